@@ -8,6 +8,8 @@ import pytest
 import tables
 import torch
 
+from lab.tasks.detection.types import DetectorOutput
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
@@ -67,11 +69,25 @@ def test_the_table_of_steps_adds_loss_and_assignment(measured):
     ]
     assert [each["match_ms"] > 0 for each in runs] == [True] * 4 + [False] * 4  # by anchors before the forward, or by what is predicted
     assert all(each["step_ms"] > each["loss_ms"] > 0 for each in runs)
+    for each in runs:  # in float32, against plain torch in float64
+        assert each["positives"] > 10
+        assert each["other_targets"] == 0
+        assert each["difference"] < 1e-5
+        assert max(each["gradient_difference"].values()) < 1e-5
+        assert each["agrees"]
+    assert {name for each in runs for name in each["gradient_difference"]} == set(DetectorOutput._fields)
     found = json.loads(measured.read_text())
-    found["steps"]["runs"][0] |= {"images_per_second": 123.4, "peak_mib": 4567.8, "step_ms": 200.0, "loss_ms": 15.0, "match_ms": 5.0}
+    found["steps"]["runs"][0] |= {
+        "difference": 2e-5,
+        "images_per_second": 123.4,
+        "peak_mib": 4567.8,
+        "step_ms": 200.0,
+        "loss_ms": 15.0,
+        "match_ms": 5.0,
+    }
     other = measured.with_name("steps.json")
     other.write_text(json.dumps(found))
-    assert "| retinanet_resnet50 | lossforge | 123 | 4,568 | 200.0 | 20.00 | 10.0% |" in tables.detector_steps(other)
+    assert "| retinanet_resnet50 | lossforge | 123 | 4,568 | 200.0 | 20.00 | 10.0% | 2.0e-05 |" in tables.detector_steps(other)
 
 
 def test_the_table_of_detectors_pairs_seeds(tmp_path):

@@ -1,5 +1,6 @@
 """Training steps of detectors on random images: RetinaNet beside torchvision's loss, and each detector under our losses and plain torch."""
 
+import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from lab.data.sets import Norm
 from lab.runs.machine import pick_device, seed_all
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.task import Detection
-from lab.tasks.detection.types import DetectorOutput
+from lab.tasks.detection.types import DetectorOutput, Matched
 from lab.training.trainer import Trainer
 from lossforge.bench.measure import synchronize
 
@@ -30,7 +31,8 @@ CLASSES = 80
 BOXES = (12, 28)  # of an image, at least and at most
 WARM_UP, WINDOWS, UPDATES = 10, 5, 8
 CONTENDERS = ("lossforge", "torchvision", "loss.implementation=torch")
-AGREE = 1e-3
+AGREE, AGREE_GRADIENT = 1e-3, 1e-2
+"""Of the value, and of the gradients, which are as wide as the outputs: bfloat16 rounds by up to 4e-3."""
 
 
 @dataclass
@@ -167,7 +169,8 @@ def detectors(small: bool) -> Iterator[dict[str, Any]]:
             found = timed(trainer, small)
             matching = 0.0 if task.detector.matches_output else match_milliseconds(task, scenes.batches[0], 1 if small else 20)
             rate = {"images_per_second": config.data.batch_size / found["step_ms"] * 1e3, "match_ms": matching}
-            yield {"command": " ".join(words), "model": f"{name}_resnet50", "loss": loss, **found, **rate}
+            checked = against_float64(trainer, task, scenes.batches[0])
+            yield {"command": " ".join(words), "model": f"{name}_resnet50", "loss": loss, **found, **rate, **checked}
             del trainer, task
             free_memory()
 
@@ -206,16 +209,59 @@ def agreement(trainer: Trainer, task: Detection, scenes: Scenes) -> dict[str, An
     matched = int(task.normalizer(task.prepare(batch, training=True)))
     if matched != positives:
         raise RuntimeError(f"{matched} positives where torchvision has {positives}")
-    off = [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, gradients, strict=True)]
     difference = abs(value - exact) / abs(exact)
     figures = {"positives": positives, "value": value, "exact": exact, "difference": difference, "agrees": difference <= AGREE}
-    return figures | {"gradient_difference": {"logits": off[0], "regression": off[1]}}
+    return figures | {"gradient_difference": differences(found, gradients)}
 
 
-def value_and_gradients(loss: Any, output: DetectorOutput) -> tuple[float, list[Tensor]]:
-    leaves = [output.logits.detach().requires_grad_(), output.regression.detach().requires_grad_()]
-    value = loss(DetectorOutput(*leaves))
-    return value.item(), list(torch.autograd.grad(value, leaves))
+def against_float64(trainer: Trainer, task: Detection, batch: StockBatch) -> dict[str, Any]:
+    """Compare the loss of one batch's outputs, and its gradients, with plain torch in float64; and the targets with plain torch's.
+
+    Both losses are of the same targets: a target that lies between two anchors may fall to either, and counts in `other_targets`.
+    """
+    detector = task.detector
+    with torch.no_grad(), trainer.autocast():
+        output = trainer.forward(trainer.laid_out(batch))
+    prepared = task.prepare(batch, training=True)
+    matched = detector.match(prepared, output) if prepared.matched is None else prepared.matched
+    normalizer = task.normalizer(prepared).clamp(min=1)
+
+    def loss(output: DetectorOutput, matched: Matched, normalizer: Tensor) -> Tensor:
+        return torch.stack(list(detector.loss(output, matched, normalizer).values())).sum()
+
+    value, found = value_and_gradients(lambda given: loss(given, matched, normalizer), output)
+    own, detector.criterion = detector.criterion, plain(detector.criterion)
+    wide = DetectorOutput(*map(doubled, output))
+    exact, gradients = value_and_gradients(lambda given: loss(given, Matched(*map(doubled, matched)), normalizer.double()), wide)
+    other = (detector.match(batch, wide if detector.matches_output else None).labels != matched.labels).sum().item()
+    detector.criterion = own
+    difference, off = abs(value - exact) / abs(exact), differences(found, gradients)
+    agrees = difference <= AGREE and max(off.values()) <= AGREE_GRADIENT
+    targets = {"positives": int(matched.positives), "other_targets": other}
+    return {"value": value, "exact": exact, "difference": difference, "gradient_difference": off, "agrees": agrees, **targets}
+
+
+def plain(criterion: Any) -> Any:
+    """Return the criterion in plain torch."""
+    made = copy.copy(criterion)
+    made.plain = True
+    return made
+
+
+def doubled(tensor: Tensor | None) -> Any:
+    return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
+
+
+def differences(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Return the norm of the difference of two gradients by each output, relative to the exact one's."""
+    return {name: ((found[name].double() - of).norm() / of.norm()).item() for name, of in exact.items()}
+
+
+def value_and_gradients(loss: Any, output: DetectorOutput) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss, and its gradient by each output that the detector has."""
+    leaves = {name: each.detach().requires_grad_() for name, each in output._asdict().items() if each is not None}
+    value = loss(DetectorOutput(**leaves))
+    return value.item(), dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
 
 def by_image(task: Detection, output: DetectorOutput, batch: StockBatch) -> Tensor:

@@ -271,8 +271,9 @@ def detector_steps(file: Path) -> str:
     for run in found["runs"]:
         ours = run["loss_ms"] + run["match_ms"]
         costs = [number(run["images_per_second"]), number(run["peak_mib"]), number(run["step_ms"], 1), number(ours, 2)]
-        rows.append([run["model"], f"`{run['loss']}`" if "=" in run["loss"] else run["loss"], *costs, f"{ours / run['step_ms']:.1%}"])
-    header = ("detector", "loss", "images/s", "peak MiB", "step, ms", "loss and assignment, ms", "of a step")
+        name = f"`{run['loss']}`" if "=" in run["loss"] else run["loss"]
+        rows.append([run["model"], name, *costs, f"{ours / run['step_ms']:.1%}", f"{run['difference']:.1e}"])
+    header = ("detector", "loss", "images/s", "peak MiB", "step, ms", "loss and assignment, ms", "of a step", "off by, of float64")
     return f"{source(found, 'torchvision')}.\n\n{tables.markdown(header, rows)}"
 
 

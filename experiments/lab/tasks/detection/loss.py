@@ -85,7 +85,7 @@ class DetectionLoss:
         }
         if output.centerness is not None:
             target = centerness(coder.encode(matched.anchors, matched.boxes))
-            logits = torch.where(matched.positive, output.centerness.float(), 0.0)
+            logits = torch.where(matched.positive, _wide(output.centerness), 0.0)
             losses["centerness"] = self._of(LOSSES["bce"])(logits, target, weight=weight, **total)
         if self.l1_weight:
             encoded = coder.encode(matched.anchors, matched.boxes)
@@ -104,7 +104,12 @@ class DetectionLoss:
 
 def _of_positives(regression: Tensor, matched: Matched) -> Tensor:
     """Return deltas (N, A, 4), 0 where not positive, because values there must not count, even if they overflow."""
-    return torch.where(matched.positive[..., None], regression.float(), 0.0)
+    return torch.where(matched.positive[..., None], _wide(regression), 0.0)
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    """Return the outputs as float32, or as float64 where they have it."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def overlap(boxes: Tensor, others: Tensor) -> Tensor:
