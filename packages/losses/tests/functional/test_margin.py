@@ -151,6 +151,16 @@ def test_lists_of_targets(reduction, classes, device):
     equal(multilabel_margin_loss, F.multilabel_margin_loss, x[2], target[2], reduction=reduction)
 
 
+def test_lists_longer_than_a_part(device):
+    """Lists are read by parts of 32 classes, and end before, at or after the end of one, or with the row. A later class does not count."""
+    torch.manual_seed(0)
+    x, target = torch.randn(7, 70, device=device), torch.stack([torch.randperm(70, device=device) for _ in range(7)])
+    for row, length in enumerate((0, 1, 31, 32, 33, 64, 70)):
+        target[row, length : length + 1] = -1
+    for rows in (slice(0, 7), slice(0, 3), slice(6, 7)):
+        equal(multilabel_margin_loss, F.multilabel_margin_loss, x[rows], target[rows], reduction="none")
+
+
 @pytest.mark.parametrize("p", [1, 2])
 def test_equal_logits_of_margins(p, device):
     """Where a difference is the margin itself the slope is 0, as in torch."""

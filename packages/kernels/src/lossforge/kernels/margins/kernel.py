@@ -18,6 +18,9 @@ import triton.language as tl
 from lossforge.kernels.engine.layout import END
 from lossforge.kernels.engine.reduce import finish, scales
 
+PART = tl.constexpr(32)
+"""Classes of a list that are read at once."""
+
 
 class Matrix(NamedTuple):
     """A tensor of rows and classes with its strides, or one of rows with one stride."""
@@ -74,15 +77,26 @@ def target_of(rows, k, exists, given):
 
 
 @triton.jit
+def lengths(rows, exists, given):
+    """Return how many targets each row lists before its first -1. Most lists are short, so that one part has all of them."""
+    most = given.targets.most
+    length = tl.where(exists, most, 0)
+    begin = 0
+    while tl.max(length, 0) > begin:
+        columns = begin + tl.arange(0, PART)[None, :]
+        listed = columns < length[:, None]
+        index = tl.load(given.targets.ptr + (rows * most)[:, None] + columns, mask=listed, other=-1)
+        length = tl.minimum(length, tl.min(tl.where(listed & (index == -1), columns, most), 1))
+        begin += PART
+    return length
+
+
+@triton.jit
 def members(rows, columns, exists, given):
     """Return which classes are targets of a row, how many targets it has, and 1 for each row, nan where an index is out of range."""
     member = (columns < 0) & exists[:, None]
     valid = tl.zeros([given.tile.ROWS], tl.float32) + 1.0
-    length = exists.to(tl.int32)
-    if given.targets.LISTS:  # which are no longer than there are classes
-        listed = exists[:, None] & (columns < given.targets.most)
-        first = tl.load(given.targets.ptr + (rows * given.targets.most)[:, None] + columns, mask=listed, other=-1).to(tl.int64)
-        length = tl.min(tl.where(first == -1, columns, given.targets.most), 1)
+    length = lengths(rows, exists, given) if given.targets.LISTS else exists.to(tl.int32)
     for k in range(tl.max(length, 0)):
         going = k < length
         index = target_of(rows, k, exists & going, given)

@@ -18,6 +18,9 @@ import triton.language as tl
 from lossforge.kernels.engine.reduce import over
 from lossforge.kernels.math import LOG2E, exp2, log
 
+TAKEN = tl.constexpr(-(2**63))
+"""Key of an expert that a token cannot take, or has taken."""
+
 
 class Tokens(NamedTuple):
     """Logits (T, E) with their strides, or their gradient; and the number of experts."""
@@ -54,17 +57,20 @@ def read(x, mask_ptr, row, expert, tokens):
 
 
 @triton.jit
+def ordered(x, expert, EP: tl.constexpr):
+    """Return int64 keys in the order of the logits, of equal ones that of the lower expert last. All are above TAKEN."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 + 0 is 0
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) + (EP - 1 - expert)[None, :]
+
+
+@triton.jit
 def taken(routed, expert, EP: tl.constexpr, K: tl.constexpr):
-    """Return how often the tokens take each expert. Of equal logits the lower expert comes first."""
-    counts = tl.zeros([EP], tl.float32)
-    free = routed.here & (routed.mask[:, None] == routed.mask[:, None])
+    """Return the mask of each token at the K experts that it takes, 0 at the others. Of equal logits the lower expert comes first."""
+    free = routed.here & (routed.mask == routed.mask)[:, None]
+    key = tl.where(free, ordered(routed.x, expert, EP), TAKEN)
     for _ in tl.static_range(K):
-        best = tl.max(tl.where(free, routed.x, float("-inf")), 1)
-        first = tl.min(tl.where(free & (routed.x == best[:, None]), expert[None, :], EP), 1)
-        own = expert[None, :] == first[:, None]
-        counts += tl.sum(tl.where(own, routed.mask[:, None], 0.0), 0)
-        free = free & (expert[None, :] != first[:, None])
-    return counts
+        key = tl.where(key == tl.max(key, 1)[:, None], TAKEN, key)
+    return tl.where(free & (key == TAKEN), routed.mask[:, None], 0.0)
 
 
 @triton.jit(do_not_specialize=("tokens", "tiles"))
@@ -72,17 +78,17 @@ def router_kernel(x, mask_ptr, parts_ptr, tokens, tiles, BT: tl.constexpr, EP: t
     """Store each program's sums of p and of taken tokens, (2, EP), of lse² and of the mask."""
     expert = tl.arange(0, EP)
     program = tl.program_id(0).to(tl.int64)
-    shares, counts = tl.zeros([EP], tl.float32), tl.zeros([EP], tl.float32)
+    shares, counts = tl.zeros([BT, EP], tl.float32), tl.zeros([BT, EP], tl.float32)
     squares, masks = tl.zeros([BT], tl.float32), tl.zeros([BT], tl.float32)
     for i in range(tiles):
         routed = read(x, mask_ptr, (program * tiles + i) * BT + tl.arange(0, BT), expert, tokens)
-        shares += tl.sum(routed.mask[:, None] * routed.p, 0)
+        shares += routed.mask[:, None] * routed.p
         counts += taken(routed, expert, EP, K)
         squares += routed.mask * routed.lse * routed.lse
         masks += routed.mask
     at = parts_ptr + program * (2 * EP + 2)
-    tl.store(at + expert, shares)
-    tl.store(at + EP + expert, counts)
+    tl.store(at + expert, tl.sum(shares, 0))
+    tl.store(at + EP + expert, tl.sum(counts, 0))
     tl.store(at + 2 * EP, tl.sum(squares, 0))
     tl.store(at + 2 * EP + 1, tl.sum(masks, 0))
 
