@@ -19,6 +19,7 @@ MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "end_to_end": ("measure_end_to_end", "end-to-end-h200.json", (), 1),
     "language_model": ("measure_language_model", "language-model.json", ("--small",), 0),
     "training": ("measure_training", "training-h200.json", ("--small",), 0),
+    "throughput": ("measure_throughput", "throughput-h100.json", ("--small",), 1),
     "detection": ("measure_detection", "detection.json", ("--small", "--parts", "--with"), 0),
     "effects": ("measure_effects", "effects.json", ("--parts",), 0),
     "several_gpus": ("measure_several_gpus", "several-gpus-h100.json", ("--small",), 2),

@@ -1,0 +1,133 @@
+"""Train on photos on disk by the app and by timm's own parts, as timm's train.py joins them, and compare images a second.
+
+Both take the same files, augmentation, batch, workers, precision and memory format, with and without torch.compile. `loop` rows train on
+batches that are read once and stay on the device: what the loop alone reaches. `disk` rows read and augment; where they are far below,
+the processes that read are the limit. Each case warms up, and is then timed by the same clock.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from measure_several_gpus import groups
+from measuring import Request, free_memory, peak_mib
+from PIL import Image
+
+from lossforge.bench.measure import synchronize
+
+MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
+CLASSES, HELD_ON_DEVICE = 10, 4
+Step = Callable[[Any], int]
+
+
+def draw(folder: Path, count: int) -> None:
+    """Write `count` photos for training, and two of each class held out."""
+    places = [folder / ("train" if n < count else "val") / f"class{n % CLASSES}" / f"{n}.jpg" for n in range(count + 2 * CLASSES)]
+    for parent in {place.parent for place in places}:
+        parent.mkdir(parents=True)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(photo, places, range(len(places)), chunksize=16))
+
+
+def photo(place: Path, seed: int) -> None:
+    """Write a JPEG file of 500 × 375 pixels, with noise of several scales."""
+    random = np.random.default_rng(seed)
+    coarse = [random.integers(0, 80, (375 // scale, 500 // scale, 3), dtype=np.uint8) for scale in (1, 8, 64)]
+    pixels = np.sum([np.asarray(Image.fromarray(each).resize((500, 375))) for each in coarse], 0)
+    Image.fromarray(pixels.astype(np.uint8)).save(place, quality=85)
+
+
+def app(words: list[str]) -> tuple[Iterator[Any], Step, torch.device]:
+    """Return the app's batches, and an update by one of them."""
+    from lab.config.settings import load
+    from lab.training.assemble import assemble
+
+    trainer = assemble(load([*words, "loss=ce", "optim=sgd", "optim.lr=0.01", "trainer.epochs=1000", "tracking=none"]))
+    trainer.model.train()
+
+    def step(group: Any) -> int:
+        trainer.update(group)
+        return sum(len(batch) for batch in group)
+
+    return groups(trainer), step, trainer.device
+
+
+def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, compiled: bool) -> tuple[Iterator[Any], Step, torch.device]:
+    """Return the same of timm's: its data set, loader with prefetching, model, optimiser, and the body of its loop."""
+    from timm import create_model
+    from timm.data import create_dataset, create_loader
+    from timm.optim import create_optimizer_v2
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = create_model(model, num_classes=CLASSES).train().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = create_optimizer_v2(network, opt="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4)
+    forward = torch.compile(network) if compiled else network
+    how: dict[str, Any] = {"num_workers": workers, "color_jitter": 0.0, "interpolation": "bilinear", "pin_memory": True, "device": device}
+    how |= {"use_prefetcher": device.type == "cuda", "persistent_workers": workers > 0}
+    loader = create_loader(create_dataset("", root=str(folder / "train")), (3, pixels, pixels), batch, is_training=True, **how)
+
+    def step(given: tuple[torch.Tensor, torch.Tensor]) -> int:
+        images, target = (each.to(device) for each in given)
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(forward(images), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # as timm's loop does, for its mean
+        return len(images)
+
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    return endless(), step, device
+
+
+def timed(batches: Iterator[Any], step: Step, device: torch.device, warmup: int, updates: int) -> dict[str, Any]:
+    for given in islice(batches, warmup):
+        step(given)
+    synchronize(device)
+    began, images = time.perf_counter(), 0
+    for given in islice(batches, updates):
+        images += step(given)
+    synchronize(device)
+    return {"images_per_second": images / (time.perf_counter() - began), "peak_mib": peak_mib()}
+
+
+def throughput(request: Request) -> int:
+    batch, warmup, updates, count, models = (4, 1, 2, 40, SMALL) if request.small else (256, 8, 32, 2048, MODELS)
+    workers, found = (0 if request.small else max(1, (os.cpu_count() or 2) - 1)), []
+    about = request.source("timm", "triton") | {"workers": workers, "batch": batch}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        draw(folder, count)
+        for model, pixels in models:
+            words = ["data=folder", f"data.root={folder}", "model=timm", f"model.name={model}", f"data.image_size={pixels}"]
+            words += [f"data.batch_size={batch}", f"data.workers={workers}", "data.color_jitter=0", "data.interpolation=bilinear"]
+            words += ["data.normalization=model", "trainer.amp=bf16", "trainer.channels_last=true"]
+            for compiled in (False, True)[: 1 if request.small else 2]:
+                by = {
+                    "lossforge": lambda: app([*words, f"trainer.compile={str(compiled).lower()}"]),  # noqa: B023  # called at once
+                    "timm": lambda: timm_parts(model, pixels, folder, batch, workers, compiled),  # noqa: B023
+                }
+                for name, make in by.items():
+                    free_memory()
+                    batches, step, device = make()
+                    disk = timed(batches, step, device, warmup, updates)
+                    kept = cycle([*islice(batches, HELD_ON_DEVICE)])
+                    loop = timed(kept, step, device, warmup // 4, updates)
+                    row = {"model": model, "compiled": compiled, "by": name}
+                    found += [row | {"data": "disk"} | disk, row | {"data": "loop"} | loop]
+                    print(*found[-2:], sep="\n", flush=True)
+                    request.save(about | {"rows": found})
+                    del batches, step, kept
+    return 0
