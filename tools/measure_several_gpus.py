@@ -80,7 +80,8 @@ def sizes(small: bool) -> Sizes:
         models = (("test_resnet", "ddp", 4), ("test_vit", "ddp", 4), ("test_vit", "fsdp", 4))
         return Sizes("cpu", 2, ("class weights", "FSDP"), 2, models, ("test_vit", 2), 2**23, 160, 32, 1, 2, (1, 16, 8, 50))
     vit = "vit_large_patch16_224"
-    models = (("resnet50", "ddp", 256), ("vit_base_patch16_224", "ddp", 128), (vit, "ddp", 64), (vit, "fsdp", 64))
+    of_vit = tuple((vit, parallel, batch) for batch in (64, 256) for parallel in ("ddp", "fsdp"))
+    models = (("resnet50", "ddp", 256), ("vit_base_patch16_224", "ddp", 128), *of_vit)
     gpus, memory = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory
     return Sizes("auto", gpus, tuple(LOSSES), 20, models, ("vit_7b_patch16_dinov3", 8), memory, 224, 8192, 15, 40, (4, 8192, 4096, 128256))
 

@@ -130,6 +130,19 @@ def test_extreme_logits_and_empty_sets(mode, device):
 
 
 @MODES
+def test_infinite_wrong_answers(mode, device):
+    """Their loss is infinite, and the gradient nan at the class alone, as torch's logsumexp gives both."""
+    x = torch.tensor([[-INF, 0.0, 0.0], [0.0, INF, 0.0], [0.0, INF, INF]], device=device)
+    y = torch.tensor([[1, 0, 0]] * 3, device=device)
+    assert zlpr_loss(x, y, "none").tolist() == [INF] * 3
+    value, g = gradient_of(zlpr_loss, x, y, "sum", gradient=mode)
+    assert value == INF
+    third = 1 / 3
+    expected = torch.tensor([[NAN, third, third], [-0.5, NAN, 0.0], [-0.5, NAN, NAN]], device=device)
+    torch.testing.assert_close(g, expected, equal_nan=True)
+
+
+@MODES
 def test_launches_and_the_same_bits(mode, device):
     x, y = drawn(200, 30, device)
     x.requires_grad_()

@@ -44,10 +44,16 @@ def read(x, target, row, column, rows, classes, inverse_tp, inverse_tn):
 
 
 @triton.jit
+def relative(x, above):
+    """Return exp(x - above), 1 where both are infinite."""
+    return tl.where(x == above, 1.0, exp2((x - above) * LOG2E))
+
+
+@triton.jit
 def add(top, total, tile):
     """Add a tile to a log-sum-exp that each lane keeps as its maximum and a sum relative to it."""
     above = tl.maximum(top, tile)
-    return above, total * exp2((top - above) * LOG2E) + exp2((tile - above) * LOG2E)
+    return above, total * relative(top, above) + relative(tile, above)
 
 
 @triton.jit
@@ -56,7 +62,7 @@ def joined(top, total, ZERO: tl.constexpr):
     above = tl.max(top, 1)
     if ZERO:
         above = tl.maximum(above, 0.0)
-    sum = tl.sum(total * exp2((top - above[:, None]) * LOG2E), 1)
+    sum = tl.sum(total * relative(top, above[:, None]), 1)
     if ZERO:
         sum += exp2(-above * LOG2E)
     return above + log(sum)
