@@ -5,12 +5,12 @@ batches that are read once and stay on the device: what the loop alone reaches. 
 the processes that read are the limit. Each case warms up, and is then timed by the same clock.
 """
 
+import itertools
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,22 @@ from PIL import Image
 from lossforge.bench.measure import synchronize
 
 MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
-CLASSES, HELD_ON_DEVICE = 10, 4
+CLASSES, LINKS, HELD_ON_DEVICE = 10, 8, 4
+QUIET_SECONDS = 3.0
+"""Until the processes that read have filled their queues, which are as long as the warm-up or shorter."""
 Step = Callable[[Any], int]
 
 
 def draw(folder: Path, count: int) -> None:
-    """Write `count` photos for training, and two of each class held out."""
+    """Write `count` photos for training, each LINKS times so that an epoch is long, and two of each class held out."""
     places = [folder / ("train" if n < count else "val") / f"class{n % CLASSES}" / f"{n}.jpg" for n in range(count + 2 * CLASSES)]
     for parent in {place.parent for place in places}:
         parent.mkdir(parents=True)
     with ProcessPoolExecutor() as pool:
         list(pool.map(photo, places, range(len(places)), chunksize=16))
+    for place in places[:count]:
+        for number in range(1, LINKS):
+            os.link(place, place.with_stem(f"{place.stem}-{number}"))
 
 
 def photo(place: Path, seed: int) -> None:
@@ -93,41 +98,41 @@ def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, 
 
 
 def timed(batches: Iterator[Any], step: Step, device: torch.device, warmup: int, updates: int) -> dict[str, Any]:
-    for given in islice(batches, warmup):
+    for given in itertools.islice(batches, warmup):
         step(given)
     synchronize(device)
     began, images = time.perf_counter(), 0
-    for given in islice(batches, updates):
+    for given in itertools.islice(batches, updates):
         images += step(given)
     synchronize(device)
     return {"images_per_second": images / (time.perf_counter() - began), "peak_mib": peak_mib()}
 
 
 def throughput(request: Request) -> int:
-    batch, warmup, updates, count, models = (4, 1, 2, 40, SMALL) if request.small else (256, 8, 32, 2048, MODELS)
+    batch, warmup, updates, count, models = (4, 1, 2, 40, SMALL) if request.small else (256, 40, 40, 2048, MODELS)
     workers, found = (0 if request.small else max(1, (os.cpu_count() or 2) - 1)), []
     about = request.source("timm", "triton") | {"workers": workers, "batch": batch}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         draw(folder, count)
-        for model, pixels in models:
+        for compiled, (model, pixels) in itertools.product((False, True)[: 1 if request.small else 2], models):
             words = ["data=folder", f"data.root={folder}", "model=timm", f"model.name={model}", f"data.image_size={pixels}"]
             words += [f"data.batch_size={batch}", f"data.workers={workers}", "data.color_jitter=0", "data.interpolation=bilinear"]
             words += ["data.normalization=model", "trainer.amp=bf16", "trainer.channels_last=true"]
-            for compiled in (False, True)[: 1 if request.small else 2]:
-                by = {
-                    "lossforge": lambda: app([*words, f"trainer.compile={str(compiled).lower()}"]),  # noqa: B023  # called at once
-                    "timm": lambda: timm_parts(model, pixels, folder, batch, workers, compiled),  # noqa: B023
-                }
-                for name, make in by.items():
-                    free_memory()
-                    batches, step, device = make()
-                    disk = timed(batches, step, device, warmup, updates)
-                    kept = cycle([*islice(batches, HELD_ON_DEVICE)])
-                    loop = timed(kept, step, device, warmup // 4, updates)
-                    row = {"model": model, "compiled": compiled, "by": name}
-                    found += [row | {"data": "disk"} | disk, row | {"data": "loop"} | loop]
-                    print(*found[-2:], sep="\n", flush=True)
-                    request.save(about | {"rows": found})
-                    del batches, step, kept
+            by = {
+                "lossforge": lambda: app([*words, f"trainer.compile={str(compiled).lower()}"]),  # noqa: B023  # called at once
+                "timm": lambda: timm_parts(model, pixels, folder, batch, workers, compiled),  # noqa: B023
+            }
+            for name, make in by.items():
+                free_memory()
+                batches, step, device = make()
+                disk = timed(batches, step, device, warmup, updates)
+                kept = itertools.cycle([*itertools.islice(batches, HELD_ON_DEVICE)])
+                time.sleep(0 if request.small else QUIET_SECONDS)
+                loop = timed(kept, step, device, warmup // 8, updates)
+                row = {"model": model, "compiled": compiled, "by": name}
+                found += [row | {"data": "disk"} | disk, row | {"data": "loop"} | loop]
+                print(*found[-2:], sep="\n", flush=True)
+                request.save(about | {"rows": found})
+                del batches, step, kept
     return 0
