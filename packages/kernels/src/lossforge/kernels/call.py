@@ -607,6 +607,12 @@ def _rows(x: Logits) -> int:
     return x.numel() // x.shape[1]
 
 
+def scale_of(call: Any, count: int) -> float:
+    """Return the factor of a call's loss, over `count` where the mean divides by it: by no normalizer, and by nothing that is counted."""
+    known = call.reduction == "mean" and call.normalizer is None and not getattr(call, "counted", False)
+    return float(call.loss_scale / count if known else call.loss_scale)
+
+
 def end_of_tensors(call: Any) -> int:
     """Return where a call's tensors end: the normalizer is the last."""
     return call._fields.index("normalizer") + 1

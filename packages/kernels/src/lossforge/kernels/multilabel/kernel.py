@@ -10,44 +10,23 @@ The first launch reads the rows once. It stores n and p, and adds up the losses,
 them again and writes the gradient.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import matrix_address
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import LOG2E, exp2, log, logistic
-from lossforge.kernels.rowwise.rows import LOWEST
-
-
-class Matrix(NamedTuple):
-    """A tensor (N, C) with its strides."""
-
-    ptr: Any
-    s0: Any
-    s1: Any
-
-
-@triton.jit
-def addresses(t, row, column):
-    return t.ptr + row.to(tl.int64)[:, None] * t.s0 + column.to(tl.int64)[None, :] * t.s1
+from lossforge.kernels.rowwise.rows import LOWEST, add_exponential
 
 
 @triton.jit
 def read(x, target, row, column, rows, classes, inverse_tp, inverse_tn):
     """Return x / tn of negatives and -x / tp of positives, -inf elsewhere; and which classes are positives."""
     inside = (row < rows)[:, None] & (column < classes)[None, :]
-    logit = tl.load(addresses(x, row, column), mask=inside, other=0.0).to(tl.float32)
-    positive = tl.load(addresses(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
+    logit = tl.load(matrix_address(x, row, column), mask=inside, other=0.0).to(tl.float32)
+    positive = tl.load(matrix_address(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
     negative = inside & (positive == 0)
     return tl.where(negative, logit * inverse_tn, float("-inf")), tl.where(positive, -logit * inverse_tp, float("-inf")), positive
-
-
-@triton.jit
-def add(top, total, tile):
-    """Add a tile to a log-sum-exp that each lane keeps as its maximum and a sum relative to it."""
-    above = tl.maximum(top, tile)
-    return above, total * exp2((top - above) * LOG2E) + exp2((tile - above) * LOG2E)
 
 
 @triton.jit
@@ -87,8 +66,8 @@ def multilabel_kernel(
     found = tl.zeros([BR, BC], tl.float32)
     for start in range(0, classes, BC):
         negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes, 1.0 / tp, 1.0 / tn)
-        n_top, n_sum = add(n_top, n_sum, negatives)
-        p_top, p_sum = add(p_top, p_sum, positives)
+        n_top, n_sum = add_exponential(n_top, n_sum, negatives)
+        p_top, p_sum = add_exponential(p_top, p_sum, positives)
         found = tl.where(positive, 1.0, found)
     n, p = joined(n_top, n_sum, ZERO), joined(p_top, p_sum, ZERO)
     value, _ = upstream_of(n, p, tp, tn, PAIRED)
@@ -126,4 +105,4 @@ def multilabel_gradient_kernel(
     g = slope[:, None] * tl.where(positive, -share, share)
     if PAIRED:
         g = tl.where(slope[:, None] == 0.0, 0.0, g)  # a row without positives or negatives, whose n or p is -inf
-    tl.store(addresses(gradient, row, column), g, mask=inside[:, None] & (column < classes)[None, :])
+    tl.store(matrix_address(gradient, row, column), g, mask=inside[:, None] & (column < classes)[None, :])
