@@ -523,7 +523,8 @@ class MultilabelCall(NamedTuple):
     """A loss of rows of logits x (N, C) whose positive classes are those with a target (N, C) above ½: see multilabel/kernel.py.
 
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
-    reduction "mean" the number of rows, where `paired` that of rows with a positive, at least 1.
+    reduction "mean" the number of rows, where `paired` that of rows with a positive, at least 1. With `paired` the same of the columns,
+    taken as rows, is added.
     """
 
     loss: str
@@ -542,9 +543,10 @@ class MultilabelCall(NamedTuple):
         return self.paired and self.reduction == "mean" and self.normalizer is None
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
-        rows = self.x.shape[0]
+        rows, columns = self.x.shape
         value: Shape = ((rows,) if self.reduction == "none" else (), FLOAT)
-        return value, ((), FLOAT) if self.counted else None, ((2, rows), FLOAT)
+        divisor: Shape = ((), FLOAT) if self.counted else None
+        return value, divisor, ((2, rows), FLOAT), divisor, ((2, columns), FLOAT) if self.paired else None
 
 
 class LovaszCall(NamedTuple):
@@ -605,6 +607,12 @@ class ViewsCall(NamedTuple):
 
 def _rows(x: Logits) -> int:
     return x.numel() // x.shape[1]
+
+
+def scale_of(call: Any, count: int) -> float:
+    """Return the factor of a call's loss, over `count` where the mean divides by it: by no normalizer, and by nothing that is counted."""
+    known = call.reduction == "mean" and call.normalizer is None and not getattr(call, "counted", False)
+    return float(call.loss_scale / count if known else call.loss_scale)
 
 
 def end_of_tensors(call: Any) -> int:

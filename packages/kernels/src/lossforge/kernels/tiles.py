@@ -75,7 +75,7 @@ class BoxTiles(NamedTuple):
     warps: int
 
 
-def box_tiles(n: int, itemsize: int) -> BoxTiles:
+def box_tiles(itemsize: int) -> BoxTiles:
     """Choose tiles such that a lane reads 16 bytes at once: it then has one pair of boxes, or two in half precision."""
     if (tried := on_trial(BoxTiles)) is not None:
         return tried

@@ -1981,8 +1981,8 @@ def two_way_loss(
     the samples that have a positive, plus that over the classes of the batch
     that have one.
 
-    Each direction is one pass over the logits, and one for its gradient. Logits
-    are scores for a ranking, not calibrated probabilities.
+    Each direction is one pass over the logits, and one more writes the gradient
+    of both. Logits are scores for a ranking, not calibrated probabilities.
 
     When to use it: Take it where labels are ranked within a sample, and samples
     within a label, as retrieval is judged.

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
-from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile
-from lossforge.kernels.engine.reduce import finish, scales
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.engine.layout import address, load, load_tile
 
 
 class Boxes(NamedTuple):
@@ -33,19 +32,6 @@ class Pairs(NamedTuple):
     gradient1: Boxes
     gradient2: Boxes
     CENTERED: bool
-
-
-class Given(NamedTuple):
-    """All that a tile needs, except its position."""
-
-    pairs: Pairs
-    weight: Strided
-    outputs: Outputs
-    hyper: Any
-    space: Space
-    scale: Any
-    factor: Any
-    end: Any = END
 
 
 @triton.jit
@@ -98,8 +84,8 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     """Add the values of one tile to `part`, and store gradients and values where they are asked for. rest: pairs inside; None: all."""
     at = coordinates(start, r, 0, given.space)
     mask = None if rest is None else r < rest
-    x1, y1, x2, y2 = load_boxes(given.pairs.boxes1, at, rest, given.pairs.CENTERED)
-    u1, v1, u2, v2 = load_boxes(given.pairs.boxes2, at, rest, given.pairs.CENTERED)
+    x1, y1, x2, y2 = load_boxes(given.inputs.boxes1, at, rest, given.inputs.CENTERED)
+    u1, v1, u2, v2 = load_boxes(given.inputs.boxes2, at, rest, given.inputs.CENTERED)
     value, dx1, dy1, dx2, dy2, du1, dv1, du2, dv2 = formula.value(x1, y1, x2, y2, u1, v1, u2, v2, *given.hyper)
     w = 1.0
     if given.weight.ptr is not None:
@@ -107,17 +93,13 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     factor = w * given.factor
     if given.outputs.grad_output.ptr is not None:
         factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
-    if given.pairs.gradient1.ptr is not None:
-        store_gradient(given.pairs.gradient1, at, rest, factor, (dx1, dy1, dx2, dy2), given.pairs.CENTERED)
-    if given.pairs.gradient2.ptr is not None:
-        store_gradient(given.pairs.gradient2, at, rest, factor, (du1, dv1, du2, dv2), given.pairs.CENTERED)
+    if given.inputs.gradient1.ptr is not None:
+        store_gradient(given.inputs.gradient1, at, rest, factor, (dx1, dy1, dx2, dy2), given.inputs.CENTERED)
+    if given.inputs.gradient2.ptr is not None:
+        store_gradient(given.inputs.gradient2, at, rest, factor, (du1, dv1, du2, dv2), given.inputs.CENTERED)
     return settled(part, value * w, None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))
-def boxes_kernel(pairs, weight, outputs, hyper, scaling, sum, formula, space, n):
-    scale, factor = scales(scaling, None)
-    part = tl.zeros([space.BLOCK], tl.float32)
-    part = all_tiles(part, n, Given(pairs, weight, outputs, hyper, space, scale, factor), formula, one_tile)
-    if sum is not None:
-        finish(tl.sum(part, 0), sum, scale)
+def boxes_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
+    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)

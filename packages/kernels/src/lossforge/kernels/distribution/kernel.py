@@ -10,15 +10,14 @@ both. The two bins around the target are read again, from the cache, so that the
 bin.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from lossforge.kernels.boxes.kernel import Boxes
-from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
-from lossforge.kernels.engine.layout import END, Strided, address, load, load_tile, longer
-from lossforge.kernels.engine.reduce import finish, scales
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.engine.layout import Strided, address, load, load_tile, longer
 from lossforge.kernels.math import LOG2E, exp2, log, reciprocal
 
 
@@ -38,19 +37,6 @@ class Bins(NamedTuple):
     SIZE: int
     TAIL: int
     WIDE: bool
-
-
-class Given(NamedTuple):
-    """All that a tile needs, except its position."""
-
-    bins: Bins
-    weight: Strided
-    outputs: Outputs
-    hyper: Any
-    space: Space
-    scale: Any
-    factor: Any
-    end: Any = END
 
 
 @triton.jit
@@ -102,19 +88,19 @@ def exponentials(tile, top):
 @triton.jit
 def one_tile(part, ahead, start, r, rest, given, formula):
     """Add the values of one tile to `part`, and store gradients and values where they are asked for. rest: rows inside; None: all."""
-    TILES: tl.constexpr = 2 if given.bins.TAIL else 1
+    TILES: tl.constexpr = 2 if given.inputs.TAIL else 1
     at = coordinates(start, r, 0, given.space)
     mask = None if rest is None else r < rest
-    target = load(given.bins.target, at, mask, 0.0).to(tl.float32)
-    valid = (target >= 0.0) & (target <= given.bins.COUNT - 1.0)
+    target = load(given.inputs.target, at, mask, 0.0).to(tl.float32)
+    valid = (target >= 0.0) & (target <= given.inputs.COUNT - 1.0)
     w = tl.where(valid, 1.0, float("nan"))
     if given.weight.ptr is not None:
         w *= load(given.weight, at, mask, 0.0).to(tl.float32)
 
-    tiles = load_all(given.bins.x, at, r, mask, given.bins)
-    low = tl.minimum(tl.where(valid, target, 0.0).to(tl.int32), given.bins.COUNT - 2)
+    tiles = load_all(given.inputs.x, at, r, mask, given.inputs)
+    low = tl.minimum(tl.where(valid, target, 0.0).to(tl.int32), given.inputs.COUNT - 2)
     two = tl.arange(0, 2)[None, :]
-    at_two = of_bins(given.bins.x, at, r, low[:, None] + two, given.bins)
+    at_two = of_bins(given.inputs.x, at, r, low[:, None] + two, given.inputs)
     near = load_tile(at_two, None if mask is None else mask[:, None] & (two < 2), 0.0, "").to(tl.float32)
 
     top = tl.max(tiles[0], 1)
@@ -127,7 +113,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     value, slope = formula.value((top[:, None] - near) + log(sum)[:, None], *given.hyper)
     value = tl.where(share > 0.0, share * value, 0.0)  # a bin of share 0 may have p = 0 and φ = inf
     slope = tl.where(share > 0.0, share * slope, 0.0)
-    if given.bins.gradient.ptr is not None:
+    if given.inputs.gradient.ptr is not None:
         factor = w * given.factor
         if given.outputs.grad_output.ptr is not None:
             factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
@@ -136,17 +122,13 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         of_p = (first + second) * reciprocal(sum)
         tl.debug_barrier()  # the gradient may overwrite logits that another thread reads for its two bins
         for i in tl.static_range(TILES):
-            j = numbered(i, given.bins)
+            j = numbered(i, given.inputs)
             own = tl.where(j == low[:, None], first[:, None], tl.where(j == low[:, None] + 1, second[:, None], 0.0))
             g = exponentials(tiles[i], top) * of_p[:, None] - own
-            tl.store(of_bins(given.bins.gradient, at, r, j, given.bins), g, mask=exists(i, j, mask, given.bins))
+            tl.store(of_bins(given.inputs.gradient, at, r, j, given.inputs), g, mask=exists(i, j, mask, given.inputs))
     return settled(part, tl.sum(value, 1) * w, None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))
-def distribution_kernel(bins, weight, outputs, hyper, scaling, sum, formula, space, n):
-    scale, factor = scales(scaling, None)
-    part = tl.zeros([space.BLOCK], tl.float32)
-    part = all_tiles(part, n, Given(bins, weight, outputs, hyper, space, scale, factor), formula, one_tile)
-    if sum is not None:
-        finish(tl.sum(part, 0), sum, scale)
+def distribution_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
+    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)

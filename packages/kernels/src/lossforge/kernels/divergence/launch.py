@@ -12,71 +12,52 @@ from torch import Tensor
 from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
 from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_backward_kernel, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
-from lossforge.kernels.engine.launch import Launch, Launcher, chip, computed, new_like, sum_slots
-from lossforge.kernels.engine.layout import stepped
+from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, new_like, sum_slots
+from lossforge.kernels.engine.layout import Results, Tensors, stepped
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
-from lossforge.kernels.rowwise.layout import RowLayout, row_layout, scale_of
+from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
+from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, forward_tiles, most_registers, resident_pair_tiles
 from lossforge.kernels.topk.kernel import Entries, topk_kernel
 
 Call = DivergenceCall | TopKCall
 
 
-class Numbers(NamedTuple):
-    """The call's numbers as Formula has them."""
-
-    inverse: float
-    rate: float
-    scale: float
-
-    @staticmethod
-    def of(call: Call) -> "Numbers":
-        return Numbers(1.0 / call.temperature, math.log2(math.e) / call.temperature, scale_of(call))
-
-
 class Wanted(NamedTuple):
-    """What a launch is to give beside its Outputs, of which without `loss` there is the total, but where a gradient arrives.
-
-    divisor: 0-d; counted: in its place the launch counts the labels.
-    """
+    """What a launch takes and gives beside call and Outputs. divisor: 0-d; counted: in its place the launch counts so many labels."""
 
     divisor: Tensor | None
-    counted: bool
+    counted: int
     gradient: Tensor | None
 
 
-def _make(
-    call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas
-) -> Launch | None:
+def _formula(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
+    rates = 1.0 / call.temperature, math.log2(math.e) / call.temperature
+    return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
+
+
+def _make(formulas: Formulas, call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput) -> Launch | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, wanted.gradient), 2, wanted.gradient)
     if at is None:
         return None
     x, teacher, labels, weight, gradient = at.strided
-    formula = Formula(formulas.formula, formulas.sums, tuple(call.hyper), *numbers, wanted.divisor, call.ignore_index)
-    given = (at.logits(x), at.logits(teacher), Marks(labels, weight), gradient)
+    formula = _formula(call, wanted.divisor, formulas.formula, formulas.sums, call.hyper)
+    given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight), gradient)
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
     if grad_output.ptr is not None:
         tiles = backward_tiles(at.classes, at.shift, at.adjacent)
-        arguments = (*given, out.stats, grad_output, formula)
-        return at.launch(divergence_backward_kernel, tiles, arguments, TENSORS=2, **constants)
-    counted = call.labels.numel() if wanted.counted and call.labels is not None else 0
+        return at.launch(divergence_backward_kernel, tiles, (*given, out.stats, grad_output, formula), TENSORS=2, **constants)
     total = out.loss is None
     if total and out.stats is None and wanted.gradient is not None:
-        resident = _resident(call, at, given, formula, counted, COUNT=counted > 0, **constants)
+        resident = _resident(call, at, given, formula, wanted.counted, COUNT=wanted.counted > 0, **constants)
         if resident is not None:
             return resident
     itemsizes = call.x.itemsize, call.target.itemsize
     lean = formula.sums is None and at.align > 1 and max(itemsizes) == 2  # without a limit the compiler took 55 for total variation
-    return at.launch(
-        divergence_kernel,
-        divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean),
-        (*given, out, sum_slots() if total else None, formula),
-        counted,
-        totals=int(total),
-        TENSORS=2,
-        **constants,
-    )
+    arguments = (*given, out, sum_slots() if total else None, formula)
+    sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean)
+    return at.launch(divergence_kernel, sweeps, arguments, wanted.counted, int(total), TENSORS=2, **constants)
 
 
 def _resident(
@@ -105,38 +86,24 @@ def _resident(
     return Launch(resident_divergence_kernel, grid, arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
 
 
-def _make_topk(
-    call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, numbers: Numbers, formulas: Formulas
-) -> Launch | None:
+def _make_topk(call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput) -> Launch | None:
     at = row_layout(call.x.shape, (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient), 1, wanted.gradient)
     if at is None:
         return None
     x, indices, log_q, labels, weight, gradient = at.strided
     k = call.indices.shape[1]
     total = out.loss is None and grad_output.ptr is None
-    return at.launch(
-        topk_kernel,
-        forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True),
-        (
-            at.logits(x),
-            Entries(indices, log_q, k),
-            Marks(labels, weight),
-            gradient,
-            out,
-            grad_output,
-            sum_slots() if total else None,
-            Formula(None, None, (), *numbers, wanted.divisor, call.ignore_index),
-        ),
-        call.labels.numel() if wanted.counted and call.labels is not None else 0,
-        totals=int(total),
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        RENORMALIZE=call.renormalize,
-        TAIL=call.tail,
-        KP=triton.next_power_of_2(k),
-    )
+    given = (Logits(*x, at.classes), Entries(indices, log_q, k), Marks(labels, weight), gradient)
+    arguments = (*given, out, grad_output, sum_slots() if total else None, _formula(call, wanted.divisor))
+    tiles = forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True)
+    constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "RENORMALIZE": call.renormalize, "TAIL": call.tail}
+    return at.launch(topk_kernel, tiles, arguments, wanted.counted, int(total), KP=triton.next_power_of_2(k), **constants)
 
 
-LAUNCHERS = {DivergenceCall: Launcher(_make, writes=("gradient",)), TopKCall: Launcher(_make_topk, writes=("gradient",))}
+def _launch(call: Call, formulas: Any, wanted: Wanted, out: Outputs, grad_output: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Launch forward, or where a gradient arrives backward, and return the totals."""
+    make = _make_topk if isinstance(call, TopKCall) else functools.partial(_make, formulas)
+    return addressed(make, call, wanted, out, GradOutput(*stepped(grad_output))).start()
 
 
 def _divisor(call: Call) -> Tensor | None:
@@ -156,33 +123,21 @@ def _total(weight: Tensor, labels: Tensor | None = None, ignore_index: int = 0) 
     return kept.sum(dtype=torch.float32)
 
 
-def forward(
-    call: Call,
-    formulas: Formulas,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-) -> tuple[Tensor | None, ...]:
+def forward(call: Call, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """As elementwise.launch.forward."""
     itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
-    divisor = None if itself else _divisor(call)
+    counted, divisor = (call.labels.numel(), None) if itself and call.labels is not None else (0, _divisor(call))
     each, _, kept = call.shapes(keep)
-    loss = new_like(call.x, each if call.reduction == "none" else None)
-    out = Outputs(loss, new_like(call.x, kept))
-    wanted = Wanted(divisor, itself, gradients[0])
-    totals = LAUNCHERS[type(call)].ready(call, wanted, out, GradOutput(None, 0), Numbers.of(call), formulas).start()
-    return totals[0] if totals else loss, divisor if call.counted else None, out.stats
+    out = Outputs(new_like(call.x, each) if call.reduction == "none" else None, new_like(call.x, kept))
+    totals = _launch(call, formulas, Wanted(divisor, counted, gradients[0]), out)
+    return totals[0] if totals else out.loss, divisor if call.counted else None, out.stats
 
 
-def backward(
-    call: Call, formulas: Formulas, kept: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor]
-) -> None:
+def backward(call: Call, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
     """As elementwise.launch.backward."""
-    (divisor, stats), (grad_output,) = kept, grad_outputs
+    divisor, stats = kept
     if divisor is None:
         divisor = _divisor(call)
     if stats is None:
         stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
-    assert grad_output is not None
-    wanted, given = Wanted(divisor, False, gradients[0]), GradOutput(*stepped(grad_output))
-    LAUNCHERS[type(call)].ready(call, wanted, Outputs(None, stats), given, Numbers.of(call), formulas).start()
+    _launch(call, formulas, Wanted(divisor, 0, gradients[0]), Outputs(None, stats), grad_outputs[0])

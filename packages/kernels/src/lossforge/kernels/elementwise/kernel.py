@@ -73,10 +73,31 @@ class Outputs(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """A loss's formula, and the same for tiles of only background, for targets of 0 and 1; None if background has no formula."""
+    """A loss's formula, as its template takes it.
 
-    value: Any
+    Attributes:
+        value: the formula; None if there is none.
+        terms, slopes: of vectors, see vectors/kernel.py.
+        background: for targets of 0 and 1, the same for tiles of only background; None if background has no formula.
+    """
+
+    value: Any = None
+    terms: Any = None
+    slopes: Any = None
     background: Any = None
+
+
+class Given(NamedTuple):
+    """All that a tile of `every_tile` needs, except its position. inputs: the template's own."""
+
+    inputs: Any
+    weight: Strided
+    outputs: Outputs
+    hyper: Any
+    space: Space
+    scale: Any
+    factor: Any
+    end: Any = END
 
 
 class Inlined(NamedTuple):
@@ -288,6 +309,19 @@ def all_tiles(part, n, given, formula, take: tl.constexpr):
     if (rest > 0) & (full % programs == first):
         part = take(part, None, full * BLOCK, r, rest, given, formula)
     return part
+
+
+@triton.jit
+def every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, take: tl.constexpr):
+    """Go over all tiles of a template whose one launch gives the value, the gradients, or both, and add up the values."""
+    scale, factor = scales(scaling, None)
+    part = tl.zeros([space.BLOCK], tl.float32)
+    if applies is not None and applies(*hyper):
+        part = all_tiles(part, n, Given(inputs, weight, outputs, hyper, space, scale, factor), special, take)
+    else:
+        part = all_tiles(part, n, Given(inputs, weight, outputs, hyper, space, scale, factor), formula, take)
+    if sum is not None:
+        finish(tl.sum(part, 0), sum, scale)
 
 
 @triton.jit

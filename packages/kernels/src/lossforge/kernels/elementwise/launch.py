@@ -1,17 +1,18 @@
 """Host side of the element-wise template: how its tensors lie in memory, tile sizes, and the launch."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.call import ElementwiseCall, Formulas, scale_of
 from lossforge.kernels.elementwise import targets
 from lossforge.kernels.elementwise.kernel import WARP, Formula, Inlined, Outputs, Space, Weights, elementwise_kernel
-from lossforge.kernels.engine.launch import Launch, Launcher, computed, sum_slots
-from lossforge.kernels.engine.layout import Tensors, broadcast, collapse, constants, per_row, strided
+from lossforge.kernels.engine.launch import Launch, addressed, new_like, sum_slots
+from lossforge.kernels.engine.layout import Results, Strided, Tensors, broadcast, collapse, constants, per_row, strided
 from lossforge.kernels.engine.reduce import Counting, Scaling, count, counts_itself
 from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers
 
@@ -23,6 +24,10 @@ class Geometry(NamedTuple):
     n2: int
     columns: int | None
     strides: list[tuple[int, ...]]
+
+    def space(self, n: int, block: int, stages: int = 1) -> Space:
+        """Return the n elements in tiles, without columns."""
+        return Space(self.n1, self.n2, COLUMNS=None, FLAT=self.flat, BIG=self.big(n, block), BLOCK=block, STAGES=stages)
 
     @property
     def flat(self) -> bool:
@@ -73,8 +78,7 @@ class Wanted(NamedTuple):
     counted: bool = False
     grad_output: Tensor | None = None
     out: Tensor | None = None
-    gradient: Tensor | None = None
-    gradient2: Tensor | None = None
+    gradients: Tensors = ()
 
     @property
     def upstream(self) -> tuple[Tensor | None, Tensor | None]:
@@ -84,6 +88,61 @@ class Wanted(NamedTuple):
     @property
     def total(self) -> bool:
         return self.out is None and self.grad_output is None
+
+    def scaling(self, call: Any) -> Scaling:
+        return constants(Scaling(self.scale, self.divisor, self.upstream[1], call.empty_is_zero))
+
+
+C = TypeVar("C", bound=Any)
+
+
+@dataclass(frozen=True)
+class OneLaunch(Generic[C]):
+    """Forward and backward of a template whose one launch gives the value, the gradients of the first tensors, or both.
+
+    make: the launch, None where the layouts cannot be addressed. shape: of the values, to which a weight broadcasts. prepare: from a call
+    to the one that is launched.
+    """
+
+    make: Callable[[C, Wanted, Formulas], Launch | None]
+    shape: Callable[[C], Sequence[int]]
+    prepare: Callable[[C], C] = lambda call: call
+
+    def start(self, call: C, formulas: Formulas, gradients: Tensors, grad_output: Tensor | None, out: Tensor | None) -> tuple[Tensor, ...]:
+        """Launch, and return the total where it was asked for."""
+        call, shape = self.prepare(call), self.shape(call)
+        wanted = Wanted(scale_of(call, math.prod(shape)), call.normalizer, False, grad_output, out, tuple(gradients))
+        return addressed(self.make, call, wanted, formulas, expands={"weight": shape}).start()
+
+    def forward(self, call: C, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
+        """Return the value, as `forward` below, with a gradient of each tensor."""
+        out = new_like(call[1], call.shapes(keep)[0]) if call.reduction == "none" else None
+        totals = self.start(call, formulas, gradients, None, out)
+        return (totals[0] if out is None else out,)
+
+    def backward(self, call: C, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
+        """Write the gradients, as `backward` below."""
+        self.start(call, formulas, gradients, grad_outputs[0], None)
+
+
+def launch_of_tiles(
+    kernel: Any, call: Any, wanted: Wanted, given: tuple[Any, Strided, Outputs], formulas: Formulas, space: Space, n: int, **options: int
+) -> Launch:
+    """Return the launch of a kernel that calls kernel.every_tile for n elements. given: inputs, weight, outputs."""
+    special = formulas.special if isinstance(formulas.special, tuple) else (formulas.special,)
+    arguments = (
+        *given,
+        tuple(call.hyper),
+        wanted.scaling(call),
+        sum_slots() if wanted.total else None,
+        Formula(formulas.formula, formulas.terms, formulas.slopes),
+        Formula(*special),
+        formulas.applies,
+        constants(space),
+        n,
+    )
+    grid = (min(triton.cdiv(n, space.BLOCK), PROGRAMS),)
+    return Launch(kernel, grid, arguments, totals=int(wanted.total), **options)
 
 
 GROUP = 8  # neighbouring elements of a row, of which the row's target is read once
@@ -108,8 +167,8 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     binary = background if by_row and call.target_b is None and call.lam is None else None
     formulas = binary or formulas
     rows = (target, call.target_b, call.lam) if call.by_class else ()
-    upstream, factor = wanted.upstream
-    each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, upstream, wanted.out, wanted.gradient)
+    upstream, _ = wanted.upstream
+    each = (x, target, call.target_b, call.lam, call.weight, call.group, call.parameter, upstream, wanted.out, wanted.gradients[0])
     strides = [
         per_row(t.shape, t.stride(), x.shape, class_dim) if any(t is row for row in rows) else broadcast(t.shape, t.stride(), x.shape)
         for t in each
@@ -130,8 +189,8 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     if not told_apart or (x.itemsize == 4 and columns is not None and columns <= tiles.block):
         background = None  # float32 of 80 classes was 2 % slower with both branches on an H200
     inlined = Inlined(
-        general=Formula(formulas.formula, background and background.formula),
-        special=Formula(formulas.special, background and background.special),
+        general=Formula(formulas.formula, background=background and background.formula),
+        special=Formula(formulas.special, background=background and background.special),
         applies=formulas.applies,
         load_target=_loader(call),
         BINARY=binary is not None,
@@ -146,7 +205,7 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
         parameter,
         Outputs(*outputs),
         tuple(call.hyper),
-        constants(Scaling(wanted.scale, wanted.divisor, factor, call.empty_is_zero)),
+        wanted.scaling(call),
         sum_slots() if wanted.total else None,
         constants(inlined),
         constants(space),
@@ -158,14 +217,11 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
     return Launch(elementwise_kernel, (min(triton.cdiv(n, tiles.block), PROGRAMS),), arguments, totals=int(wanted.total), **meta)
 
 
-ELEMENT = Launcher(
-    _make,
-    writes=("out", "gradient"),
-    expands={
-        **dict.fromkeys(("weight", "group", "parameter"), lambda call: call.x.shape),
-        **dict.fromkeys(("target_b", "lam"), lambda call: call.target.shape),
-    },
-)
+def _start(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> tuple[Tensor, ...]:
+    expands = dict.fromkeys(("weight", "group", "parameter"), call.x.shape)
+    if call.target is not None:
+        expands |= dict.fromkeys(("target_b", "lam"), call.target.shape)
+    return addressed(_make, call, wanted, formulas, expands=expands).start()
 
 
 def _divisor(call: ElementwiseCall) -> Tensor | None:
@@ -181,22 +237,19 @@ def _scale(call: ElementwiseCall) -> float:
     return float(call.factor / call.x.numel() if known else call.factor)
 
 
-def forward(call: ElementwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
+def forward(call: ElementwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """Results and what backward takes, in the order of the call's names; the gradient into `gradients` where it is given.
 
     keep: what only backward needs is wanted. alone: one launch may do it all, also count, so that the divisor is not kept.
     """
     itself = alone and call.counted and call.target is not None and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
-    out = computed(torch.empty_like, call.x) if call.reduction == "none" else None
-    wanted = Wanted(_scale(call), divisor, itself, out=out, gradient=gradients[0])
-    total = ELEMENT.ready(call, wanted, formulas).start()
+    out = new_like(call.x, call.x) if call.reduction == "none" else None
+    total = _start(call, Wanted(_scale(call), divisor, itself, out=out, gradients=tuple(gradients)), formulas)
     return total[0] if out is None else out, divisor if call.counted else None
 
 
 def backward(call: ElementwiseCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
     """Write the gradient for what arrives at the value; what is kept may be None, and is then computed again."""
-    (divisor,), (grad_output,) = kept, grad_outputs
-    assert grad_output is not None
-    divisor = _divisor(call) if divisor is None else divisor
-    ELEMENT.ready(call, Wanted(_scale(call), divisor, grad_output=grad_output, gradient=gradients[0]), formulas).start()
+    divisor = _divisor(call) if kept[0] is None else kept[0]
+    _start(call, Wanted(_scale(call), divisor, grad_output=grad_outputs[0], gradients=tuple(gradients)), formulas)

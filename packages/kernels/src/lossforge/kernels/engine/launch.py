@@ -13,19 +13,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lossforge.kernels import INTERPRETED
 from lossforge.kernels.plans import PLANS, remember
 from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
 INTERNALS = triton_internals()
-INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 DIRECT = not INTERPRETED and torch.version.hip is None
 """Whether a compiled kernel may be started without Triton's launcher."""
 
@@ -51,7 +50,8 @@ def aligned(t: Tensor) -> bool:
     return t.data_ptr() % 16 == 0
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """Stands for memory of a sum among the arguments of a launch, which each start allocates."""
 
     place: int
@@ -70,13 +70,12 @@ def sum_slots(number: int = 0) -> Sum:
     return Sum(Slot(3 * number), Slot(3 * number + 1), Slot(3 * number + 2))
 
 
-class Described(NamedTuple):
-    """Stands for the descriptor of a tensor: its slot, then the descriptor's own shape, strides and block."""
+@dataclass(frozen=True)
+class Described:
+    """Stands for the descriptor of a tensor: its slot, and the descriptor's own shape, strides and block."""
 
     slot: Slot
-    shape: Sequence[int]
-    strides: Sequence[int]
-    block: Sequence[int]
+    layout: Sequence[Sequence[int]]
 
 
 class Launch:
@@ -108,7 +107,8 @@ class Launch:
         if device >= 0 and INTERPRETED:
             _warn_interpreted()
         with _on(device):
-            compiled = self.kernel[self.grid](*[_filled(a, sums) for a in self.arguments], **self.options)
+            filled = mapped(self.arguments, lambda a: sums[a.place] if type(a) is Slot else a)
+            compiled = self.kernel[self.grid](*filled, **self.options)
         for t, copy in self.copies:
             t.copy_(copy)
         if _current.recording is not None:
@@ -131,13 +131,12 @@ def _tensors(node: Any) -> list[Tensor]:
     return [t for each in node for t in _tensors(each)] if isinstance(node, tuple) else []
 
 
-def _filled(node: Any, sums: Sequence[Tensor]) -> Any:
-    if type(node) is Slot:
-        return sums[node.place]
+def mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return the arguments with `leaf` of all that is not a tuple; records stay records."""
     if not isinstance(node, tuple):
-        return node
-    filled = [_filled(n, sums) for n in node]
-    return type(node)(*filled) if hasattr(node, "_fields") else tuple(filled)
+        return leaf(node)
+    each = [mapped(n, leaf) for n in node]
+    return type(node)(*each) if hasattr(node, "_fields") else tuple(each)
 
 
 def filler(arguments: Any, named: bool) -> Callable[[Sequence[Any]], Any]:
@@ -158,7 +157,7 @@ def filler(arguments: Any, named: bool) -> Callable[[Sequence[Any]], Any]:
         if type(node) is Slot:
             return f"values[{node.place}]"
         if type(node) is Described:
-            return f"{constant(TensorDescriptor)}({expression(node.slot)}, {', '.join(map(constant, node[1:]))})"
+            return f"{constant(TensorDescriptor)}({expression(node.slot)}, {', '.join(map(constant, node.layout))})"
         if isinstance(node, tuple):
             make = constant(type(node)) if named and hasattr(node, "_fields") else ""
             inner = ", ".join(map(expression, node))
@@ -168,39 +167,32 @@ def filler(arguments: Any, named: bool) -> Callable[[Sequence[Any]], Any]:
     return eval(f"lambda values: {expression(arguments)}", {"fixed": tuple(fixed)})
 
 
-class Launcher(NamedTuple):
-    """How the launches of one kernel are made.
+WRITTEN = ("out", "gradient", "gradients")
+"""Fields of a record that are written: a tensor or several."""
 
-    make: from records of tensors and numbers to the launch, None where the layouts cannot be addressed. Then the launch is on contiguous
-    copies: of what `writes` names new tensors, copied back; of what `expands` names, expanded to the shape that it finds in the call.
+
+def addressed(make: Callable[..., Launch | None], *records: Any, expands: Mapping[str, Sequence[int]] | None = None) -> Launch:
+    """Return the launch that `make` makes of records (named tuples) of tensors and numbers, or None where it cannot address the layouts.
+
+    Then the launch is on contiguous copies: of what is WRITTEN new tensors, copied back; of what `expands` names, expanded to a shape.
     """
-
-    make: Callable[..., Launch | None]
-    writes: tuple[str, ...] = ()
-    expands: Mapping[str, Callable[[Any], Sequence[int]]] = {}
-
-    def ready(self, *records: Any) -> Launch:
-        """Return the launch on the tensors and numbers of the records (named tuples)."""
-        launch = self.make(*records)
-        return self._on_copies(records) if launch is None else launch
-
-    def _on_copies(self, records: Sequence[Any]) -> Launch:
-        """Return the launch on contiguous copies, which can always be addressed."""
-        written: list[tuple[Tensor, Tensor]] = []
-
-        def copied(name: str, t: Any) -> Any:
-            if not isinstance(t, Tensor):
-                return t
-            if name in self.writes:
-                written.append((t, torch.empty(t.shape, dtype=t.dtype, device=t.device)))
-                return written[-1][1]
-            shape = self.expands[name](records[0]) if name in self.expands else t.shape
-            return t.expand(shape).contiguous()
-
-        launch = self.make(*[type(r)(*[copied(name, t) for name, t in zip(r._fields, r, strict=True)]) for r in records])
-        assert launch is not None
-        launch.copies = written
+    launch = make(*records)
+    if launch is not None:
         return launch
+    written: list[tuple[Tensor, Tensor]] = []
+
+    def copied(name: str, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        if name in WRITTEN:
+            written.append((t, torch.empty(t.shape, dtype=t.dtype, device=t.device)))
+            return written[-1][1]
+        return t.expand((expands or {}).get(name, t.shape)).contiguous()
+
+    launch = make(*[type(r)(*[mapped(v, functools.partial(copied, name)) for name, v in r._asdict().items()]) for r in records])
+    assert launch is not None
+    launch.copies = written
+    return launch
 
 
 class Step:
@@ -218,19 +210,16 @@ class Step:
         self.described = any(isinstance(a, TensorDescriptor) for a in launch.arguments)
         values = iter(range(len(places)))
 
-        def slots(node: Any) -> Any:
-            if type(node) is Slot:
-                return Slot(len(places) + node.place)
-            if isinstance(node, Tensor):
+        def slot(argument: Any) -> Any:
+            if type(argument) is Slot:
+                return Slot(len(places) + argument.place)
+            if isinstance(argument, Tensor):
                 return Slot(next(values))
-            if isinstance(node, TensorDescriptor):
-                return Described(Slot(next(values)), node.shape, node.strides, node.block_shape)
-            if not isinstance(node, tuple):
-                return node
-            each = [slots(n) for n in node]
-            return type(node)(*each) if hasattr(node, "_fields") else tuple(each)
+            if isinstance(argument, TensorDescriptor):
+                return Described(Slot(next(values)), (argument.shape, argument.strides, argument.block_shape))
+            return argument
 
-        self.arguments = slots(launch.arguments)
+        self.arguments = mapped(launch.arguments, slot)
 
     @functools.cached_property
     def addressed(self) -> Callable[[Sequence[Any]], Any]:
@@ -354,7 +343,15 @@ def computed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return found
 
 
-def new_like(x: Tensor, shape: Any) -> Tensor | None:
+New = tuple[Sequence[int], torch.dtype] | Tensor
+"""Shape and dtype of a new tensor, or one that it is like."""
+
+
+@overload
+def new_like(x: Tensor, shape: New) -> Tensor: ...
+@overload
+def new_like(x: Tensor, shape: New | None) -> Tensor | None: ...
+def new_like(x: Tensor, shape: New | None) -> Tensor | None:
     """Return a new tensor of a shape and dtype on the device of x, or like x; None without a shape."""
     if shape is None:
         return None
@@ -449,16 +446,11 @@ def _new_workspace(programs: int, device: torch.device) -> Workspace:
     )
 
 
-_warned = False
-
-
+@functools.cache
 def _warn_interpreted() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "lossforge: CUDA tensors are computed by Triton's INTERPRETER, about a thousand times slower than the compiled kernels. "
-            "TRITON_INTERPRET is set in the environment: unset it before Python starts.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    warnings.warn(
+        "lossforge: CUDA tensors are computed by Triton's INTERPRETER, about a thousand times slower than the compiled kernels. "
+        "TRITON_INTERPRET is set in the environment: unset it before Python starts.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -18,6 +18,7 @@ and branches see. Without a constant after the inner records, their constants wo
 
 
 Tensors = Sequence[Tensor | None]
+Results = tuple[Tensor | None, ...]
 
 
 class Strided(NamedTuple):
@@ -27,6 +28,11 @@ class Strided(NamedTuple):
     s0: int | None = None
     s1: int | None = None
     s2: int | None = None
+
+
+def as_strided(t: Tensor | None) -> Strided:
+    """Return a tensor of at most three dimensions with its own strides, or an absent one."""
+    return Strided() if t is None else Strided(t, *t.stride())
 
 
 def strided(t: Any, strides: Iterator[Sequence[int]]) -> Strided:
@@ -66,6 +72,12 @@ def address(t, at) -> tl.tensor:
     else:
         where = where + row * t.s0 + (i0 * t.s0 + i1 * t.s1 + i2 * t.s2)
     return where
+
+
+@triton.jit
+def matrix_address(t, row, column):
+    """Return pointers to the elements (row, column) of a matrix."""
+    return t.ptr + row.to(tl.int64)[:, None] * t.s0 + column.to(tl.int64)[None, :] * t.s1
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, Launcher, computed, in_order, sum_slots
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, sum_slots
 from lossforge.kernels.tiles import COUNTED
 
 PART = tl.constexpr(1024)
@@ -158,15 +158,6 @@ class Counting(NamedTuple):
     scale: float
 
 
-def _make_count(c: Counting) -> Launch:
-    n, block = c.target.numel(), 4096
-    arguments = (c.target, c.target_b, c.lam, c.weight, sum_slots(), n, c.classes, c.ignore_index, c.scale)
-    return Launch(count_kernel, (triton.cdiv(n, block),), arguments, totals=1, BLOCK=block, num_warps=8)
-
-
-COUNT = Launcher(_make_count)
-
-
 def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
     """Return whether every program of a launch counts these class indices itself, which costs less than another launch if they are few."""
     return target_b is None and target.numel() <= COUNTED and target.is_contiguous()
@@ -184,26 +175,15 @@ def count(counting: Counting) -> Tensor:
     target, target_b, lam = counting.target, counting.target_b, counting.lam
     if lam is not None and lam.shape != target.shape:
         lam = computed(functools.partial(_expanded, target.shape), lam)
-    contiguous = counting._replace(target=in_order(target), target_b=in_order(target_b), lam=in_order(lam))
-    return COUNT.ready(contiguous).start()[0]
-
-
-class Scaled(NamedTuple):
-    x: Tensor
-    factor: Tensor
-
-
-def _make_scale(s: Scaled) -> Launch:
-    n = s.x.numel()
-    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
-    return Launch(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (s.x, s.factor, n, tiles), BLOCK=4096, num_warps=8)
-
-
-SCALE = Launcher(_make_scale)
+    n, numbers = target.numel(), (counting.classes, counting.ignore_index, counting.scale)
+    arguments = (in_order(target), in_order(target_b), in_order(lam), counting.weight, sum_slots(), n, *numbers)
+    return Launch(count_kernel, (triton.cdiv(n, 4096),), arguments, totals=1, BLOCK=4096, num_warps=8).start()[0]
 
 
 def scale_(x: Tensor, factor: Tensor) -> None:
     """Multiply a dense x in place by a 0-d factor on its device. Where the factor is 1, x is neither read nor written."""
     if factor.get_device() != x.get_device():
         raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
-    SCALE.ready(Scaled(x, factor)).start()
+    n = x.numel()
+    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
+    Launch(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (x, factor, n, tiles), BLOCK=4096, num_warps=8).start()

@@ -5,7 +5,6 @@ The engine of fused losses (lossforge.losses.linear) calls `forward` or `exponen
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lossforge.kernels.call import Formulas, RowwiseCall
-from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like, sum_slots
-from lossforge.kernels.engine.layout import Strided, stepped
+from lossforge.kernels.call import FLOAT, Formulas, RowwiseCall
+from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like
+from lossforge.kernels.engine.layout import Results, Strided, Tensors
 from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
 from lossforge.kernels.linear.kernel import (
     Config,
@@ -28,10 +27,10 @@ from lossforge.kernels.linear.kernel import (
 )
 from lossforge.kernels.product import add_product
 from lossforge.kernels.rowwise import sweep
-from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs
-from lossforge.kernels.rowwise.launch import Numbers
-from lossforge.kernels.rowwise.rows import Labels, Logits, RowLoss, Target
-from lossforge.kernels.tiles import ProductTiles, product_tiles
+from lossforge.kernels.rowwise.kernel import Kept
+from lossforge.kernels.rowwise.launch import flags_of, gradients_of, labels_of, logits_of, outputs_of, results_of, row_loss, sums_of
+from lossforge.kernels.rowwise.rows import Target
+from lossforge.kernels.tiles import product_tiles
 
 HALF = (torch.float16, torch.bfloat16)
 UNIT = 8
@@ -97,7 +96,8 @@ def _planes(call: RowwiseCall[Any]) -> tuple[int, dict[str, int]]:
     return 2 + len(names), {name: i for i, name in enumerate(names, 2)}
 
 
-def _config(weight: Tensor, tiles: ProductTiles, **others: Any) -> Config:
+def _config(weight: Tensor, **others: Any) -> Config:
+    tiles = product_tiles()
     return Config(tiles.rows, tiles.columns, tiles.depth, tiles.group, programs(weight.get_device()), **others)
 
 
@@ -114,19 +114,8 @@ def _descriptor(t: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(t, [*t.shape], [step, 1], [rows, columns])
 
 
-def _logits(call: RowwiseCall[Any], numbers: Numbers, own: Tensor | None = None) -> Logits:
-    """Return the logits as the kernels see them. own: memory that holds the target's alone."""
-    s0, s1, s2 = (None, None, None) if own is None else (0, 1, 0)
-    return Logits(own, s0, s1, s2, call.x.weight.shape[0], numbers.logit_scale, numbers.softcap, call.bias, numbers.tau)
-
-
-def _target(call: RowwiseCall[Any], numbers: Numbers) -> Target:
-    labels = Labels(call.weight, call.ignore_index, numbers.smoothing, None, None)
-    return Target(Strided(_ordered(call.target), 0, 1), Strided(), Strided(), Strided(), labels)
-
-
-def _row_loss(call: RowwiseCall[Any], numbers: Numbers, formulas: Formulas) -> RowLoss:
-    return RowLoss(formulas.formula, tuple(call.hyper), numbers.z_loss, numbers.scale, call.normalizer)
+def _target(call: RowwiseCall[Any]) -> Target:
+    return Target(Strided(_ordered(call.target), 0, 1), Strided(), Strided(), Strided(), labels_of(call))
 
 
 def _product(
@@ -151,41 +140,21 @@ def _product(
     return Launch(linear_product_kernel, (min(number, config.PROGRAMS),), given, config=config, EPILOGUE=epilogue, **options)
 
 
-def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> tuple[Tensor | None, ...]:
+def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> Results:
     """Return results and what is kept for backward, as the row-wise template's forward on logits, for a call whose divisor is known."""
-    layer, numbers, each = call.x, Numbers.of(call), call.reduction == "none"
-    rows, classes = layer.shape
-    tiles = product_tiles()
-    across = 2 * triton.cdiv(classes, tiles.columns)  # halves of tiles
+    layer, (rows, classes) = call.x, call.x.shape
+    across = 2 * triton.cdiv(classes, product_tiles().columns)  # halves of tiles
     count, planes = _planes(call)
-    config = _config(layer.weight, tiles, **planes)
-    parts, own = new_like(layer.input, ((count, across, rows), torch.float32)), new_like(layer.input, ((rows,), torch.float32))
-    target = _target(call, numbers)
-    given = Given(in_order(layer.bias), parts, own)
-    _product(call, None, (_logits(call, numbers), target, given), (0, classes), statistics, config).start()
-    *results, _, stats = call.shapes(keep)
-    made = [new_like(layer.input, shape) if each or i > 1 else None for i, shape in enumerate(results)]
-    loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit = made
-    out = Outputs(loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit, new_like(layer.input, stats))
-    z_total = not each and call.outputs[0]
-    join = sweep.Config(
-        JOIN,
-        1,
-        EMPTY_IS_ZERO=call.empty_is_zero,
-        EVEN=numbers.smoothing is not None,
-        ENTROPY=entropy is not None,
-        CORRECT=correct is not None,
-        ARGMAX=argmax is not None,
-        SQUARES=log_p2 is not None,
-        MEAN=mean_logit is not None,
-        ALL_ROWS=any(t is not None for t in (lse, entropy, argmax, log_p2, mean_logit)),
-    )
-    sums = None if each else sum_slots(0), sum_slots(1) if z_total else None
-    arguments = (_logits(call, numbers, own), target, parts, out, sums, _row_loss(call, numbers, formulas), rows, across, config, join)
-    totals = Launch(linear_join_kernel, (triton.cdiv(rows, JOIN),), arguments, totals=(not each) + z_total, num_warps=4).start()
-    if not each:
-        made[0], made[1] = totals[0], totals[1] if z_total else None
-    return *made, None, out.stats
+    config = _config(layer.weight, **planes)
+    parts, own = new_like(layer.input, ((count, across, rows), FLOAT)), new_like(layer.input, ((rows,), FLOAT))
+    target, given = _target(call), Given(in_order(layer.bias), parts, own)
+    _product(call, None, (logits_of(call, Strided(), classes), target, given), (0, classes), statistics, config).start()
+    out, sums = outputs_of(call, layer.input, keep), sums_of(call)
+    of_rows = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero, EVEN=bool(call.label_smoothing), **flags_of(out))
+    loss = row_loss(call, formulas, call.normalizer)
+    arguments = (logits_of(call, Strided(own, 0, 1, 0), classes), target, parts, out, sums, loss, rows, across, config, of_rows)
+    join = Launch(linear_join_kernel, (triton.cdiv(rows, JOIN),), arguments, sum(s is not None for s in sums), num_warps=4)
+    return results_of(out, join.start(), None)
 
 
 def _sampled(step: int, x: Tensor, weight: Tensor) -> Tensor:
@@ -201,55 +170,48 @@ def ordered(call: RowwiseCall[Any]) -> RowwiseCall[Any]:
     return call._replace(x=call.x.with_input(_ordered(call.x.input)))
 
 
-def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> tuple[Tensor | None, ...]:
+def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> Results:
     """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
     call = ordered(call)
-    layer, numbers = call.x, Numbers.of(call)
-    rows, classes = layer.shape
+    layer, (rows, classes) = call.x, call.x.shape
     across = 2 * triton.cdiv(classes, product_tiles().columns)
-    parts, offsets, own, factors = (new_like(layer.input, (shape, torch.float32)) for shape in ((2, across, rows), *[(rows,)] * 3))
+    parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((2, across, rows), *[(rows,)] * 3))
     again = new_like(layer.input, ((1,), torch.int32))
     sample = computed(functools.partial(_sampled, max(classes // SAMPLE.value, 1)), layer.input, layer.weight)
-    logits, target, given = _logits(call, numbers), _target(call, numbers), Given(None, parts, own, offsets, again)
+    logits, target, given = logits_of(call, Strided(), classes), _target(call), Given(None, parts, own, offsets, again)
     of_rows, grid = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero), (triton.cdiv(rows, JOIN),)
     arguments: tuple[Any, ...] = (logits, target, sample, offsets, again, rows, sample.shape[1], of_rows)
     Launch(linear_offsets_kernel, grid, arguments, num_warps=4).start()
     product = functools.partial(_product, call, to, (logits, target, given), (0, classes), exponentials)
-    product(_config(layer.weight, product_tiles())).start()
+    product(_config(layer.weight)).start()
     Launch(linear_raise_kernel, grid, (given, rows, across, classes, of_rows), num_warps=4).start()
-    product(_config(layer.weight, product_tiles(), AGAIN=True)).start()
-    sums = sum_slots(0), sum_slots(1) if call.outputs[0] else None
-    loss, of_own = _row_loss(call, numbers, formulas), _logits(call, numbers, own)
-    *others, _, stats = call.shapes(keep)
-    kept = new_like(layer.input, stats)
-    arguments = (of_own, target, given, to, to.stride(0), factors, kept, sums, loss, rows, across, of_rows)
+    product(_config(layer.weight, AGAIN=True)).start()
+    out, sums = outputs_of(call, layer.input, keep), sums_of(call)
+    of_own, loss = logits_of(call, Strided(own, 0, 1, 0), classes), row_loss(call, formulas, call.normalizer)
+    arguments = (of_own, target, given, to, to.stride(0), factors, out.stats, sums, loss, rows, across, of_rows)
     totals = Launch(linear_finish_kernel, grid, arguments, totals=1 + call.outputs[0], num_warps=4).start()
-    return totals[0], totals[1] if call.outputs[0] else None, *[None] * (len(others) - 1), kept, factors
+    return *results_of(out, totals, None), factors
 
 
 def _backward_config(call: RowwiseCall[Any], of_entropy: bool) -> Config:
     even = (5 if of_entropy else 3) if call.label_smoothing else 0
-    return _config(call.x.weight, product_tiles(), ENTROPY=3 if of_entropy else 0, EVEN=even, BACKWARD=True)
+    return _config(call.x.weight, ENTROPY=3 if of_entropy else 0, EVEN=even, BACKWARD=True)
 
 
 def shares_of(
-    call: RowwiseCall[Any], formulas: Formulas, stats: Tensor, entropy: Tensor | None, grad_outputs: Sequence[Tensor | None]
+    call: RowwiseCall[Any], formulas: Formulas, stats: Tensor, entropy: Tensor | None, grad_outputs: Tensors
 ) -> tuple[Tensor, ...]:
     """Return the factors of the rows' gradients, for those of the results."""
-    numbers = Numbers.of(call)
-    of_loss, of_z_loss = map(stepped, grad_outputs[:2])
-    of_lse, of_entropy = map(in_order, grad_outputs[2:])
     rows, classes = call.x.shape
-    shares = new_like(call.x.input, ((6, rows), torch.float32))
-    assert shares is not None
-    has_entropy = of_entropy is not None
-    smoothed = numbers.smoothing is not None
+    shares = new_like(call.x.input, ((6, rows), FLOAT))
+    given = gradients_of(grad_outputs)
+    has_entropy, smoothed = given.entropy is not None, bool(call.label_smoothing)
     of_rows = sweep.Config(128, 1, EMPTY_IS_ZERO=call.empty_is_zero, EVEN=smoothed, ENTROPY=has_entropy, BACKWARD=True)
     arguments = (
-        _target(call, numbers),
+        _target(call),
         Kept(stats, entropy if has_entropy else None),
-        GradOutputs(*of_loss, *of_z_loss, of_lse, of_entropy),
-        _row_loss(call, numbers, formulas),
+        given,
+        row_loss(call, formulas, call.normalizer),
         shares,
         classes,
         rows,
@@ -268,6 +230,5 @@ def new_slopes(call: RowwiseCall[Any], classes: int) -> Tensor:
 
 def slopes_of(call: RowwiseCall[Any], of_entropy: bool, start: int, shares: Tensor, to: Tensor) -> None:
     """Store the gradient of the classes from `start` on, as many as `to` has."""
-    numbers = Numbers.of(call)
-    given = _logits(call, numbers), _target(call, numbers), Given(in_order(call.x.bias), shares_ptr=shares)
+    given = logits_of(call, Strided(), call.x.shape[1]), _target(call), Given(in_order(call.x.bias), shares_ptr=shares)
     _product(call, to, given, (start, to.shape[1]), slopes, _backward_config(call, of_entropy)).start()

@@ -24,15 +24,6 @@ from lossforge.kernels.math import LOG2E, exp2
 from lossforge.kernels.rowwise.rows import LOWEST
 
 
-class Maps(NamedTuple):
-    """Logits (N, C, P) or their gradient, with their strides."""
-
-    ptr: Any
-    image: Any
-    channel: Any
-    pixel: Any
-
-
 class Classes(NamedTuple):
     """Class indices (N, P) with their strides. first: the class of channel 0."""
 
@@ -74,11 +65,16 @@ def place(pixels, BP: tl.constexpr):
 
 
 @triton.jit
+def map_address(t, n, pixel, c):
+    """Return pointers to the classes c of pixels of image n, in logits (N, C, P) or their gradient."""
+    return t.ptr + n * t.s0 + (c.to(tl.int64) * t.s1)[:, None] + (pixel * t.s2)[None, :]
+
+
+@triton.jit
 def read(x, n, pixel, c, keep, tile):
-    at = x.ptr + n * x.image + (c.to(tl.int64) * x.channel)[:, None] + (pixel * x.pixel)[None, :]
     outside: tl.constexpr = float("-inf") if tile.SOFTMAX else 0.0
     here = (c < tile.classes)[:, None]
-    logits = tl.load(at, mask=here & keep[None, :], other=0.0).to(tl.float32)
+    logits = tl.load(map_address(x, n, pixel, c), mask=here & keep[None, :], other=0.0).to(tl.float32)
     return tl.where(here, logits, outside)
 
 
@@ -267,5 +263,4 @@ def lovasz_gradient_kernel(
         if tile.SOFTMAX:
             g = p * (g - mixed[None, :])
         g = tl.where(keep[None, :], tl.where(valid[None, :], g, float("nan")), 0.0)
-        to = gradient.ptr + n * gradient.image + (c.to(tl.int64) * gradient.channel)[:, None] + (pixel * gradient.pixel)[None, :]
-        tl.store(to, g, mask=(c < tile.classes)[:, None] & (pixel < pixels)[None, :])
+        tl.store(map_address(gradient, n, pixel, c), g, mask=(c < tile.classes)[:, None] & (pixel < pixels)[None, :])

@@ -15,19 +15,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END
+from lossforge.kernels.engine.layout import END, Strided
 from lossforge.kernels.engine.reduce import finish, scales
 
 PART = tl.constexpr(32)
 """Classes of a list that are read at once."""
-
-
-class Matrix(NamedTuple):
-    """A tensor of rows and classes with its strides, or one of rows with one stride."""
-
-    ptr: Any = None
-    row: Any = None
-    column: Any = None
 
 
 class Targets(NamedTuple):
@@ -51,10 +43,10 @@ class Tile(NamedTuple):
 class Given(NamedTuple):
     """All that a tile needs, except its position."""
 
-    x: Matrix
-    gradient: Matrix
-    grad_output: Matrix
-    out: Matrix
+    x: Strided
+    gradient: Strided
+    grad_output: Strided
+    out: Strided
     targets: Targets
     hyper: Any
     tile: Tile
@@ -67,7 +59,7 @@ class Given(NamedTuple):
 @triton.jit
 def places(t, rows, columns, WIDE: tl.constexpr):
     """Return pointers to the classes `columns` of `rows` of a matrix."""
-    return t.ptr + (rows * t.row)[:, None] + (columns.to(tl.int64) if WIDE else columns) * t.column
+    return t.ptr + (rows * t.s0)[:, None] + (columns.to(tl.int64) if WIDE else columns) * t.s1
 
 
 @triton.jit
@@ -112,7 +104,7 @@ def pairs(x, counts, rows, k, exists, given, formula):
     index = target_of(rows, k, exists, given)
     inside = exists & (index >= 0) & (index < given.tile.classes)
     index = tl.where(inside, index, -1)
-    own = tl.load(given.x.ptr + rows * given.x.row + index * given.x.column, mask=inside, other=0.0).to(tl.float32)
+    own = tl.load(given.x.ptr + rows * given.x.s0 + index * given.x.s1, mask=inside, other=0.0).to(tl.float32)
     value, slope = formula.value(own[:, None] - x, *given.hyper)
     if given.targets.weight_ptr is not None:
         w = tl.load(given.targets.weight_ptr + index, mask=inside, other=0.0).to(tl.float32)
@@ -126,7 +118,7 @@ def factors(rows, exists, valid, given):
     """Return the factor of each row's gradient, nan where an index is out of range."""
     factor = valid * given.factor
     if given.grad_output.ptr is not None:
-        factor *= tl.load(given.grad_output.ptr + rows * given.grad_output.row, mask=exists, other=0.0).to(tl.float32)
+        factor *= tl.load(given.grad_output.ptr + rows * given.grad_output.s0, mask=exists, other=0.0).to(tl.float32)
     return factor
 
 
@@ -134,7 +126,7 @@ def factors(rows, exists, valid, given):
 def summed(part, value, rows, exists, given):
     """Add the values of rows to `part`, and store them where they are asked for."""
     if given.out.ptr is not None:
-        tl.store(given.out.ptr + rows * given.out.row, value * given.scale, mask=exists)
+        tl.store(given.out.ptr + rows * given.out.s0, value * given.scale, mask=exists)
     return part + tl.where(exists, value, 0.0)
 
 
@@ -182,7 +174,7 @@ def swept_row(part, number, given, formula):
             slopes += slope
             tl.store(places(given.gradient, rows, columns, given.tile.WIDE), -slope * factor[:, None], mask=counts)
     if given.gradient.ptr is not None:
-        at = given.gradient.ptr + rows * given.gradient.row + target * given.gradient.column
+        at = given.gradient.ptr + rows * given.gradient.s0 + target * given.gradient.s1
         tl.store(at, tl.sum(slopes, 1) * factor, mask=(target >= 0) & (target < given.tile.classes))
     return summed(part, tl.sum(value, 1) * valid, rows, exists, given)
 

@@ -6,8 +6,10 @@ Of a row of logits x whose positives are those with a target above ½:
     L = n + p, or with PAIRED h = tn n + tp p and L = softplus(h) for rows with a positive, else 0
     dL/dx = u exp(x / tn - n) of a negative, -u exp(-x / tp - p) of a positive, u = 1, or with PAIRED u = σ(h)
 
-The first launch reads the rows once. It stores n and p, and adds up the losses, with PAIRED also the rows with a positive. The second reads
-them again and writes the gradient.
+With PAIRED the loss is that of the rows plus that of the columns, taken as rows.
+
+A launch reads the rows once. It stores n and p, and adds up the losses, with PAIRED also the rows with a positive; another does so for the
+columns. The last reads all again and writes the gradient.
 """
 
 from typing import Any, NamedTuple
@@ -15,45 +17,20 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import matrix_address
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import LOG2E, exp2, log, logistic
-from lossforge.kernels.rowwise.rows import LOWEST
-
-
-class Matrix(NamedTuple):
-    """A tensor (N, C) with its strides."""
-
-    ptr: Any
-    s0: Any
-    s1: Any
-
-
-@triton.jit
-def addresses(t, row, column):
-    return t.ptr + row.to(tl.int64)[:, None] * t.s0 + column.to(tl.int64)[None, :] * t.s1
+from lossforge.kernels.rowwise.rows import LOWEST, add_exponential, relative
 
 
 @triton.jit
 def read(x, target, row, column, rows, classes, inverse_tp, inverse_tn):
     """Return x / tn of negatives and -x / tp of positives, -inf elsewhere; and which classes are positives."""
     inside = (row < rows)[:, None] & (column < classes)[None, :]
-    logit = tl.load(addresses(x, row, column), mask=inside, other=0.0).to(tl.float32)
-    positive = tl.load(addresses(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
+    logit = tl.load(matrix_address(x, row, column), mask=inside, other=0.0).to(tl.float32)
+    positive = tl.load(matrix_address(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
     negative = inside & (positive == 0)
     return tl.where(negative, logit * inverse_tn, float("-inf")), tl.where(positive, -logit * inverse_tp, float("-inf")), positive
-
-
-@triton.jit
-def relative(x, above):
-    """Return exp(x - above), 1 where both are infinite."""
-    return tl.where(x == above, 1.0, exp2((x - above) * LOG2E))
-
-
-@triton.jit
-def add(top, total, tile):
-    """Add a tile to a log-sum-exp that each lane keeps as its maximum and a sum relative to it."""
-    above = tl.maximum(top, tile)
-    return above, total * relative(top, above) + relative(tile, above)
 
 
 @triton.jit
@@ -93,8 +70,8 @@ def multilabel_kernel(
     found = tl.zeros([BR, BC], tl.float32)
     for start in range(0, classes, BC):
         negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes, 1.0 / tp, 1.0 / tn)
-        n_top, n_sum = add(n_top, n_sum, negatives)
-        p_top, p_sum = add(p_top, p_sum, positives)
+        n_top, n_sum = add_exponential(n_top, n_sum, negatives)
+        p_top, p_sum = add_exponential(p_top, p_sum, positives)
         found = tl.where(positive, 1.0, found)
     n, p = joined(n_top, n_sum, ZERO), joined(p_top, p_sum, ZERO)
     value, _ = upstream_of(n, p, tp, tn, PAIRED)
@@ -113,23 +90,46 @@ def multilabel_kernel(
             finish(tl.sum(tl.where(inside, 1.0, 0.0), 0), valid_sum, 1.0)
 
 
+class Stats(NamedTuple):
+    """What a launch found of the rows, or of the columns: n and p of each, (2, count), and the divisor, if any."""
+
+    ptr: Any = None
+    divisor_ptr: Any = None
+
+
+@triton.jit
+def slopes(stats, at, count, scale, tp, tn, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr):
+    """Return n and p of rows or columns, and the factor of their gradient."""
+    n = tl.load(stats.ptr + at, mask=at < count, other=0.0)
+    p = tl.load(stats.ptr + count + at, mask=at < count, other=0.0)
+    _, slope = upstream_of(n, p, tp, tn, PAIRED)
+    return n, p, slope * divided(scale, stats.divisor_ptr, EMPTY_IS_ZERO)
+
+
+@triton.jit
+def gradient_of(negatives, positives, positive, n, p, slope):
+    """Return a tile of the gradient of rows or columns. Of those without positives or negatives n or p is -inf, and the slope 0."""
+    share = exp2(tl.where(positive, positives - p, negatives - n) * LOG2E)
+    return tl.where(slope == 0.0, 0.0, slope * tl.where(positive, -share, share))
+
+
 @triton.jit(do_not_specialize=("rows",))
 def multilabel_gradient_kernel(
-    x, target, gradient, stats_ptr, grad_output_ptr, step, divisor_ptr, scale, tp, tn, rows, classes,
+    x, target, gradient, of_rows, of_columns, grad_output_ptr, step, scale, tp, tn, rows, classes,
     BR: tl.constexpr, BC: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of the gradient. step: 1 where each row has an upstream gradient, 0 where all have one."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = row < rows
-    n, p = tl.load(stats_ptr + row, mask=inside, other=0.0), tl.load(stats_ptr + rows + row, mask=inside, other=0.0)
-    _, slope = upstream_of(n, p, tp, tn, PAIRED)
-    slope *= divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    if grad_output_ptr is not None:
-        slope *= tl.load(grad_output_ptr + row * step, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[:, None] & (column < classes)[None, :]
     negatives, positives, positive = read(x, target, row, column, rows, classes, 1.0 / tp, 1.0 / tn)
-    share = exp2(tl.where(positive, positives - p[:, None], negatives - n[:, None]) * LOG2E)
-    g = slope[:, None] * tl.where(positive, -share, share)
+    n, p, slope = slopes(of_rows, row, rows, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
+    if grad_output_ptr is not None:
+        slope *= tl.load(grad_output_ptr + row * step, mask=row < rows, other=0.0).to(tl.float32)
+    g = gradient_of(negatives, positives, positive, n[:, None], p[:, None], slope[:, None])
     if PAIRED:
-        g = tl.where(slope[:, None] == 0.0, 0.0, g)  # a row without positives or negatives, whose n or p is -inf
-    tl.store(addresses(gradient, row, column), g, mask=inside[:, None] & (column < classes)[None, :])
+        n, p, slope = slopes(of_columns, column, classes, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
+        if grad_output_ptr is not None:
+            slope *= tl.load(grad_output_ptr).to(tl.float32)
+        g += gradient_of(negatives, positives, positive, n[None, :], p[None, :], slope[None, :])
+    tl.store(matrix_address(gradient, row, column), g, mask=inside)

@@ -1,109 +1,82 @@
 """Host side of the template of samples with several labels: tile sizes, and the launches."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, MultilabelCall
-from lossforge.kernels.engine.launch import Launch, Launcher, computed, new_like, sum_slots
-from lossforge.kernels.engine.layout import Tensors, stepped
-from lossforge.kernels.multilabel.kernel import Matrix, multilabel_gradient_kernel, multilabel_kernel
+from lossforge.kernels.call import Formulas, MultilabelCall, scale_of
+from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
+from lossforge.kernels.engine.layout import Results, Strided, Tensors, as_strided, stepped
+from lossforge.kernels.multilabel.kernel import Stats, multilabel_gradient_kernel, multilabel_kernel
 
 ELEMENTS = 1024
 """Of a tile."""
 
 
-def _tile(x: Any) -> tuple[int, int]:
-    """Return rows and classes of a tile: whole rows where they fit, squares where neighbouring rows are adjacent in memory."""
-    rows_adjacent = x.stride(0) < x.stride(1) and x.shape[0] > 1
-    classes = min(triton.next_power_of_2(x.shape[1]), 32 if rows_adjacent else ELEMENTS)
-    return ELEMENTS // classes, classes
-
-
-def _matrix(t: Any) -> Matrix:
-    row, column = t.stride()
-    return Matrix(t, row, column)
-
-
-class Results(NamedTuple):
-    """What the first launch writes. out: of each row; None for the total."""
-
-    out: Tensor | None
-    stats: Tensor | None
-
-
-def _scale(call: MultilabelCall) -> float:
-    known = call.reduction == "mean" and call.normalizer is None and not call.counted
-    return float(call.loss_scale / call.x.shape[0] if known else call.loss_scale)
-
-
-def _constants(call: MultilabelCall) -> dict[str, Any]:
-    rows, classes = _tile(call.x)
-    return {"BR": rows, "BC": classes, "PAIRED": call.paired, "EMPTY_IS_ZERO": call.empty_is_zero, "num_warps": 4}
-
-
-def _make(call: MultilabelCall, results: Results) -> Launch:
-    total = results.out is None
-    sums = (sum_slots(0) if total else None, sum_slots(1) if total and call.paired else None)
-    numbers = (_scale(call), call.tp, call.tn, *call.x.shape)
-    arguments = (_matrix(call.x), _matrix(call.target), results.out, results.stats, *sums, call.normalizer, *numbers)
-    constants = _constants(call)
-    grid = (triton.cdiv(call.x.shape[0], constants["BR"]),)
-    return Launch(multilabel_kernel, grid, arguments, totals=total * (1 + call.paired), ZERO=not call.paired, **constants)
-
-
-class Gradient(NamedTuple):
-    """What the second launch takes. grad_output: 0-d or one a row; None for 1. divisor: 0-d, or None."""
-
-    stats: Tensor
-    divisor: Tensor | None
-    grad_output: Tensor | None
-    step: int
-    gradient: Tensor
-
-
-def _make_gradient(call: MultilabelCall, g: Gradient) -> Launch:
-    numbers = (_scale(call), call.tp, call.tn, *call.x.shape)
-    matrices = (_matrix(call.x), _matrix(call.target), _matrix(g.gradient))
-    arguments = (*matrices, g.stats, g.grad_output, g.step, g.divisor, *numbers)
-    constants = _constants(call)
-    rows, classes = call.x.shape
-    grid = (triton.cdiv(rows, constants["BR"]), triton.cdiv(classes, constants["BC"]))
-    return Launch(multilabel_gradient_kernel, grid, arguments, **constants)
-
-
-FORWARD, GRADIENT = Launcher(_make), Launcher(_make_gradient)
+def _constants(call: MultilabelCall, strides: Sequence[int], rows: int, classes: int) -> dict[str, Any]:
+    """Return the constants. A tile has whole rows where they fit, and is a square where neighbouring rows are adjacent in memory."""
+    rows_adjacent = strides[0] < strides[1] and rows > 1
+    width = min(triton.next_power_of_2(classes), 32 if rows_adjacent else ELEMENTS)
+    return {"BR": ELEMENTS // width, "BC": width, "PAIRED": call.paired, "EMPTY_IS_ZERO": call.empty_is_zero, "num_warps": 4}
 
 
 def _at_least_one(count: Tensor) -> Tensor:
     return count.clamp(min=1.0)
 
 
-def forward(
-    call: MultilabelCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False
-) -> tuple[Tensor | None, ...]:
+def _losses(call: MultilabelCall, stats: Tensor | None, out: Tensor | None, dim: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Compute the losses of the rows, or with dim 1 of the columns, taken as rows; store n and p of each in stats.
+
+    Returns:
+        Each loss, in `out`, or their sum; and its divisor, if that is counted.
+    """
+    order = (dim, 1 - dim)
+    rows, classes = (call.x.shape[d] for d in order)
+    x, target = (Strided(t, *[t.stride(d) for d in order]) for t in (call.x, call.target))
+    total, constants = out is None, _constants(call, [call.x.stride(d) for d in order], rows, classes)
+    sums = (sum_slots(0) if total else None, sum_slots(1) if total and call.paired else None)
+    arguments = (x, target, out, stats, *sums, call.normalizer, scale_of(call, rows), call.tp, call.tn, rows, classes)
+    grid, totals = (triton.cdiv(rows, constants["BR"]),), total * (1 + call.paired)
+    found = Launch(multilabel_kernel, grid, arguments, totals=totals, ZERO=not call.paired, **constants).start()
+    if not call.counted:
+        return found[0] if out is None else out, None
+    divisor = computed(_at_least_one, found[1])
+    return computed(torch.div, found[0], divisor), divisor
+
+
+def _write_gradient(call: MultilabelCall, kept: Tensors, grad_output: tuple[Tensor | None, int], gradient: Tensor) -> None:
+    """Write the gradient. grad_output: 0-d or one a row, None for 1; and its step, see engine.layout.stepped."""
+    divisor, stats, column_divisor, column_stats = kept
+    if not call.counted:
+        divisor = column_divisor = call.normalizer
+    rows, classes = call.x.shape
+    constants = _constants(call, call.x.stride(), rows, classes)
+    of = (Stats(stats, divisor), Stats(column_stats, column_divisor) if call.paired else Stats())
+    numbers = (scale_of(call, rows), call.tp, call.tn, rows, classes)
+    arguments = (*[as_strided(t) for t in (call.x, call.target, gradient)], *of, *grad_output, *numbers)
+    grid = (triton.cdiv(rows, constants["BR"]), triton.cdiv(classes, constants["BC"]))
+    Launch(multilabel_gradient_kernel, grid, arguments, **constants).start()
+
+
+def forward(call: MultilabelCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """As elementwise.launch.forward."""
-    value, _, stats = call.shapes(keep)
-    results = Results(new_like(call.x, value) if call.reduction == "none" else None, new_like(call.x, stats))
-    totals = FORWARD.ready(call, results).start()
-    divisor, loss = None, results.out
-    if loss is None:
-        loss = totals[0]
-        if call.counted:
-            divisor = computed(_at_least_one, totals[1])
-            loss = computed(torch.div, loss, divisor)
-    if gradients[0] is not None and results.stats is not None:
-        GRADIENT.ready(call, Gradient(results.stats, divisor if call.counted else call.normalizer, None, 0, gradients[0])).start()
-    return loss, divisor, results.stats
+    value, _, of_rows, _, of_columns = call.shapes(keep)
+    stats, column_stats, column_divisor = new_like(call.x, of_rows), new_like(call.x, of_columns), None
+    loss, divisor = _losses(call, stats, new_like(call.x, value) if call.reduction == "none" else None)
+    if call.paired:
+        of_the_columns, column_divisor = _losses(call, column_stats, None, dim=1)
+        loss = computed(torch.add, loss, of_the_columns)
+    kept = (divisor, stats, column_divisor, column_stats)
+    if gradients[0] is not None:
+        _write_gradient(call, kept, (None, 0), gradients[0])
+    return loss, *kept
 
 
-def backward(call: MultilabelCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
+def backward(call: MultilabelCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
     """As elementwise.launch.backward."""
-    (divisor, stats), (grad_output,) = kept, grad_outputs
-    if stats is None or (call.counted and divisor is None):
-        _, divisor, stats = forward(call, formulas, [None], True)
-    assert stats is not None
-    assert gradients[0] is not None
-    GRADIENT.ready(call, Gradient(stats, divisor if call.counted else call.normalizer, *stepped(grad_output), gradients[0])).start()
+    if kept[1] is None or (call.counted and kept[0] is None):
+        _, *kept = forward(call, formulas, [None], True)
+    _write_gradient(call, kept, stepped(grad_outputs[0]), gradients[0])

@@ -1,15 +1,16 @@
 """Host side of the overlap template: how images lie in memory, tile sizes, and the two launches."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, OverlapCall
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, Launcher, computed, in_order, new_like, workspace
-from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
+from lossforge.kernels.call import FLOAT, Formulas, OverlapCall
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, computed, in_order, new_like, workspace
+from lossforge.kernels.engine.layout import Results, Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
@@ -92,22 +93,6 @@ def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
     return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, tiles, softmax)
 
 
-class Scales(NamedTuple):
-    """What the regions' losses and the cross entropy are multiplied by."""
-
-    scale: float
-    ce_scale: float
-
-
-def _scales(call: OverlapCall) -> Scales:
-    regions, classes = call.regions
-    mean = call.reduction == "mean"
-    ce_scale = call.lambda_ce or 0.0
-    if mean and not call.counted:
-        ce_scale /= call.x.numel() // call.x.shape[1] if call.activation == "softmax" else call.x.numel()
-    return Scales(float(call.loss_scale / (regions * classes) if mean else call.loss_scale), float(ce_scale))
-
-
 def _sums(call: OverlapCall) -> int:
     """Return the number of sums of a region: I, P, Y, perhaps the cross entropy, and what it counts."""
     return 3 + (call.lambda_ce is not None) + (call.counted and call.activation == "sigmoid")
@@ -122,45 +107,15 @@ def _programs(call: OverlapCall, g: Geometry) -> int:
     return triton.cdiv(tiles, triton.cdiv(tiles, max(limit, 1)))
 
 
-def _make(call: OverlapCall, memory: Memory, scales: Scales, formulas: Formulas) -> Launch | None:
-    g = geometry(call)
-    if g is None:
-        return None
-    finish = min(triton.next_power_of_2(g.classes), 128)
-    adjacent = g.planes[0].pixel == 1
-    config = g.config(
-        call,
-        PRESENT=call.present_only,
-        COUNT=call.counted and call.activation == "sigmoid",
-        COUNTED=call.counted,
-        V=g.tiles.own or (16 // call.x.itemsize if adjacent else 4),
-        ADJACENT=adjacent,
-        BF=finish,
-        BK=2048 // finish,
-    )
-    loss = Loss(
-        formula=formulas.formula,
-        hyper=tuple(call.hyper),
-        weight_ptr=call.weight,
-        ce_scale=scales.ce_scale,
-        scaling=constants(Scaling(scales.scale, call.normalizer, None, call.empty_is_zero)),
-    )
-    grid = (g.images * _programs(call, g), g.blocks)
-    return Launch(overlap_kernel, grid, (*g.planes, memory, loss, config, *g.numbers(call)), num_warps=g.tiles.warps)
-
-
-SUMS = Launcher(_make)
-
-
-class BackwardInputs(NamedTuple):
+class Given(NamedTuple):
     """What the second launch takes beside the call. grad_output: 0-d, of each region and class, or None for 1."""
 
-    coefficients: Tensor
+    coefficients: Tensor | None
     grad_output: Tensor | None
-    gradient: Tensor | None
+    gradient: Tensor
 
 
-def _make_backward(call: OverlapCall, a: BackwardInputs) -> Launch | None:
+def _make_gradient(call: OverlapCall, a: Given) -> Launch | None:
     g = geometry(call, a.gradient)
     if g is None:
         return None
@@ -168,9 +123,6 @@ def _make_backward(call: OverlapCall, a: BackwardInputs) -> Launch | None:
     config = g.config(call, EACH=a.grad_output is not None and a.grad_output.ndim > 0)
     arguments = (*g.planes, a.coefficients, a.grad_output, config, *g.numbers(call))
     return Launch(overlap_backward_kernel, grid, arguments, num_warps=g.tiles.warps)
-
-
-SLOPES = Launcher(_make_backward, writes=("gradient",))
 
 
 def _ticket(x: Tensor) -> Tensor:
@@ -181,32 +133,48 @@ def _ticket(x: Tensor) -> Tensor:
     return torch.zeros(1 + images, dtype=torch.int32, device=x.device)
 
 
-def forward(call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> tuple[Tensor | None, ...]:
+def _loss(call: OverlapCall, formulas: Formulas) -> Loss:
+    (regions, classes), mean = call.regions, call.reduction == "mean"
+    ce_scale = call.lambda_ce or 0.0
+    if mean and not call.counted:
+        ce_scale /= call.x.numel() // call.x.shape[1] if call.activation == "softmax" else call.x.numel()
+    scale = float(call.loss_scale / (regions * classes) if mean else call.loss_scale)
+    scaling = constants(Scaling(scale, call.normalizer, None, call.empty_is_zero))
+    return Loss(formulas.formula, tuple(call.hyper), call.weight, float(ce_scale), scaling)
+
+
+def forward(call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """As elementwise.launch.forward."""
     g = geometry(call)
     if g is None:
         call = call._replace(x=in_order(call.x), target=in_order(call.target))
         g = geometry(call)
     assert g is not None
-    x, images = call.x, g.images
+    x, images, programs = call.x, g.images, _programs(call, g)
     ticket = computed(_ticket, x)
-    rows = images * (_programs(call, g) + call.batch)
     value, coefficients = call.shapes(keep)
-    parts = new_like(x, ((rows * _sums(call) * g.classes + 3 * images,), torch.float32))
-    total, made = new_like(x, ((), torch.float32)), new_like(x, coefficients)
+    parts = new_like(x, ((images * (programs + call.batch) * _sums(call) * g.classes + 3 * images,), FLOAT))
+    total, made = new_like(x, ((), FLOAT)), new_like(x, coefficients)
     out = new_like(x, value if call.reduction == "none" else None)
-    SUMS.ready(call, Memory(parts, ticket, out, total, made), _scales(call), formulas).start()
+    block, adjacent = min(triton.next_power_of_2(g.classes), 128), g.planes[0].pixel == 1
+    config = g.config(
+        call,
+        PRESENT=call.present_only,
+        COUNT=call.counted and call.activation == "sigmoid",
+        COUNTED=call.counted,
+        V=g.tiles.own or (16 // x.itemsize if adjacent else 4),
+        ADJACENT=adjacent,
+        BF=block,
+        BK=2048 // block,
+    )
+    arguments = (*g.planes, Memory(parts, ticket, out, total, made), _loss(call, formulas), config, *g.numbers(call))
+    Launch(overlap_kernel, (images * programs, g.blocks), arguments, num_warps=g.tiles.warps).start()
     if gradients[0] is not None:
-        assert made is not None
-        SLOPES.ready(call, BackwardInputs(made, None, gradients[0])).start()
+        addressed(_make_gradient, call, Given(made, None, gradients[0])).start()
     return total if out is None else out, made
 
 
-def backward(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
+def backward(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
     """As elementwise.launch.backward."""
-    (coefficients,), (grad_output,) = kept, grad_outputs
-    if coefficients is None:
-        coefficients = forward(call, formulas, [None], True)[1]
-    assert coefficients is not None
-    assert grad_output is not None
-    SLOPES.ready(call, BackwardInputs(coefficients, in_order(grad_output), gradients[0])).start()
+    coefficients = forward(call, formulas, [None], True)[1] if kept[0] is None else kept[0]
+    addressed(_make_gradient, call, Given(coefficients, in_order(grad_outputs[0]), gradients[0])).start()

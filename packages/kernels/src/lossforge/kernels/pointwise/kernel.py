@@ -8,34 +8,21 @@ are asked for, or both.
 from typing import Any, NamedTuple
 
 import triton
-import triton.language as tl
 
-from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
 from lossforge.kernels.engine.layout import END, Strided, load, store
-from lossforge.kernels.engine.reduce import finish, scales
 from lossforge.kernels.math import widened
 
 
 class Three(NamedTuple):
-    """The tensors of a call, of which z may be absent; or their gradients, of which each may be."""
+    """The tensors of a call, of which z may be absent, and their gradients, of which each may be."""
 
     x: Strided
     y: Strided
     z: Strided
-    end: Any = END
-
-
-class Given(NamedTuple):
-    """All that a tile needs, except its position."""
-
-    inputs: Three
-    gradients: Three
-    weight: Strided
-    outputs: Outputs
-    hyper: Any
-    space: Space
-    scale: Any
-    factor: Any
+    dx: Strided
+    dy: Strided
+    dz: Strided
     end: Any = END
 
 
@@ -57,28 +44,15 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     else:
         z = widened(load(given.inputs.z, at, mask, 0.0))
         value, dx, dy, dz = formula.value(x, y, z, *given.hyper)
-        if given.gradients.z.ptr is not None:
-            store(given.gradients.z, at, mask, dz * factor)
-    if given.gradients.x.ptr is not None:
-        store(given.gradients.x, at, mask, dx * factor)
-    if given.gradients.y.ptr is not None:
-        store(given.gradients.y, at, mask, dy * factor)
+        if given.inputs.dz.ptr is not None:
+            store(given.inputs.dz, at, mask, dz * factor)
+    if given.inputs.dx.ptr is not None:
+        store(given.inputs.dx, at, mask, dx * factor)
+    if given.inputs.dy.ptr is not None:
+        store(given.inputs.dy, at, mask, dy * factor)
     return settled(part, value * w, None, at, mask, given.outputs, given.scale)
 
 
-@triton.jit
-def all_elements(given, formula, special, applies, n):
-    part = tl.zeros([given.space.BLOCK], tl.float32)
-    if applies is not None and applies(*given.hyper):
-        part = all_tiles(part, n, given, special, one_tile)
-    else:
-        part = all_tiles(part, n, given, formula, one_tile)
-    return part
-
-
 @triton.jit(do_not_specialize=("n",))
-def pointwise_kernel(inputs, gradients, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
-    scale, factor = scales(scaling, None)
-    part = all_elements(Given(inputs, gradients, weight, outputs, hyper, space, scale, factor), formula, special, applies, n)
-    if sum is not None:
-        finish(tl.sum(part, 0), sum, scale)
+def pointwise_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
+    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)

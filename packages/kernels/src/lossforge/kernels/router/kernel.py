@@ -10,45 +10,30 @@ of them. The third writes the gradient. It reads the logits again, because each 
 """
 
 from collections import namedtuple
-from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import matrix_address
 from lossforge.kernels.engine.reduce import over
 from lossforge.kernels.math import LOG2E, exp2, log
 
 TAKEN = tl.constexpr(-(2**63))
 """Key of an expert that a token cannot take, or has taken."""
 
-
-class Tokens(NamedTuple):
-    """Logits (T, E) with their strides, or their gradient; and the number of experts."""
-
-    ptr: Any
-    s0: Any
-    s1: Any
-    experts: Any
-
-
 Routed = namedtuple("Routed", "x here mask p lse")
 """A tile of tokens: logits, which experts exist, and of each token its mask, probabilities and log-sum-exp."""
 
 
 @triton.jit
-def addresses(t, row, expert):
-    return t.ptr + row.to(tl.int64)[:, None] * t.s0 + expert.to(tl.int64)[None, :] * t.s1
-
-
-@triton.jit
-def read(x, mask_ptr, row, expert, tokens):
+def read(x, mask_ptr, row, expert, tokens, experts):
     """Read a tile of tokens. Those of mask 0 have logits of 0, so that what they hold does not matter."""
     inside = row < tokens
     mask = tl.where(inside, 1.0, 0.0)
     if mask_ptr is not None:
         mask = tl.load(mask_ptr + row, mask=inside, other=0.0).to(tl.float32)
-    here = expert[None, :] < x.experts
-    tile = tl.load(addresses(x, row, expert), mask=inside[:, None] & here, other=0.0).to(tl.float32)
+    here = expert[None, :] < experts
+    tile = tl.load(matrix_address(x, row, expert), mask=inside[:, None] & here, other=0.0).to(tl.float32)
     tile = tl.where(here, tl.where(mask[:, None] == 0.0, 0.0, tile), float("-inf"))
     top = tl.max(tile, 1)
     e = exp2((tile - top[:, None]) * LOG2E)
@@ -74,14 +59,14 @@ def taken(routed, expert, EP: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("tokens", "tiles"))
-def router_kernel(x, mask_ptr, parts_ptr, tokens, tiles, BT: tl.constexpr, EP: tl.constexpr, K: tl.constexpr):
+def router_kernel(x, mask_ptr, parts_ptr, tokens, tiles, experts, BT: tl.constexpr, EP: tl.constexpr, K: tl.constexpr):
     """Store each program's sums of p and of taken tokens, (2, EP), of lse² and of the mask."""
     expert = tl.arange(0, EP)
     program = tl.program_id(0).to(tl.int64)
     shares, counts = tl.zeros([BT, EP], tl.float32), tl.zeros([BT, EP], tl.float32)
     squares, masks = tl.zeros([BT], tl.float32), tl.zeros([BT], tl.float32)
     for i in range(tiles):
-        routed = read(x, mask_ptr, (program * tiles + i) * BT + tl.arange(0, BT), expert, tokens)
+        routed = read(x, mask_ptr, (program * tiles + i) * BT + tl.arange(0, BT), expert, tokens, experts)
         shares += routed.mask[:, None] * routed.p
         counts += taken(routed, expert, EP, K)
         squares += routed.mask * routed.lse * routed.lse
@@ -130,16 +115,16 @@ def router_total_kernel(
 
 
 @triton.jit(do_not_specialize=("tokens",))
-def router_gradient_kernel(x, mask_ptr, gradient, coefficients_ptr, grad_output_ptr, tokens, BT: tl.constexpr, EP: tl.constexpr):
+def router_gradient_kernel(x, mask_ptr, gradient, coefficients_ptr, grad_output_ptr, tokens, experts, BT: tl.constexpr, EP: tl.constexpr):
     expert = tl.arange(0, EP)
     row = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    routed = read(x, mask_ptr, row, expert, tokens)
-    slope = tl.load(coefficients_ptr + expert, mask=expert < x.experts, other=0.0)
-    c = tl.load(coefficients_ptr + x.experts)
+    routed = read(x, mask_ptr, row, expert, tokens, experts)
+    slope = tl.load(coefficients_ptr + expert, mask=expert < experts, other=0.0)
+    c = tl.load(coefficients_ptr + experts)
     upstream = 1.0
     if grad_output_ptr is not None:
         upstream = tl.load(grad_output_ptr).to(tl.float32)
     common = c * routed.lse - tl.sum(slope[None, :] * routed.p, 1)
     g = routed.p * (slope[None, :] + common[:, None]) * (upstream * routed.mask)[:, None]
     g = tl.where(routed.mask[:, None] == 0.0, 0.0, g)
-    tl.store(addresses(gradient, row, expert), g, mask=(row < tokens)[:, None] & routed.here)
+    tl.store(matrix_address(gradient, row, expert), g, mask=(row < tokens)[:, None] & routed.here)

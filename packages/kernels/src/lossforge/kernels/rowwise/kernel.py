@@ -37,7 +37,7 @@ class Outputs(NamedTuple):
 class Kept(NamedTuple):
     """What forward keeps for backward: statistics, and each row's entropy."""
 
-    stats: Tensor
+    stats: Tensor | None
     entropy: Tensor | None
 
 

@@ -7,55 +7,21 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lossforge.kernels.call import NO_OUTPUTS, Formulas, RowwiseCall
-from lossforge.kernels.engine.launch import Launch, Launcher, chip, in_order, new_like, sum_slots
-from lossforge.kernels.engine.layout import stepped
+from lossforge.kernels.engine.launch import Launch, Sum, addressed, chip, in_order, new_like, sum_slots
+from lossforge.kernels.engine.layout import Results, Strided, Tensors, stepped
 from lossforge.kernels.engine.reduce import Counting, count, counts_itself
 from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
-from lossforge.kernels.rowwise.layout import RowLayout, row_layout, scale_of
-from lossforge.kernels.rowwise.rows import Labels, RowLoss, Target
+from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
+from lossforge.kernels.rowwise.rows import Labels, Logits, RowLoss, Target
 from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
 
-class Numbers(NamedTuple):
-    """The call's numbers as the kernels take them, None where they change nothing. scale: of the loss, over its divisor."""
-
-    scale: float
-    smoothing: float | None
-    logit_scale: float | None
-    softcap: float | None
-    z_loss: float | None
-    tau: float | None
-    spread: float | None
-    focus: float | None
-    angle: float | None
-    margin: float | None
-
-    @staticmethod
-    def of(call: RowwiseCall) -> "Numbers":
-        return Numbers(
-            scale=scale_of(call),
-            smoothing=call.label_smoothing or None,
-            logit_scale=None if call.logit_scale == 1.0 else call.logit_scale,
-            softcap=call.softcap,
-            z_loss=call.z_loss if call.z_loss or call.outputs[0] else None,
-            tau=None if call.bias is None else call.tau,
-            spread=call.spread or None,
-            focus=call.focus if call.spread else None,
-            angle=call.angle if call.angle or call.margin else None,
-            margin=call.margin if call.angle or call.margin else None,
-        )
-
-
 class Wanted(NamedTuple):
-    """What a launch is to give beside its Outputs, of which without `loss` there is the total.
-
-    divisor: 0-d; counted: in its place the launch counts the class indices.
-    """
+    """What a launch takes and gives beside call and Outputs. divisor: 0-d; counted: in its place the launch counts the class indices."""
 
     divisor: Tensor | None
     counted: bool
     gradient: Tensor | None
-    z_total: bool
 
 
 class Columns(NamedTuple):
@@ -68,6 +34,62 @@ class Columns(NamedTuple):
 ALL = Columns(None, None)
 
 
+def logits_of(call: RowwiseCall[Any], x: Strided, classes: int) -> Logits:
+    """Return logits as the kernels see them. Numbers that change nothing are None, here and in the other records."""
+    scale = None if call.logit_scale == 1.0 else call.logit_scale
+    return Logits(*x, classes, scale, call.softcap, call.bias, None if call.bias is None else call.tau)
+
+
+def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
+    """Return what all rows' targets share."""
+    turn: dict[str, float] = {}
+    if call.angle or call.margin:
+        angle = call.angle
+        turn = {"cosine": math.cos(angle), "sine": math.sin(angle), "beyond": angle * math.sin(angle), "margin": call.margin}
+    return Labels(
+        weight_ptr=call.weight,
+        ignore=call.ignore_index,
+        smoothing=call.label_smoothing or None,
+        spread=call.spread or None,
+        focus=call.focus if call.spread else None,
+        first=columns.first,
+        classes=columns.classes,
+        **turn,
+    )
+
+
+def row_loss(call: RowwiseCall[Any], formulas: Formulas, divisor: Tensor | None) -> RowLoss:
+    """Return what becomes of a row. divisor: of the values, 0-d, but for the number of rows."""
+    z_loss = call.z_loss if call.z_loss or call.outputs[0] else None
+    return RowLoss(formulas.formula, tuple(call.hyper), z_loss, mean_of_rows(call), divisor)
+
+
+def outputs_of(call: RowwiseCall[Any], like: Tensor, keep: bool) -> Outputs:
+    """Return new tensors for the results of each row; the losses are among them where no totals are asked for."""
+    *results, _, stats = call.shapes(keep)
+    made = [new_like(like, shape) if call.reduction == "none" or i > 1 else None for i, shape in enumerate(results)]
+    return Outputs._make([*made, new_like(like, stats)])
+
+
+def flags_of(out: Outputs) -> dict[str, bool]:
+    """Return the fields of a Config that say which outputs there are."""
+    present = {"ENTROPY": out.entropy, "CORRECT": out.correct, "ARGMAX": out.argmax, "SQUARES": out.log_p2, "MEAN": out.mean_logit}
+    all_rows = any(t is not None for t in (out.lse, out.entropy, out.argmax, out.log_p2, out.mean_logit))
+    return {**{name: t is not None for name, t in present.items()}, "ALL_ROWS": all_rows}
+
+
+def sums_of(call: RowwiseCall[Any]) -> tuple[Sum | None, Sum | None]:
+    """Return where a launch adds up the loss and the z-loss."""
+    total = call.reduction != "none"
+    return sum_slots(0) if total else None, sum_slots(1) if total and call.outputs[0] else None
+
+
+def results_of(out: Outputs, totals: tuple[Tensor, ...], divisor: Tensor | None) -> Results:
+    """Return the results, and what is kept for backward. totals: of the loss, and of the z-loss, unless there is one of each row."""
+    loss, z_loss = (*totals, None)[:2] if totals else out[:2]
+    return loss, z_loss, *out[2:-1], divisor, out.stats
+
+
 class Prepared(NamedTuple):
     """What the kernels read and compute: their arguments (logits, target, gradient), the loss, the layout, what they are compiled for."""
 
@@ -77,7 +99,7 @@ class Prepared(NamedTuple):
     constants: dict[str, bool]
 
 
-def _prepare(call: RowwiseCall, wanted: Wanted, numbers: Numbers, formulas: Formulas, columns: Columns = ALL) -> Prepared | None:
+def _prepare(call: RowwiseCall, wanted: Wanted, formulas: Formulas, columns: Columns = ALL) -> Prepared | None:
     """None where the dimensions of the tensors beside the classes do not join into two."""
     probabilities = call.target.is_floating_point()
     index, probability = (None, call.target) if probabilities else (call.target, None)
@@ -85,76 +107,47 @@ def _prepare(call: RowwiseCall, wanted: Wanted, numbers: Numbers, formulas: Form
     if at is None:
         return None
     x, index_a, index_b, lam, dense, gradient = at.strided
-    logits = at.logits(x)._replace(scale=numbers.logit_scale, softcap=numbers.softcap, bias_ptr=call.bias, tau=numbers.tau)
-    labels = Labels(
-        weight_ptr=call.weight,
-        ignore=call.ignore_index,
-        smoothing=numbers.smoothing,
-        spread=numbers.spread,
-        focus=numbers.focus,
-        first=columns.first,
-        classes=columns.classes,
-        **({} if numbers.angle is None else _turn(numbers.angle, numbers.margin)),
-    )
-    all_classes = probabilities or (numbers.smoothing is not None and call.weight is not None)
+    smoothing = bool(call.label_smoothing)
+    all_classes = probabilities or (smoothing and call.weight is not None)
     return Prepared(
-        (logits, Target(index_a, index_b, lam, dense, labels), gradient),
-        RowLoss(formulas.formula, tuple(call.hyper), numbers.z_loss, numbers.scale, wanted.divisor),
+        (logits_of(call, x, at.classes), Target(index_a, index_b, lam, dense, labels_of(call, columns)), gradient),
+        row_loss(call, formulas, wanted.divisor),
         at,
-        {"EMPTY_IS_ZERO": call.empty_is_zero, "DENSE": all_classes, "EVEN": numbers.smoothing is not None and not all_classes},
+        {"EMPTY_IS_ZERO": call.empty_is_zero, "DENSE": all_classes, "EVEN": smoothing and not all_classes},
     )
 
 
-def _turn(angle: float, margin: float | None) -> dict[str, Any]:
-    """Return the numbers of Labels that say how the target's logit is changed."""
-    return {"cosine": math.cos(angle), "sine": math.sin(angle), "beyond": angle * math.sin(angle), "margin": margin}
-
-
-def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, numbers: Numbers, formulas: Formulas) -> Launch | None:
-    p = _prepare(call, wanted, numbers, formulas)
+def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, formulas: Formulas) -> Launch | None:
+    p = _prepare(call, wanted, formulas)
     if p is None:
         return None
-    total = out.loss is None
+    sums = sums_of(call)
+    totals = sum(one is not None for one in sums)
     counted = call.target.numel() if wanted.counted else 0
-    if wanted.gradient is not None and not wanted.z_total and not any(one is not None for one in out):
-        resident = _resident(call, counted, numbers, p)
+    if wanted.gradient is not None and totals < 2 and not any(one is not None for one in out):
+        resident = _resident(call, counted, p)
         if resident is not None:
             return resident
-    focus, dense, adjacent = numbers.focus is not None, p.constants["DENSE"], p.at.adjacent
+    focus, dense, adjacent = p.given[1].labels.focus is not None, p.constants["DENSE"], p.at.adjacent
     # where a lane sums single classes, those of a focus take as many registers
     tiles = forward_tiles(p.at.classes, call.x.itemsize, adjacent, dense or (adjacent and focus), wanted.gradient is not None)
     if focus and not adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
-    totals = total + wanted.z_total
-    sums = sum_slots(0) if total else None, sum_slots(1) if wanted.z_total else None
-    return p.at.launch(
-        rowwise_kernel,
-        tiles,
-        (*p.given, out, sums, p.loss),
-        counted,
-        totals,
-        STAGES=tiles.stages,
-        ENTROPY=out.entropy is not None,
-        CORRECT=out.correct is not None,
-        ARGMAX=out.argmax is not None,
-        SQUARES=out.log_p2 is not None,
-        MEAN=out.mean_logit is not None,
-        ALL_ROWS=any(t is not None for t in (out.lse, out.entropy, out.argmax, out.log_p2, out.mean_logit)),
-        **p.constants,
-    )
+    arguments = (*p.given, out, sums, p.loss)
+    return p.at.launch(rowwise_kernel, tiles, arguments, counted, totals, STAGES=tiles.stages, **flags_of(out), **p.constants)
 
 
-def _resident(call: RowwiseCall, counted: int, numbers: Numbers, p: Prepared) -> Launch | None:
+def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
-    changed = any(n is not None for n in (numbers.logit_scale, numbers.softcap, numbers.focus, numbers.angle))
+    changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.angle or call.margin
     on_chip = chip(call.x.get_device())
     if on_chip is None or p.constants["DENSE"] or changed or max(at.align, at.shift) == 1 or at.outer != 1:
         return None
     if pair and (at.shift > 1 or bias):
         return None  # more than registers hold
     multiprocessors, shared = on_chip
-    tiles = resident_tiles(at.classes, call.x.itemsize, at.shift, pair, numbers.smoothing is not None, bias, shared)
+    tiles = resident_tiles(at.classes, call.x.itemsize, at.shift, pair, p.constants["EVEN"], bias, shared)
     if tiles is None:
         return None
     try:
@@ -182,24 +175,14 @@ def _resident(call: RowwiseCall, counted: int, numbers: Numbers, p: Prepared) ->
 
 
 def _make_backward(
-    call: RowwiseCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, numbers: Numbers, columns: Columns, formulas: Formulas
+    call: RowwiseCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, columns: Columns, formulas: Formulas
 ) -> Launch | None:
-    p = _prepare(call, wanted, numbers, formulas, columns)
+    p = _prepare(call, wanted, formulas, columns)
     if p is None:
         return None
-    entropy = grad_outputs.entropy is not None
-    return p.at.launch(
-        rowwise_backward_kernel,
-        backward_tiles(p.at.classes, p.at.shift, p.at.adjacent),
-        (*p.given, kept, grad_outputs, p.loss),
-        ENTROPY=entropy,
-        ALL_ROWS=grad_outputs.lse is not None or entropy,
-        **p.constants,
-    )
-
-
-FORWARD = Launcher(_make, writes=("gradient",))
-BACKWARD = Launcher(_make_backward, writes=("gradient",))
+    tiles, entropy = backward_tiles(p.at.classes, p.at.shift, p.at.adjacent), grad_outputs.entropy is not None
+    arguments, all_rows = (*p.given, kept, grad_outputs, p.loss), grad_outputs.lse is not None or entropy
+    return p.at.launch(rowwise_backward_kernel, tiles, arguments, ENTROPY=entropy, ALL_ROWS=all_rows, **p.constants)
 
 
 def _divisor(call: RowwiseCall) -> Tensor | None:
@@ -209,33 +192,26 @@ def _divisor(call: RowwiseCall) -> Tensor | None:
     return count(Counting(call.target, call.target_b, lam, weight, call.x.shape[1], call.ignore_index, 1.0))
 
 
-def forward(
-    call: RowwiseCall,
-    formulas: Formulas,
-    gradients: Sequence[Tensor | None],
-    keep: bool,
-    alone: bool = False,
-) -> tuple[Tensor | None, ...]:
+def forward(call: RowwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """As elementwise.launch.forward."""
     itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
-    each = call.reduction == "none"
-    *results, _, stats = call.shapes(keep)
-    made = [new_like(call.x, shape) if each or i > 1 else None for i, shape in enumerate(results)]
-    loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit = made
-    out = Outputs(loss, z_loss, lse, entropy, correct, argmax, log_p2, mean_logit, new_like(call.x, stats))
-    z_total = not each and call.outputs[0]
-    totals = FORWARD.ready(call, Wanted(divisor, itself, gradients[0], z_total), out, Numbers.of(call), formulas).start()
-    if not each:
-        made[0], made[1] = totals[0], totals[1] if z_total else None
-    return *made, divisor if call.counted else None, out.stats
+    out = outputs_of(call, call.x, keep)
+    totals = addressed(_make, call, Wanted(divisor, itself, gradients[0]), out, formulas).start()
+    return results_of(out, totals, divisor if call.counted else None)
+
+
+def gradients_of(grad_outputs: Tensors) -> GradOutputs:
+    """Return the gradients of loss, z-loss, lse and entropy as the kernels see them."""
+    loss, z_loss, lse, entropy = grad_outputs
+    return GradOutputs(*stepped(loss), *stepped(z_loss), in_order(lse), in_order(entropy))
 
 
 def backward(
     call: RowwiseCall,
     formulas: Formulas,
-    kept: Sequence[Tensor | None],
-    grad_outputs: Sequence[Tensor | None],
+    kept: Tensors,
+    grad_outputs: Tensors,
     gradients: Sequence[Tensor],
     columns: tuple[int | None, int | None] = ALL,
 ) -> None:
@@ -251,15 +227,6 @@ def backward(
     if stats is None:
         plain = call._replace(outputs=NO_OUTPUTS, normalizer=divisor)
         stats = forward(plain, formulas, [None], True)[-1]
-    assert stats is not None
-    of_loss, of_z_loss = map(stepped, grad_outputs[:2])
-    lse, entropy = map(in_order, grad_outputs[2:])
-    BACKWARD.ready(
-        call,
-        Wanted(divisor, False, gradients[0], False),
-        Kept(stats, None if entropy is None else row_entropy),
-        GradOutputs(*of_loss, *of_z_loss, lse, entropy),
-        Numbers.of(call),
-        Columns(*columns),
-        formulas,
-    ).start()
+    given = gradients_of(grad_outputs)
+    known = Kept(stats, None if given.entropy is None else row_entropy)
+    addressed(_make_backward, call, Wanted(divisor, False, gradients[0]), known, given, Columns(*columns), formulas).start()

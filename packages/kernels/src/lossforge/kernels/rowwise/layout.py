@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lossforge.kernels.call import DivergenceCall, RowwiseCall, TopKCall
+from lossforge.kernels.call import DivergenceCall, RowwiseCall, TopKCall, scale_of
 from lossforge.kernels.engine.launch import Launch, aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
-from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.rowwise.sweep import Config
 from lossforge.kernels.tiles import BackwardTiles, RowTiles, most_registers
 
@@ -51,9 +50,6 @@ class RowLayout(NamedTuple):
     wide: bool
     align: int
     shift: int
-
-    def logits(self, x: Strided) -> Logits:
-        return Logits(x.ptr, x.s0, x.s1, x.s2, self.classes)
 
     def launch(
         self, kernel: Any, tiles: RowTiles | BackwardTiles, arguments: tuple[Any, ...], counted: int = 0, totals: int = 0, **constants: Any
@@ -137,8 +133,6 @@ def _alignment(tensors: Sequence[tuple[Any, Steps]], classes: int) -> tuple[int,
     return 1, vector if same_shift and classes > 8192 else 1
 
 
-def scale_of(call: RowwiseCall | DivergenceCall | TopKCall) -> float:
+def mean_of_rows(call: RowwiseCall[Any] | DivergenceCall | TopKCall) -> float:
     """Return the factor of a loss, divided by the number of rows if that is its divisor."""
-    rows = call.x.numel() // call.x.shape[1]
-    known = call.reduction == "mean" and call.normalizer is None and not call.counted
-    return float(call.loss_scale / rows if known else call.loss_scale)
+    return scale_of(call, call.x.numel() // call.x.shape[1])

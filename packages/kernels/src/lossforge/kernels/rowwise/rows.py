@@ -242,6 +242,19 @@ def shrunk(before, top):
 
 
 @triton.jit
+def relative(x, top):
+    """Return e^(x - top) for x ≤ top, 1 where both are infinite."""
+    return tl.where(x == top, 1.0, shrunk(x, top))
+
+
+@triton.jit
+def add_exponential(top, total, x):
+    """Add an element to each log-sum-exp that is kept as the maximum so far and the sum relative to it."""
+    above = tl.maximum(top, x)
+    return above, total * relative(top, above) + relative(x, above)
+
+
+@triton.jit
 def origin(x, span):
     """Return the logit that a row is summed relative to, so that a common offset costs no digits: the first if finite, else 0."""
     first = tl.load(row_address(x, span.outer, span.row), mask=span.inside, other=0.0).to(tl.float32)

@@ -47,13 +47,6 @@ class Config(NamedTuple):
     EACH: bool = False
 
 
-class Features(NamedTuple):
-    """Rows of features, each contiguous, s0 elements from one to the next."""
-
-    ptr: Any
-    s0: int
-
-
 class Affine(NamedTuple):
     """Scale and bias of the similarities: numbers, times or plus what is in device memory."""
 
@@ -171,7 +164,7 @@ def keep(parts_ptr, plane, across, tile, length, at, values):
 
 @triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
 def similarity_kernel(
-    a,  # Features
+    a,  # a and b: rows of features, each contiguous, s0 elements from one to the next
     b,
     affine,
     labels,
@@ -284,7 +277,7 @@ def similarity_gradient_kernel(
     known,
     grad_output_ptr,  # one for each row with EACH
     pair_grad_output_ptr,  # the same of all pairs, for columns
-    gradient,  # Features: of x, (rows, columns)
+    gradient,  # of x, (rows, columns), as a
     sums_ptr,  # Σ g of each program, or None
     rows,
     columns,

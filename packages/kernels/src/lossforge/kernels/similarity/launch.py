@@ -5,23 +5,23 @@ gradients of a and of b, whose sum over the blocks is in float32.
 """
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, SimilarityCall
-from lossforge.kernels.engine.launch import Launch, Launcher, computed, in_order, new_like, sum_slots
-from lossforge.kernels.engine.layout import Tensors, constants
+from lossforge.kernels.call import FLOAT, Formulas, SimilarityCall, scale_of
+from lossforge.kernels.engine.launch import Launch, computed, in_order, new_like, sum_slots
+from lossforge.kernels.engine.layout import Results, Strided, Tensors, constants
 from lossforge.kernels.product import add_product
 from lossforge.kernels.similarity.kernel import (
     NONE,
     Affine,
     Config,
-    Features,
     Known,
     Labels,
     Parts,
@@ -40,8 +40,8 @@ JOIN = 64
 """Rows or columns that a program joins."""
 
 
-def _features(t: Any) -> Features:
-    return Features(t, t.stride(0) if t.shape[0] > 1 else t.shape[1])
+def _features(t: Tensor) -> Strided:
+    return Strided(t, t.stride(0) if t.shape[0] > 1 else t.shape[1])
 
 
 def _in_tiles(t: Tensor) -> Tensor:
@@ -94,63 +94,13 @@ def _options(tiles: FeatureTiles, lean: bool) -> dict[str, int]:
     return {"num_warps": tiles.warps, "num_stages": tiles.stages, **most_registers(tiles.warps, tiles.programs if lean else 1)}
 
 
-class Statistics(NamedTuple):
-    """What the first launch writes."""
-
-    row_parts: Tensor | None
-    column_parts: Tensor | None
-    own: Tensor | None
-
-
-def _make(call: SimilarityCall, to: Statistics) -> Launch:
-    tiles = feature_tiles(call.a.itemsize)
-    down, across = _programs(call, tiles)
-    arguments = (*_given(call), Parts(to.row_parts, to.column_parts), to.own, *_sizes(call), call.a.shape[1], _config(call, tiles))
-    return Launch(similarity_kernel, (down * across,), arguments, **_options(tiles, call.skip == NONE.value))
-
-
-def _make_join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -> Launch:
-    """places: rows or columns, tiles, and where their pairs are: see similarity_join_kernel."""
-    known = call.reduction == "mean" and call.normalizer is None
-    scale = (0.5 if call.loss == "both_sides" else 1.0) * call.loss_scale / (call.a.shape[0] if known else 1)
-    arguments = (side, sum_slots(), call.normalizer, float(scale), *places, call.loss == "sigmoid", call.empty_is_zero, JOIN)
-    return Launch(similarity_join_kernel, (triton.cdiv(places[0], JOIN),), arguments, totals=1, num_warps=4)
-
-
-class GradientInputs(NamedTuple):
-    """What the gradient of a block of rows takes beside the call of these rows. grad_output: one for each of all rows; None for 1."""
-
-    row_lse: Tensor | None
-    share: Tensor | None
-    column_lse: Tensor | None
-    grad_output: Tensor | None
-    gradient: Tensor
-    sums: Tensor | None
-
-
-def _make_gradient(call: SimilarityCall, a: GradientInputs, before: int, paired: int) -> Launch:
-    tiles = feature_tiles(call.a.itemsize)
-    down, across = _programs(call, tiles)
-    config = _config(call, tiles, EACH=a.grad_output is not None)
-    of_rows = None if a.grad_output is None else a.grad_output[before : before + call.a.shape[0]]
-    known = Known(a.row_lse, a.share, a.column_lse)
-    arguments = (*_given(call), known, of_rows, a.grad_output, _features(a.gradient), a.sums, *_sizes(call), before, paired)
-    options = _options(tiles, a.grad_output is None)
-    return Launch(similarity_gradient_kernel, (down * across,), (*arguments, call.a.shape[1], config), **options)
-
-
-FORWARD, JOINED, GRADIENT = Launcher(_make), Launcher(_make_join), Launcher(_make_gradient)
-
-
 def _prepared(call: SimilarityCall) -> SimilarityCall:
     """Return the call with tensors that the kernels address."""
     labels = {name: in_order(getattr(call, name)) for name in ("row_labels", "column_labels")}
     return call._replace(a=_in_tiles(call.a), b=_in_tiles(call.b), **labels)
 
 
-def forward(
-    call: SimilarityCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False
-) -> tuple[Tensor | None, ...]:
+def forward(call: SimilarityCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """As elementwise.launch.forward."""
     call = _prepared(call)
     value, *kept = _statistics(call)
@@ -159,26 +109,35 @@ def forward(
     return value, *kept
 
 
-def _statistics(call: SimilarityCall) -> tuple[Tensor | None, ...]:
+def _statistics(call: SimilarityCall) -> Results:
     """Return the loss, and what the gradient needs of rows and columns."""
     rows, columns = call.a.shape[0], call.b.shape[0]
-    down, across = _programs(call, feature_tiles(call.a.itemsize))
+    tiles = feature_tiles(call.a.itemsize)
+    down, across = _programs(call, tiles)
     labelled, both, softmax = call.row_labels is not None, call.loss == "both_sides", call.loss != "sigmoid"
     planes = (4 if labelled else 2) if softmax else 1
-    shapes = (planes, across, rows), (2, down, columns) if both else None, (rows,) if softmax and not labelled else None
-    to = Statistics(*[new_like(call.a, None if s is None else (s, torch.float32)) for s in shapes])
+    row_parts = new_like(call.a, ((planes, across, rows), FLOAT))
+    column_parts = new_like(call.a, ((2, down, columns), FLOAT) if both else None)
+    own = new_like(call.a, ((rows,), FLOAT) if softmax and not labelled else None)
     each, *kept = call.shapes(True)
     row_lse, share, column_lse = [new_like(call.a, shape) for shape in kept]
     loss, of_columns = [new_like(call.a, each if one and call.reduction == "none" else None) for one in (True, both)]
-    FORWARD.ready(call, to).start()
-    (total,) = JOINED.ready(call, Side(to.row_parts, to.own, row_lse, share, loss), (rows, across, 0, rows)).start()
+    arguments = (*_given(call), Parts(row_parts, column_parts), own, *_sizes(call), call.a.shape[1], _config(call, tiles))
+    Launch(similarity_kernel, (down * across,), arguments, **_options(tiles, call.skip == NONE.value)).start()
+    total = _join(call, Side(row_parts, own, row_lse, share, loss), (rows, across, 0, rows))
     if both:
-        side = Side(to.column_parts, to.own, column_lse, None, of_columns)
-        (other,) = JOINED.ready(call, side, (columns, down, -call.offset, rows)).start()
+        other = _join(call, Side(column_parts, own, column_lse, None, of_columns), (columns, down, -call.offset, rows))
         total = computed(torch.add, total, other)
     if loss is not None and of_columns is not None:
         loss = computed(torch.add, loss, of_columns)
     return total if loss is None else loss, row_lse, share, column_lse
+
+
+def _join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -> Tensor:
+    """Join the tiles of a side, and return its total. places: rows or columns, tiles, and where their pairs are: see the kernel."""
+    scale = (0.5 if call.loss == "both_sides" else 1.0) * scale_of(call, call.a.shape[0])
+    arguments = (side, sum_slots(), call.normalizer, scale, *places, call.loss == "sigmoid", call.empty_is_zero, JOIN)
+    return Launch(similarity_join_kernel, (triton.cdiv(places[0], JOIN),), arguments, totals=1, num_warps=4).start()[0]
 
 
 def backward(call: SimilarityCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
@@ -213,11 +172,12 @@ def _differentiate(call: SimilarityCall, kept: Sequence[Tensor | None], grad_out
             part = part._replace(row_labels=call.row_labels[start:end])
         lse, shares = (None if t is None else t[start:end] for t in (row_lse, share))
         if of_bias is not None:
-            down, across = _programs(part, tiles)
-            of_all.append(torch.empty(down * across, dtype=torch.float32, device=call.a.device))
+            of_all.append(torch.empty(math.prod(_programs(part, tiles)), dtype=torch.float32, device=call.a.device))
         gradient = memory[: end - start]
-        given = GradientInputs(lse, shares, column_lse, upstream, gradient, of_all[-1] if of_all else None)
-        GRADIENT.ready(part, given, start, rows).start()
+        of_rows = None if upstream is None else upstream[start:end]
+        tensors = (Known(lse, shares, column_lse), of_rows, upstream, _features(gradient), of_all[-1] if of_all else None)
+        arguments = (*_given(part), *tensors, *_sizes(part), start, rows, depth, _config(part, tiles, EACH=each))
+        Launch(similarity_gradient_kernel, (math.prod(_programs(part, tiles)),), arguments, **_options(tiles, not each)).start()
         if of_a is not None or of_scale is not None:
             product = torch.empty((end - start, depth), dtype=torch.float32, device=call.a.device)
             add_product(product, gradient, call.b, True)
@@ -237,8 +197,7 @@ def _differentiate(call: SimilarityCall, kept: Sequence[Tensor | None], grad_out
 
 def _factor(call: SimilarityCall, grad_output: Tensor | None) -> Any:
     """Return what multiplies every gradient: the loss's factor over its divisor, times the upstream gradient; a number or 0-d."""
-    known = call.reduction == "mean" and call.normalizer is None
-    factor: Any = call.loss_scale / (call.a.shape[0] if known else 1)
+    factor: Any = scale_of(call, call.a.shape[0])
     if call.normalizer is not None:
         divisor = call.normalizer.float()
         factor = factor / divisor

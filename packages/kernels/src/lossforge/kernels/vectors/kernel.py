@@ -8,31 +8,22 @@ A program holds tiles of rows. Vectors that fit a tile are read once. Longer one
 from the cache, for the gradients.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from lossforge.kernels.boxes.kernel import Boxes
 from lossforge.kernels.distribution.kernel import of_bins
-from lossforge.kernels.elementwise.kernel import Outputs, Space, all_tiles, coordinates, settled
-from lossforge.kernels.engine.layout import END, Strided, load
-from lossforge.kernels.engine.reduce import finish, scales
-
-
-class Formula(NamedTuple):
-    """A loss's functions."""
-
-    value: Any = None
-    terms: Any = None
-    slopes: Any = None
-    background: Any = None
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.engine.layout import Strided, load
 
 
 class Vectors(NamedTuple):
     """The vectors of a call, of which z may be absent, and their gradients, of which each may be.
 
     Attributes:
+        label: of each row, or absent.
         COUNT: elements of a vector.
         SIZE: of them in a tile.
         WIDE: whether their offsets need 64 bits.
@@ -44,23 +35,10 @@ class Vectors(NamedTuple):
     dx: Boxes
     dy: Boxes
     dz: Boxes
+    label: Strided
     COUNT: int
     SIZE: int
     WIDE: bool
-
-
-class Given(NamedTuple):
-    """All that a tile needs, except its position."""
-
-    vectors: Vectors
-    label: Strided
-    weight: Strided
-    outputs: Outputs
-    hyper: Any
-    space: Space
-    scale: Any
-    factor: Any
-    end: Any = END
 
 
 @triton.jit
@@ -91,26 +69,26 @@ def store_slopes(x, y, z, of_sums, at, r, j, inside, factor, given, formula):
     da, db, dc = of_sums
     dx, dy, dz = formula.slopes(x, y, z, da[:, None], db[:, None], dc[:, None], *given.hyper)
     factor = factor[:, None]
-    if given.vectors.dx.ptr is not None:
-        tl.store(of_bins(given.vectors.dx, at, r, j, given.vectors), dx * factor, mask=inside)
-    if given.vectors.dy.ptr is not None:
-        tl.store(of_bins(given.vectors.dy, at, r, j, given.vectors), dy * factor, mask=inside)
-    if given.vectors.dz.ptr is not None:
-        tl.store(of_bins(given.vectors.dz, at, r, j, given.vectors), dz * factor, mask=inside)
+    if given.inputs.dx.ptr is not None:
+        tl.store(of_bins(given.inputs.dx, at, r, j, given.inputs), dx * factor, mask=inside)
+    if given.inputs.dy.ptr is not None:
+        tl.store(of_bins(given.inputs.dy, at, r, j, given.inputs), dy * factor, mask=inside)
+    if given.inputs.dz.ptr is not None:
+        tl.store(of_bins(given.inputs.dz, at, r, j, given.inputs), dz * factor, mask=inside)
 
 
 @triton.jit
 def value_of(a, b, c, at, mask, given, formula):
     label = a * 0.0
-    if given.label.ptr is not None:
-        label = load(given.label, at, mask, 0.0).to(tl.float32)
+    if given.inputs.label.ptr is not None:
+        label = load(given.inputs.label, at, mask, 0.0).to(tl.float32)
     return formula.value(a, b, c, label, *given.hyper)
 
 
 @triton.jit
 def one_tile(part, ahead, start, r, rest, given, formula):
     """Add the values of one tile to `part`, and store gradients and values where they are asked for. rest: rows inside; None: all."""
-    WRITES: tl.constexpr = given.vectors.dx.ptr is not None or given.vectors.dy.ptr is not None or given.vectors.dz.ptr is not None
+    WRITES: tl.constexpr = given.inputs.dx.ptr is not None or given.inputs.dy.ptr is not None or given.inputs.dz.ptr is not None
     at = coordinates(start, r, 0, given.space)
     mask = None if rest is None else r < rest
     exists = (r >= 0 if rest is None else r < rest)[:, None]
@@ -120,10 +98,10 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     factor = w * given.factor
     if given.outputs.grad_output.ptr is not None:
         factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
-    j = tl.arange(0, given.vectors.SIZE)[None, :]
-    inside = exists & (j < given.vectors.COUNT)
-    if given.vectors.SIZE >= given.vectors.COUNT:
-        x, y, z = parts_of(at, r, j, inside, given.vectors)
+    j = tl.arange(0, given.inputs.SIZE)[None, :]
+    inside = exists & (j < given.inputs.COUNT)
+    if given.inputs.SIZE >= given.inputs.COUNT:
+        x, y, z = parts_of(at, r, j, inside, given.inputs)
         a, b, c = summed_terms(x, y, z, inside, given.hyper, formula)
         value, da, db, dc = value_of(a, b, c, at, mask, given, formula)
         if WRITES:
@@ -131,33 +109,20 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     else:
         a = tl.zeros([given.space.BLOCK], tl.float32)
         b, c = a, a
-        for begin in range(0, given.vectors.COUNT, given.vectors.SIZE):
-            inside = exists & (begin + j < given.vectors.COUNT)
-            x, y, z = parts_of(at, r, begin + j, inside, given.vectors)
+        for begin in range(0, given.inputs.COUNT, given.inputs.SIZE):
+            inside = exists & (begin + j < given.inputs.COUNT)
+            x, y, z = parts_of(at, r, begin + j, inside, given.inputs)
             more_a, more_b, more_c = summed_terms(x, y, z, inside, given.hyper, formula)
             a, b, c = a + more_a, b + more_b, c + more_c
         value, da, db, dc = value_of(a, b, c, at, mask, given, formula)
         if WRITES:
-            for begin in range(0, given.vectors.COUNT, given.vectors.SIZE):
-                inside = exists & (begin + j < given.vectors.COUNT)
-                x, y, z = parts_of(at, r, begin + j, inside, given.vectors)
+            for begin in range(0, given.inputs.COUNT, given.inputs.SIZE):
+                inside = exists & (begin + j < given.inputs.COUNT)
+                x, y, z = parts_of(at, r, begin + j, inside, given.inputs)
                 store_slopes(x, y, z, (da, db, dc), at, r, begin + j, inside, factor, given, formula)
     return settled(part, value * w, None, at, mask, given.outputs, given.scale)
 
 
-@triton.jit
-def all_rows(given, formula, special, applies, n):
-    part = tl.zeros([given.space.BLOCK], tl.float32)
-    if applies is not None and applies(*given.hyper):
-        part = all_tiles(part, n, given, special, one_tile)
-    else:
-        part = all_tiles(part, n, given, formula, one_tile)
-    return part
-
-
 @triton.jit(do_not_specialize=("n",))
-def vectors_kernel(vectors, label, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
-    scale, factor = scales(scaling, None)
-    part = all_rows(Given(vectors, label, weight, outputs, hyper, space, scale, factor), formula, special, applies, n)
-    if sum is not None:
-        finish(tl.sum(part, 0), sum, scale)
+def vectors_kernel(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n):
+    every_tile(inputs, weight, outputs, hyper, scaling, sum, formula, special, applies, space, n, one_tile)

@@ -9,33 +9,23 @@ A program has one sample, and its tiles hold all views of some classes. The firs
 cache: for the log-sum-exps, and for the loss and Σ p g. The second launch writes the gradient, a tile a program.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import matrix_address
 from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import LOG2E, exp2, log
-from lossforge.kernels.rowwise.rows import LOWEST
+from lossforge.kernels.rowwise.rows import LOWEST, add_exponential
 
 FLOOR = tl.constexpr(1e-7)
 
 
-class Views(NamedTuple):
-    """A tensor (splits · samples, C), with its strides. From a view of a sample to the next are `samples` rows."""
-
-    ptr: Any
-    s0: Any
-    s1: Any
-
-
 @triton.jit
 def read(x, sample, view, column, samples, classes, S: tl.constexpr):
-    """Load a tile of all views of a sample; -inf outside."""
+    """Load a tile of all views of a sample, `samples` rows from a view to the next; -inf outside. Return its rows and which exist, too."""
     inside = (view < S)[:, None] & (column < classes)[None, :]
     row = view.to(tl.int64) * samples + sample
-    at = x.ptr + row[:, None] * x.s0 + column.to(tl.int64)[None, :] * x.s1
-    return at, inside, tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
+    return row, inside, tl.load(matrix_address(x, row, column), mask=inside, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
@@ -59,9 +49,7 @@ def views_kernel(
     top, total = tl.full([SP, BC], LOWEST, tl.float32), tl.zeros([SP, BC], tl.float32)
     for start in range(0, classes, BC):
         _, _, tile = read(x, sample, view, start + tl.arange(0, BC), samples, classes, S)
-        above = tl.maximum(top, tile)
-        total = total * exp2((top - above) * LOG2E) + exp2((tile - above) * LOG2E)
-        top = above
+        top, total = add_exponential(top, total, tile)
     whole = tl.max(top, 1)
     ls = tl.where(view < S, log(tl.sum(total * exp2((top - whole[:, None]) * LOG2E), 1)), 0.0)
     value, dot = tl.zeros([SP, BC], tl.float32), tl.zeros([SP, BC], tl.float32)
@@ -92,8 +80,6 @@ def views_gradient_kernel(
     factor = scale / S
     if grad_output_ptr is not None:
         factor *= tl.load(grad_output_ptr).to(tl.float32)
-    _, inside, tile = read(x, sample, view, column, samples, classes, S)
+    row, inside, tile = read(x, sample, view, column, samples, classes, S)
     p, _, slope = compared(tile, top, ls, S)
-    row = view.to(tl.int64) * samples + sample
-    to = gradient.ptr + row[:, None] * gradient.s0 + column.to(tl.int64)[None, :] * gradient.s1
-    tl.store(to, factor * p * (slope - dot[:, None]), mask=inside)
+    tl.store(matrix_address(gradient, row, column), factor * p * (slope - dot[:, None]), mask=inside)

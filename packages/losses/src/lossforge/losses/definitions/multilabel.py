@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lossforge.kernels.call import MultilabelCall
 from lossforge.losses import checks
-from lossforge.losses.autograd import compute
 from lossforge.losses.templates.declare import Module, public
 from lossforge.losses.templates.multilabel import MULTILABEL
 from lossforge.losses.templates.options import CallOptions, check_options, with_options
@@ -108,7 +107,8 @@ def two_way_loss(
     L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over negatives and k over positives, those with a target above ½:
     the mean over the samples that have a positive, plus that over the classes of the batch that have one.
 
-    Each direction is one pass over the logits, and one for its gradient. Logits are scores for a ranking, not calibrated probabilities.
+    Each direction is one pass over the logits, and one more writes the gradient of both. Logits are scores for a ranking, not calibrated
+    probabilities.
 
     When to use it: Take it where labels are ranked within a sample, and samples within a label, as retrieval is judged.
 
@@ -137,6 +137,4 @@ def two_way_loss(
         "paired": True,
         "reduction": reduction,
     }
-    rows, columns = (MultilabelCall("two_way", x, y, **numbers) for x, y in ((input, target), (input.t(), target.t())))
-    total: Tensor = compute(prepared(rows, options)) + compute(prepared(columns, options))
-    return total
+    return prepared(MultilabelCall("two_way", input, target, **numbers), options)

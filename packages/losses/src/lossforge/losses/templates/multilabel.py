@@ -12,6 +12,10 @@ from lossforge.losses.templates.record import Template
 
 def multilabel_reference(a: MultilabelCall) -> Tensor:
     """Compute a call in plain torch."""
+    return _of_rows(a) + _of_rows(a._replace(x=a.x.t(), target=a.target.t())) if a.paired else _of_rows(a)
+
+
+def _of_rows(a: MultilabelCall) -> Tensor:
     x, positive = accurate(a.x), a.target > 0.5
     compared = positive.any(1, keepdim=True) & ~positive.all(1, keepdim=True) if a.paired else torch.ones_like(positive[:, :1])
     terms = [
@@ -30,7 +34,7 @@ def multilabel_reference(a: MultilabelCall) -> Tensor:
 MULTILABEL = Template(
     "multilabel",
     MultilabelCall,
-    kept=("divisor", "stats"),
+    kept=("divisor", "stats", "column_divisor", "column_stats"),
     reference=multilabel_reference,
     docs=TemplateDocs(
         targets="several classes a sample, dense",
