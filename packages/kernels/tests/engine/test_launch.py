@@ -8,9 +8,9 @@ from lossforge.kernels import launch_counts, plans, scale_
 from lossforge.kernels.call import ElementwiseCall, Formulas
 from lossforge.kernels.elementwise import launch as element
 from lossforge.kernels.engine.launch import Slot, filler, planned, workspace
-from lossforge.kernels.engine.reduce import Counting, count
+from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.focal import focal
-from lossforge.kernels.formulas.l1 import l1
+from lossforge.kernels.formulas.regression import l1
 from lossforge.kernels.plans import PLANS, call_key, layout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,8 +46,8 @@ def test_count_and_scale(launches, offset):
         for dtype in (torch.int64, torch.int32):
             for shift in (0, 1):
                 target = offset(torch.zeros(n, dtype=dtype, device=DEVICE), shift)
-                assert count(Counting(target, None, None, None, 3, -100, 1.0)) == n
-                assert count(Counting(target, None, None, None, 3, 0, 1.0)) == 0
+                assert count(target, 3, -100) == n
+                assert count(target, 3, 0) == 0
         for factor in (torch.full((), 3.0, device=DEVICE), torch.full((), 3.0, device=DEVICE).bfloat16()):
             x = torch.ones(n, device=DEVICE)
             scale(x, factor)

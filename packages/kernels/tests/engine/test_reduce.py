@@ -6,9 +6,8 @@ import torch
 from lossforge.kernels import launch_counts, scale_
 from lossforge.kernels.call import ElementwiseCall, Formulas
 from lossforge.kernels.elementwise.launch import forward
-from lossforge.kernels.engine.reduce import Counting
-from lossforge.kernels.engine.reduce import count as counted
-from lossforge.kernels.formulas.l1 import l1
+from lossforge.kernels.engine.reduce import count
+from lossforge.kernels.formulas.regression import l1
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -18,10 +17,6 @@ def test_sum_over_many_programs_is_exact_and_repeatable():
     x = torch.randint(0, 8, (50_001,), generator=torch.Generator().manual_seed(0)).float().to(DEVICE)
     for _ in range(3):
         assert forward(ElementwiseCall("l1", x, torch.zeros_like(x)), Formulas(l1), [None], False)[0] == x.sum()
-
-
-def count(target, classes, ignore_index, *, target_b=None, lam=None, weight=None, scale=1.0):
-    return counted(Counting(target, target_b, lam, weight, classes, ignore_index, scale))
 
 
 def test_count():

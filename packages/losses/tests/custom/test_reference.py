@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lossforge.kernels.formulas import asymmetric, bce, focal, poly, regression
+from lossforge.kernels.formulas import asymmetric, bce, focal, regression
 from lossforge.losses import FormulaError, elementwise
 from lossforge.losses.custom.reference import torch_of
 
@@ -13,7 +13,7 @@ OURS = {
     "focal": (focal.focal, (1.5, 0.3)),
     "asymmetric": (asymmetric.asymmetric_clipped, (2.5, 1.5, 0.05, 1.3)),
     "asymmetric without clip": (asymmetric.asymmetric_unclipped, (2.5, 1.5, 0.0, 1.3)),
-    "poly_bce": (poly.poly_bce, (1.0, 1.5, 0.3)),
+    "poly_bce": (focal.poly_bce, (1.0, 1.5, 0.3)),
     "huber": (regression.huber, (1.0,)),
     "bce_with_logits": (bce.bce_with_logits, (1.2,)),
 }

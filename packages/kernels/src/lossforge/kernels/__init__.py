@@ -38,13 +38,7 @@ def _interpreted() -> bool:
 INTERPRETED = _interpreted()
 """Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
 
-_LAZY = {
-    "launch_counts": "engine.launch",
-    "planned": "engine.launch",
-    "trial": "engine.launch",
-    "trials": "engine.launch",
-    "scale_": "engine.reduce",
-}
+_LAZY = {**dict.fromkeys(("launch_counts", "planned", "trial", "trials"), "engine.launch"), "scale_": "engine.reduce"}
 __all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "planned", "scale_", "trial", "trials"]
 
 

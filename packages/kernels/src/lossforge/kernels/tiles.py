@@ -77,16 +77,14 @@ class BoxTiles(NamedTuple):
 
 def box_tiles(itemsize: int) -> BoxTiles:
     """Choose tiles such that a lane reads 16 bytes at once: it then has one pair of boxes, or two in half precision."""
-    if (tried := on_trial(BoxTiles)) is not None:
-        return tried
-    return BoxTiles(128 if itemsize == 4 else 256, 4)
+    return on_trial(BoxTiles) or BoxTiles(128 if itemsize == 4 else 256, 4)
 
 
-class MarginTiles(NamedTuple):
-    """Rows and classes of a tile, and warps of a program."""
+class MatrixTiles(NamedTuple):
+    """Rows and columns of a tile, which are classes or elements of vectors, and warps of a program."""
 
     rows: int
-    classes: int
+    columns: int
     warps: int
 
 
@@ -94,28 +92,16 @@ MOST_LISTED = 16384
 """The most classes of rows with lists of targets, which a program holds in registers."""
 
 
-def margin_tiles(classes: int, lists: bool) -> MarginTiles:
+def margin_tiles(classes: int, lists: bool) -> MatrixTiles:
     """Choose tiles that hold whole rows; of rows with one target that are longer, a part."""
-    if (tried := on_trial(MarginTiles)) is not None:
-        return tried
     size = max(16, min(next_power_of_2(classes), MOST_LISTED if lists else 4096))
-    return MarginTiles(max(1, 1024 // size), size, max(4, min(16, size // 1024)))
+    return MatrixTiles(max(1, 1024 // size), size, max(4, min(16, size // 1024)))
 
 
-class VectorTiles(NamedTuple):
-    """Rows and elements of vectors in a tile, and warps of a program."""
-
-    rows: int
-    size: int
-    warps: int
-
-
-def vector_tiles(count: int) -> VectorTiles:
+def vector_tiles(count: int) -> MatrixTiles:
     """Choose tiles that hold whole vectors of up to 2048 elements."""
-    if (tried := on_trial(VectorTiles)) is not None:
-        return tried
     size = max(4, min(next_power_of_2(count), 2048))
-    return VectorTiles(max(1, min(256, 1024 // size)), size, 4)
+    return MatrixTiles(max(1, min(256, 1024 // size)), size, 4)
 
 
 class BinTiles(NamedTuple):
@@ -224,14 +210,12 @@ def backward_tiles(classes: int, shift: int, rows_adjacent: bool) -> BackwardTil
     return BackwardTiles(16 if tile == 64 else max(1, 2048 // tile), tile, 2 if tile in (32, 64) else 4)
 
 
-class SimilarityTiles(NamedTuple):
-    rows: int
-    columns: int
-    warps: int
+class SimilarityTiles(MatrixTiles):
+    """Rows and columns of a tile of similarities."""
 
 
-class SimilarityGradientTiles(SimilarityTiles):
-    pass
+class SimilarityGradientTiles(MatrixTiles):
+    """The same of their gradient."""
 
 
 class FeatureTiles(NamedTuple):
@@ -249,9 +233,7 @@ class FeatureTiles(NamedTuple):
 def feature_tiles(itemsize: int) -> FeatureTiles:
     """Choose tiles of a product of two matrices. In half precision two programs run on a multiprocessor: the sums of one take the time in
     which the other multiplies. Products in float32 do not use tensor cores."""
-    if (tried := on_trial(FeatureTiles)) is not None:
-        return tried
-    return FeatureTiles(128, 128, 64, 8, 8, 3, 2) if itemsize == 2 else FeatureTiles(64, 64, 32, 8, 4, 2, 1)
+    return on_trial(FeatureTiles) or (FeatureTiles(128, 128, 64, 8, 8, 3, 2) if itemsize == 2 else FeatureTiles(64, 64, 32, 8, 4, 2, 1))
 
 
 class ProductTiles(FeatureTiles):
@@ -265,9 +247,7 @@ def product_tiles() -> ProductTiles:
 
 def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:
     """Choose tiles of a matrix that is summed along both dimensions. Large tiles leave few parts to add up; small ones fill the GPU."""
-    if (tried := on_trial(SimilarityTiles)) is not None:
-        return tried
-    return SimilarityTiles(64, 64, 4) if rows * columns <= 2**20 else SimilarityTiles(128, 64, 4)
+    return on_trial(SimilarityTiles) or SimilarityTiles(64 if rows * columns <= 2**20 else 128, 64, 4)
 
 
 def similarity_gradient_tiles() -> SimilarityGradientTiles:

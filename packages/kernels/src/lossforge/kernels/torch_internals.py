@@ -22,54 +22,41 @@ _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", N
 _HAS_LEVEL = hasattr(forward_ad, "_current_level")
 
 
-class _Dispatcher:
-    """What torch's dispatcher knows about this thread and a tensor.
-
-    Raises:
-        AttributeError: torch lacks one of the names.
-    """
-
-    def __init__(self) -> None:
-        key, keys = torch._C.DispatchKey, torch._C.DispatchKeySet
-        ordinary = (
-            (key.CUDA, key.ADInplaceOrView, key.AutogradCUDA, key.AutocastCUDA),
-            (key.CPU, key.ADInplaceOrView, key.AutogradCPU, key.AutocastCPU),
+try:  # what torch's dispatcher knows about this thread and a tensor
+    _key, _keys = torch._C.DispatchKey, torch._C.DispatchKeySet
+    _ordinary = frozenset(
+        functools.reduce(operator.or_, map(_keys, each)).raw_repr()
+        for each in (
+            (_key.CUDA, _key.ADInplaceOrView, _key.AutogradCUDA, _key.AutocastCUDA),
+            (_key.CPU, _key.ADInplaceOrView, _key.AutogradCPU, _key.AutocastCPU),
         )
-        self.ordinary = frozenset(functools.reduce(operator.or_, map(keys, each)).raw_repr() for each in ordinary)
-        self.included, self.excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_is_dispatch_key_excluded
-        self.autograd, self.functions, self.keys_of = key.AutogradFunctionality, torch._C._len_torch_function_stack, torch._C._dispatch_keys
-        if not _HAS_LEVEL:
-            raise AttributeError("_current_level")
-        self.no_modes = (keys(key.BackendSelect) | keys(key.ADInplaceOrView)).raw_repr(), False, 0, -1
-
-
-try:
-    _dispatcher: _Dispatcher | None = _Dispatcher()
+    )
+    _included, _excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_is_dispatch_key_excluded
+    _autograd, _functions, _keys_of = _key.AutogradFunctionality, torch._C._len_torch_function_stack, torch._C._dispatch_keys
+    NO_MODES: tuple[Any, ...] = ((_keys(_key.BackendSelect) | _keys(_key.ADInplaceOrView)).raw_repr(), False, 0, -1)
+    """The result of `modes` when none is active."""
+    _KNOWN = _HAS_LEVEL
 except AttributeError:
-    _dispatcher = None
+    _KNOWN = False
 
-NO_MODES: tuple[Any, ...] = ("known",) if _dispatcher is None else _dispatcher.no_modes
-"""The result of `modes` when none is active."""
-
-if _dispatcher is None:
+if _KNOWN:
 
     def modes() -> tuple[Any, ...]:
         """Return the active modes, transforms, tracers and forward-mode derivatives; () if torch lacks the names to ask."""
-        return ()
-
-    def ordinary(t: Any) -> bool:
-        """Return whether `t` is known to be a tensor whose memory holds its values: not a subclass, wrapper or lazy view."""
-        return False
-
-else:
-    _included, _excluded, _autograd = _dispatcher.included, _dispatcher.excluded, _dispatcher.autograd
-    _functions, _keys_of, _ordinary = _dispatcher.functions, _dispatcher.keys_of, _dispatcher.ordinary
-
-    def modes() -> tuple[Any, ...]:
         return _included().raw_repr(), _excluded(_autograd), _functions(), forward_ad._current_level
 
     def ordinary(t: Any) -> bool:
+        """Return whether `t` is known to be a tensor whose memory holds its values: not a subclass, wrapper or lazy view."""
         return type(t) in PLAIN_TYPES and _keys_of(t).raw_repr() in _ordinary
+
+else:
+    NO_MODES = ("known",)
+
+    def modes() -> tuple[Any, ...]:
+        return ()
+
+    def ordinary(t: Any) -> bool:
+        return False
 
 
 def transformed(*tensors: Tensor | None) -> bool:

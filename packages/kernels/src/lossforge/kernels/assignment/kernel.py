@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END
+from lossforge.kernels.engine.layout import END, Strided
 from lossforge.kernels.math import logistic, power
-from lossforge.kernels.pairwise.kernel import Boxes, load_boxes
-
-
-class Labels(NamedTuple):
-    """A number for each box of each image, (B, G), by its strides."""
-
-    ptr: Any
-    s0: int
-    s1: int
+from lossforge.kernels.pairwise.kernel import load_boxes
 
 
 class Scores(NamedTuple):
@@ -36,14 +28,14 @@ class Scores(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Predictions, anchors (A, 2) and the boxes to assign."""
+    """Predictions (B, A, 4), anchors (1, A, 2), and the boxes to assign (B, G, 4) with label and mask (B, G) of each."""
 
     scores: Scores
-    predicted: Boxes
-    anchors: Boxes
-    labels: Labels
-    targets: Boxes
-    mask: Labels
+    predicted: Strided
+    anchors: Strided
+    labels: Strided
+    targets: Strided
+    mask: Strided
     end: Any = END
 
 
@@ -80,7 +72,7 @@ def load_target(given, batch, g, classes):
 def load_points(given, a, mask):
     first = given.anchors.ptr + a.to(tl.int64) * given.anchors.s1
     x = tl.load(first, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(first + given.anchors.step, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(first + given.anchors.s2, mask=mask, other=0.0).to(tl.float32)
     return x, y
 
 
@@ -118,19 +110,14 @@ def alignment_of(given, batch, a, label, mask, overlap, alpha, beta):
 
 @triton.jit(do_not_specialize=("boxes", "anchors", "classes", "k", "alpha", "beta", "margin"))
 def choose_kernel(
-    given,
-    chosen,
-    boxes,  # of an image
-    anchors,
-    classes,
-    k,
-    alpha,
-    beta,
-    margin,
-    similarity: tl.constexpr,
-    INSIDE: tl.constexpr,  # the k best are those of the anchors inside, else of all, of which those outside are left out afterwards
-    BLOCK: tl.constexpr,
+    given, chosen, boxes, anchors, classes, k, alpha, beta, margin, similarity: tl.constexpr, INSIDE: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Choose the anchors of a box.
+
+    Args:
+        boxes: of an image.
+        INSIDE: the k best are those of the anchors inside, else of all, of which those outside are left out afterwards.
+    """
     program = tl.program_id(0).to(tl.int64)
     batch, g = program // boxes, program % boxes
     x1, y1, x2, y2, label, counts = load_target(given, batch, g, classes)
@@ -166,19 +153,13 @@ def choose_kernel(
 
 @triton.jit(do_not_specialize=("boxes", "anchors", "classes", "alpha", "beta", "margin"))
 def resolve_kernel(
-    given,
-    chosen,
-    assigned,
-    boxes,
-    anchors,
-    classes,
-    alpha,
-    beta,
-    margin,
-    similarity: tl.constexpr,
-    ANY: tl.constexpr,  # an anchor that several boxes chose goes to any box that it lies in, else to one of those that chose it
-    BLOCK: tl.constexpr,
+    given, chosen, assigned, boxes, anchors, classes, alpha, beta, margin, similarity: tl.constexpr, ANY: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Give each anchor of a block to one box.
+
+    Args:
+        ANY: an anchor that several boxes chose goes to any box that it lies in, else to one of those that chose it.
+    """
     program, across = tl.program_id(0).to(tl.int64), tl.cdiv(anchors, BLOCK)
     batch = program // across
     start = (program % across).to(tl.int32) * BLOCK
@@ -239,7 +220,7 @@ def complete_kernel(given, chosen, assigned, boxes, anchors, classes, eps, BLOCK
     quality = tl.where(has, alignment * overlap / (largest + eps), 0.0)
     tl.store(assigned.quality_ptr + out, quality, mask=inside)
     side = tl.arange(0, 4)[None, :]
-    corner = given.targets.ptr + batch * given.targets.s0 + index[:, None] * given.targets.s1 + side * given.targets.step
+    corner = given.targets.ptr + batch * given.targets.s0 + index[:, None] * given.targets.s1 + side * given.targets.s2
     tl.store(assigned.boxes_ptr + out[:, None] * 4 + side, tl.load(corner, mask=has[:, None], other=0.0), mask=inside[:, None])
     if assigned.scores_ptr is not None:
         label = tl.load(assigned.labels_ptr + out, mask=inside, other=-1).to(tl.int32)

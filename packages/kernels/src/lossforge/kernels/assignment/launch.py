@@ -10,15 +10,13 @@ from lossforge.kernels.assignment.kernel import (
     Assigned,
     Chosen,
     Given,
-    Labels,
     Scores,
     choose_kernel,
     complete_kernel,
     resolve_kernel,
 )
 from lossforge.kernels.engine.launch import Launch, new_like
-from lossforge.kernels.engine.layout import constants
-from lossforge.kernels.pairwise.kernel import Boxes
+from lossforge.kernels.engine.layout import Strided, as_strided, constants
 from lossforge.kernels.pairwise.launch import formula
 
 CHOOSE, RESOLVE, COMPLETE = 1024, 128, 32
@@ -49,18 +47,14 @@ def assign(
     places = triton.next_power_of_2(numbers.topk)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
-        made = new_like(scores, (shape, dtype))
-        assert made is not None
-        return made
+        return new_like(scores, (shape, dtype))
 
     s0, s1, s2 = scores.stride()
     given = Given(
         constants(Scores(scores, s0, s1, s2, numbers.logits)),
-        Boxes(boxes, *boxes.stride()),
-        Boxes(anchors, 0, *anchors.stride()),
-        Labels(labels, *labels.stride()),
-        Boxes(targets, *targets.stride()),
-        Labels(mask, *mask.stride()),
+        as_strided(boxes),
+        Strided(anchors, 0, *anchors.stride()),
+        *map(as_strided, (labels, targets, mask)),
     )
     bits = new(torch.int32, batch, several), new(torch.int32, batch, several)
     chosen = constants(Chosen(new(torch.int32, batch, several, places), *bits, places))

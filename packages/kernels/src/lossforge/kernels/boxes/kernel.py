@@ -35,6 +35,33 @@ class Pairs(NamedTuple):
 
 
 @triton.jit
+def load_sides(first, step, mask):
+    """Load the four numbers of boxes as they are, in float32; 0 outside of the mask, None: all are inside."""
+    a = load_tile(first, mask, 0.0, "").to(tl.float32)
+    b = load_tile(first + step, mask, 0.0, "").to(tl.float32)
+    c = load_tile(first + step + step, mask, 0.0, "").to(tl.float32)
+    d = load_tile(first + step + step + step, mask, 0.0, "").to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def store_sides(first, step, mask, sides):
+    a, b, c, d = sides
+    tl.store(first, a, mask=mask)
+    tl.store(first + step, b, mask=mask)
+    tl.store(first + step + step, c, mask=mask)
+    tl.store(first + step + step + step, d, mask=mask)
+
+
+@triton.jit
+def corners(a, b, c, d, CENTERED: tl.constexpr):
+    """Return the corners of boxes that are given by them, or with CENTERED by centres and sides."""
+    if CENTERED:
+        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
+    return a, b, c, d
+
+
+@triton.jit
 def load_boxes(t, at, rest, CENTERED: tl.constexpr):
     """Load the corners' coordinates as four tiles in float32. Where boxes are contiguous, a lane reads whole boxes."""
     N: tl.constexpr = at.lane.shape[0]
@@ -46,14 +73,8 @@ def load_boxes(t, at, rest, CENTERED: tl.constexpr):
         b, d = tl.split(odd)
     else:
         mask = None if rest is None else tl.arange(0, N) < rest
-        first = address(t, at)
-        a = load_tile(first, mask, 0.0, "").to(tl.float32)
-        b = load_tile(first + t.step, mask, 0.0, "").to(tl.float32)
-        c = load_tile(first + t.step + t.step, mask, 0.0, "").to(tl.float32)
-        d = load_tile(first + t.step + t.step + t.step, mask, 0.0, "").to(tl.float32)
-    if CENTERED:
-        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
-    return a, b, c, d
+        a, b, c, d = load_sides(address(t, at), t.step, mask)
+    return corners(a, b, c, d, CENTERED)
 
 
 @triton.jit
@@ -72,11 +93,7 @@ def store_gradient(t, at, rest, factor, slopes, CENTERED: tl.constexpr):
         tl.store(t.ptr + 4 * at.start + i, tile, mask=None if rest is None else i < 4 * rest)
     else:
         mask = None if rest is None else tl.arange(0, N) < rest
-        first = address(t, at)
-        tl.store(first, a, mask=mask)
-        tl.store(first + t.step, b, mask=mask)
-        tl.store(first + t.step + t.step, c, mask=mask)
-        tl.store(first + t.step + t.step + t.step, d, mask=mask)
+        store_sides(address(t, at), t.step, mask, (a, b, c, d))
 
 
 @triton.jit

@@ -9,6 +9,7 @@ a tile. The last program of a row or column of tiles joins these in their order,
 launch writes the gradient.
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -63,32 +64,12 @@ class Side(NamedTuple):
     loss: Any
 
 
-class Tile(NamedTuple):
-    """Tile (i, j) of a matrix.
-
-    Attributes:
-        row, column: indices.
-        here, there, inside: which rows, columns and elements exist.
-        full: whether all exist.
-    """
-
-    i: Any
-    j: Any
-    row: Any
-    column: Any
-    here: Any
-    there: Any
-    inside: Any
-    full: Any
+Tile = namedtuple("Tile", "i j row column here there inside full")
+"""Tile (i, j) of a matrix: indices of rows and columns, which rows, columns and elements exist, and whether all do."""
 
 
-class Line(NamedTuple):
-    """Rows or columns `at` of `length`. The first `before` belong to no pair. `across` tiles make up a row or column."""
-
-    at: Any
-    length: Any
-    across: Any
-    before: Any
+Line = namedtuple("Line", "at length across before")
+"""Rows or columns `at` of `length`. The first `before` belong to no pair. `across` tiles make up a row or column."""
 
 
 class Whole(NamedTuple):
@@ -189,20 +170,18 @@ def close(x, height, offset, side, line, slot, whole):
 
 
 @triton.jit(do_not_specialize=("height", "width", "offset", "across", "down"))
-def contrastive_kernel(
-    x,  # Matrix
-    rows,  # Side
-    columns,  # Side
-    sum,  # Sum, with one more ticket for each row and each column of tiles
-    divisor_ptr,
-    scale,
-    height,  # rows of the matrix
-    width,
-    offset,  # the column that belongs to row 0
-    across,  # tiles of a row
-    down,  # tiles of a column
-    config,
-):
+def contrastive_kernel(x, rows, columns, sum, divisor_ptr, scale, height, width, offset, across, down, config):
+    """Store the sums of a tile. The last program of its rows, and of its columns, finishes these.
+
+    Args:
+        x: Matrix.
+        rows, columns: Side.
+        sum: Sum, with one more ticket for each row and each column of tiles.
+        height: rows of the matrix.
+        offset: the column that belongs to row 0.
+        across: tiles of a row.
+        down: tiles of a column.
+    """
     scale = divided(scale, divisor_ptr, config.EMPTY_IS_ZERO)
     place = tile_of(tl.program_id(0), height, width, across, config)
     tile = read(x, place, config)
@@ -226,19 +205,14 @@ def contrastive_kernel(
 
 @triton.jit(do_not_specialize=("height", "width", "offset", "across"))
 def contrastive_backward_kernel(
-    x,  # x and grad_input: Matrix
-    grad_input,
-    row_lse_ptr,
-    column_lse_ptr,
-    grad_output_ptr,  # 0-d, or one for each pair with EACH; None for 1
-    divisor_ptr,
-    scale,
-    height,
-    width,
-    offset,
-    across,
-    config,
+    x, grad_input, row_lse_ptr, column_lse_ptr, grad_output_ptr, divisor_ptr, scale, height, width, offset, across, config
 ):
+    """Write the gradient of a tile.
+
+    Args:
+        x, grad_input: Matrix.
+        grad_output_ptr: 0-d, or one for each pair with EACH; None for 1.
+    """
     share = 0.5 * divided(scale, divisor_ptr, config.EMPTY_IS_ZERO)
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last is most likely still in the cache
     place = tile_of(program, height, width, across, config)

@@ -11,7 +11,7 @@ from lossforge.kernels.call import FLOAT, ContrastiveCall, Formulas, scale_of
 from lossforge.kernels.contrastive.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, constants
-from lossforge.kernels.tiles import SimilarityTiles, contrastive_tiles, similarity_gradient_tiles
+from lossforge.kernels.tiles import MatrixTiles, contrastive_tiles, similarity_gradient_tiles
 
 
 def _matrix(t: Any, scale: float = 1.0) -> Matrix:
@@ -22,12 +22,12 @@ def _matrix(t: Any, scale: float = 1.0) -> Matrix:
     return Matrix(t, s0, s1 if columns > 1 else int(s0 != 1), None if scale == 1.0 else scale)
 
 
-def _config(call: ContrastiveCall, tiles: SimilarityTiles, *matrices: Tensor, each: bool = False) -> Any:
+def _config(call: ContrastiveCall, tiles: MatrixTiles, *matrices: Tensor, each: bool = False) -> Any:
     wide = any(max(t.stride()) * 256 >= 2**31 for t in matrices)
     return constants(Config(tiles.rows, tiles.columns, wide, call.empty_is_zero, EACH=each))
 
 
-def _grid(call: ContrastiveCall, tiles: SimilarityTiles) -> tuple[int, int]:
+def _grid(call: ContrastiveCall, tiles: MatrixTiles) -> tuple[int, int]:
     """Return tiles down and across."""
     rows, columns = call.x.shape
     return triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)

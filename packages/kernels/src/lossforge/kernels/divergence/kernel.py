@@ -51,19 +51,20 @@ def columns_of(soft):
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
-def divergence_kernel(
-    x,  # x and teacher: Logits
-    teacher,
-    marks,  # Marks
-    gradient,  # Strided
-    out,  # Outputs
-    sum,  # Sum
-    formula,  # Formula
-    rows_outer,  # rows an outer index
-    blocks,  # blocks of BR rows in an outer index
-    counted,  # number of labels
-    config: tl.constexpr,
-):
+def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer, blocks, counted, config: tl.constexpr):
+    """Compute the losses of rows or their total, and the gradient.
+
+    Args:
+        x, teacher: Logits.
+        marks: Marks.
+        gradient: Strided.
+        out: Outputs.
+        sum: Sum.
+        formula: Formula.
+        rows_outer: rows an outer index.
+        blocks: blocks of BR rows in an outer index.
+        counted: number of labels.
+    """
     scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
     span = sweep.span_of(x, rows_outer, blocks, config)
     inside = span.inside

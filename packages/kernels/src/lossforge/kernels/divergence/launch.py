@@ -14,7 +14,7 @@ from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_
 from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, stepped
-from lossforge.kernels.engine.reduce import Counting, count, counts_itself
+from lossforge.kernels.engine.reduce import count, counts_itself
 from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, forward_tiles, most_registers, resident_pair_tiles
@@ -112,7 +112,7 @@ def _divisor(call: Call) -> Tensor | None:
         return call.normalizer
     if call.weight is None:
         assert call.labels is not None
-        return count(Counting(call.labels, None, None, None, call.x.shape[1], call.ignore_index, 1.0))
+        return count(call.labels, call.x.shape[1], call.ignore_index)
     if call.labels is None:
         return computed(_total, call.weight)
     return computed(functools.partial(_total, ignore_index=call.ignore_index), call.weight, call.labels)

@@ -79,17 +79,17 @@ def chunks_of(rings, place, inside, tile: gl.constexpr, PAIRS: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=("rows_outer", "counted"))
-def resident_divergence_kernel(
-    x,  # x and teacher: Logits with one outer index and adjacent classes; rows and classes are multiples of VEC
-    teacher,
-    marks,  # Marks
-    gradient,  # Strided
-    sum,  # Sum
-    formula,  # Formula
-    rows_outer,
-    counted,
-    config: gl.constexpr,  # Chunks: N of a row in the ring, and P, its last, in registers; HELD is 0 with a closed form
-):
+def resident_divergence_kernel(x, teacher, marks, gradient, sum, formula, rows_outer, counted, config: gl.constexpr):
+    """Compute the total of rows, and its gradient.
+
+    Args:
+        x, teacher: Logits with one outer index and adjacent classes; rows and classes are multiples of VEC.
+        marks: Marks.
+        gradient: Strided.
+        sum: Sum.
+        formula: Formula.
+        config: Chunks: N of a row in the ring, and P, its last, in registers; HELD is 0 with a closed form.
+    """
     CHUNK: gl.constexpr = config.CHUNK
     N: gl.constexpr = config.N
     P: gl.constexpr = config.P

@@ -9,6 +9,7 @@ Tiles without an element of their rows' classes use the formula without this cho
 tiles are such background.
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -42,15 +43,8 @@ class Space(NamedTuple):
     STAGES: int = 1
 
 
-class At(NamedTuple):
-    """Positions of elements: start + lane in the order of the elements, or the coordinates (row + i0, i1, i2)."""
-
-    start: Any
-    lane: Any
-    row: Any
-    i0: Any
-    i1: Any
-    i2: Any
+At = namedtuple("At", "start lane row i0 i1 i2")
+"""Positions of elements: start + lane in the order of the elements, or the coordinates (row + i0, i1, i2)."""
 
 
 class Weights(NamedTuple):
@@ -138,12 +132,8 @@ class Elements(NamedTuple):
     end: Any = END
 
 
-class Ahead(NamedTuple):
-    """A full tile, loaded ahead: x unless SPARSE; for each of its rows where it begins, relative to the tile, and its class index."""
-
-    x: Any
-    begins: Any
-    index: Any
+Ahead = namedtuple("Ahead", "x begins index")
+"""A full tile, loaded ahead: x unless SPARSE; for each of its rows where it begins, relative to the tile, and its class index."""
 
 
 @triton.jit
@@ -336,22 +326,16 @@ def all_elements(elements):
 
 
 @triton.jit(do_not_specialize=("n", "offset", "rows"))
-def elementwise_kernel(
-    x,  # Strided
-    targets,
-    weights,
-    parameter,  # Strided: replaces the formula's last hyper-parameter
-    outputs,
-    hyper,
-    scaling,
-    sum,
-    inlined,
-    space,
-    n,  # this and the next two are arguments, because Triton specialises on numbers in records
-    offset,  # of the diagonal, where it is the target
-    rows,  # of a class-index target, which the kernel counts with COUNT
-    COUNT: tl.constexpr,
-):
+def elementwise_kernel(x, targets, weights, parameter, outputs, hyper, scaling, sum, inlined, space, n, offset, rows, COUNT: tl.constexpr):
+    """Compute the values of elements or their total, and the gradient.
+
+    Args:
+        x: Strided.
+        parameter: Strided: replaces the formula's last hyper-parameter.
+        n: elements. This and the next two are no fields, because Triton specialises on numbers in records.
+        offset: of the diagonal, where it is the target.
+        rows: of a class-index target, which the kernel counts with COUNT.
+    """
     count = None
     if COUNT:
         counted = count_rows(targets.target.ptr, None, None, None, tl.arange(0, COUNT), rows, targets.classes, targets.ignore)

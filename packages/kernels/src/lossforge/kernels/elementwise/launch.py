@@ -13,7 +13,7 @@ from lossforge.kernels.elementwise import targets
 from lossforge.kernels.elementwise.kernel import WARP, Formula, Inlined, Outputs, Space, Weights, elementwise_kernel
 from lossforge.kernels.engine.launch import Launch, addressed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, broadcast, collapse, constants, per_row, strided
-from lossforge.kernels.engine.reduce import Counting, Scaling, count, counts_itself
+from lossforge.kernels.engine.reduce import Scaling, count, counts_itself
 from lossforge.kernels.tiles import COUNTED, PROGRAMS, element_tiles, most_registers
 
 
@@ -229,7 +229,7 @@ def _divisor(call: ElementwiseCall) -> Tensor | None:
         return call.normalizer
     assert call.target is not None
     classes = call.x.shape[call.dim]
-    return count(Counting(call.target, call.target_b, None, None, classes, call.ignore_index, float(classes)))
+    return count(call.target, classes, call.ignore_index, target_b=call.target_b, scale=float(classes))
 
 
 def _scale(call: ElementwiseCall) -> float:

@@ -4,6 +4,7 @@ Each gets the targets, the diagonal's offset and the positions of a tile's eleme
 1, 0 where it is ignored, nan where its target is invalid.
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -27,23 +28,13 @@ class Targets(NamedTuple):
     end: Any = END
 
 
-class Where(NamedTuple):
-    """Positions of a tile's elements, and of one element of each group, where values of the row are read once a group.
+Where = namedtuple("Where", "at row column place mask")
+"""Positions of a tile's elements, and of one element of each group, where values of the row are read once a group.
 
-    Attributes:
-        at: of the elements.
-        row: of one element of each group. In a tile that lies in at most two rows: (start, None, row, whether a group lies in the second,
-            whether the tile's last element does, i2), so that values of the rows are read twice a tile.
-        column: of each group's first element.
-        place: of each element in its group. Adding it to `column` would take an instruction an element.
-        mask: which elements exist; None: all.
-    """
-
-    at: Any
-    row: Any
-    column: Any
-    place: Any
-    mask: Any
+at: of the elements. row: of one element of each group. In a tile that lies in at most two rows: (start, None, row, whether a group lies in
+the second, whether the tile's last element does, i2), so that values of the rows are read twice a tile. column: of each group's first
+element. place: of each element in its group; adding it to `column` would take an instruction an element. mask: which elements exist; None:
+all."""
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """The one way to a kernel: a template lays out a launch and starts it; the launches of a call are recorded, and made again for equal calls.
 
-A template gives `make`, which turns records of tensors and numbers into a `Launch`: the kernel, the grid, the arguments, the constants.
-That takes longer than a small kernel runs. So `planned` keeps the launches of a call under a key that says all that they follow from:
-layouts of the tensors and values of everything else. An equal call only fills in the addresses.
+A `Launch` has the kernel, the grid, the arguments and the constants. To make one takes longer than a small kernel runs. So `planned` keeps
+the launches of a call under a key that says all that they follow from: layouts of the tensors and values of everything else. An equal call
+only fills in the addresses.
 """
 
 import contextlib

@@ -81,6 +81,15 @@ def matrix_address(t, row, column):
 
 
 @triton.jit
+def place_in_groups(index, down, across, GROUP: tl.constexpr):
+    """Return the row and column of a tile among (down, across). GROUP rows of tiles run together, so that the cache has their columns."""
+    group = index // (GROUP * across)
+    size = tl.minimum(down - group * GROUP, GROUP)
+    within = index % (GROUP * across)
+    return group * GROUP + within % size, within // size
+
+
+@triton.jit
 def load_tile(where, mask, other, EVICT: tl.constexpr):
     """Load the elements at `where`, with `other` outside of `mask`. If mask is None, all are loaded."""
     if mask is None:

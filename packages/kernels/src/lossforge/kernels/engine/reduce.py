@@ -146,18 +146,6 @@ def count_kernel(a_ptr, b_ptr, lam_ptr, weight_ptr, sum, n, classes, ignore, sca
     finish(count_rows(a_ptr, b_ptr, lam_ptr, weight_ptr, i, n, classes, ignore), sum, scale)
 
 
-class Counting(NamedTuple):
-    """Arguments of `count`."""
-
-    target: Tensor
-    target_b: Tensor | None
-    lam: Tensor | None
-    weight: Tensor | None
-    classes: int
-    ignore_index: int
-    scale: float
-
-
 def counts_itself(target: Tensor, target_b: Tensor | None) -> bool:
     """Return whether every program of a launch counts these class indices itself, which costs less than another launch if they are few."""
     return target_b is None and target.numel() <= COUNTED and target.is_contiguous()
@@ -167,16 +155,24 @@ def _expanded(shape: Sequence[int], t: Tensor) -> Tensor:
     return t.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
-def count(counting: Counting) -> Tensor:
+def count(
+    target: Tensor,
+    classes: int,
+    ignore_index: int,
+    *,
+    target_b: Tensor | None = None,
+    lam: Tensor | None = None,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
     """Return the divisor of a mean over rows with class indices, 0-d: Σ of class weights (1 without) over rows not ignored, times scale.
 
     A mixup pair adds λ and 1 - λ of its two weights. Without `lam`, a row counts once unless both its indices are ignored.
     """
-    target, target_b, lam = counting.target, counting.target_b, counting.lam
     if lam is not None and lam.shape != target.shape:
         lam = computed(functools.partial(_expanded, target.shape), lam)
-    n, numbers = target.numel(), (counting.classes, counting.ignore_index, counting.scale)
-    arguments = (in_order(target), in_order(target_b), in_order(lam), counting.weight, sum_slots(), n, *numbers)
+    n, tensors = target.numel(), (in_order(target), in_order(target_b), in_order(lam), weight)
+    arguments = (*tensors, sum_slots(), n, classes, ignore_index, scale)
     return Launch(count_kernel, (triton.cdiv(n, 4096),), arguments, totals=1, BLOCK=4096, num_warps=8).start()[0]
 
 

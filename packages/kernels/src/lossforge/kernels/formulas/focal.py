@@ -8,6 +8,10 @@ and for y of 0 or 1, with u = x where y is 0 and -x where it is 1, q = σ(u), in
 
     L = a q^γ softplus(u)        dL/du = a q^γ [q + γ (1 - q) softplus(u)]
 
+Poly-1 on it, and with γ = 0 on the binary cross entropy (Leng et al. 2022, arXiv 2204.12511):
+
+    L = a q^γ (H + ε q)        dL/dx = a [q^γ (p - y + ε q') + γ q^(γ-1) q' (H + ε q)]        q' = (1 - 2y) p (1 - p)
+
 A negative α leaves a = 1, as in torchvision. Saturated logits take the limit, also for γ < 1.
 """
 
@@ -70,3 +74,23 @@ def focal_2_hard(x, positive, w, factor, gamma, alpha):
 @triton.jit
 def is_2(gamma, alpha=0.0):
     return gamma == 2.0
+
+
+@triton.jit
+def poly_bce(x, y, epsilon, gamma, alpha):
+    q, a, entropy, slope, tilt = terms(x, y, alpha)
+    power, lower = powers(q, gamma)
+    polynomial = entropy + epsilon * q
+    return a * power * polynomial, a * (power * (slope + epsilon * tilt) + gamma * lower * tilt * polynomial)
+
+
+@triton.jit
+def poly_bce_0(x, y, epsilon, gamma, alpha):
+    """Compute poly_bce for γ = 0, without powers."""
+    q, a, entropy, slope, tilt = terms(x, y, alpha)
+    return a * (entropy + epsilon * q), a * (slope + epsilon * tilt)
+
+
+@triton.jit
+def is_0(epsilon, gamma, alpha=0.0):
+    return gamma == 0.0

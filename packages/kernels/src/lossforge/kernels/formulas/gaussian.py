@@ -14,11 +14,17 @@ from lossforge.kernels.math import logistic, power
 
 
 @triton.jit
-def gaussian(x, y, alpha, gamma, neg_weight, pos_weight):
+def terms(x, y):
+    """Return whether y is a peak, q, 1 - q and softplus(u)."""
     peak = y == 1.0
     u = tl.where(peak, -x, x)
     q, not_q, log1p = logistic(u)
-    entropy = tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL) + log1p
+    return peak, q, not_q, tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL) + log1p
+
+
+@triton.jit
+def gaussian(x, y, alpha, gamma, neg_weight, pos_weight):
+    peak, q, not_q, entropy = terms(x, y)
     w = tl.where(peak, pos_weight, neg_weight * power(1.0 - y, gamma)) * power(q, alpha)
     slope = w * (q + alpha * (not_q * tl.where(alpha == 0.0, 0.0, entropy)))
     return w * entropy, tl.where(peak, -slope, slope)
@@ -27,10 +33,7 @@ def gaussian(x, y, alpha, gamma, neg_weight, pos_weight):
 @triton.jit
 def gaussian_2_4(x, y, alpha, gamma, neg_weight, pos_weight):
     """Compute gaussian for α = 2 and γ = 4, without powers."""
-    peak = y == 1.0
-    u = tl.where(peak, -x, x)
-    q, not_q, log1p = logistic(u)
-    entropy = tl.maximum(u, 0.0, propagate_nan=tl.PropagateNan.ALL) + log1p
+    peak, q, not_q, entropy = terms(x, y)
     square = (1.0 - y) * (1.0 - y)
     w = tl.where(peak, pos_weight, neg_weight * (square * square)) * (q * q)
     slope = w * (q + 2.0 * (not_q * entropy))

@@ -79,12 +79,17 @@ def triplet_terms(x, y, z, margin, p, eps, swap):
 
 
 @triton.jit
-def triplet_value(a, b, c, label, margin, p, eps, swap):
-    first, of_a = root(a, p)
-    second, of_b = root(b, p)
-    third, of_c = root(c, p)
+def hinge_of_sums(a, b, c, margin, p, swap, distance: tl.constexpr):
+    first, of_a = distance(a, p)
+    second, of_b = distance(b, p)
+    third, of_c = distance(c, p)
     value, da, db, dc = hinge_of_distances(first, second, third, margin, swap)
     return value, da * of_a, db * of_b, dc * of_c
+
+
+@triton.jit
+def triplet_value(a, b, c, label, margin, p, eps, swap):
+    return hinge_of_sums(a, b, c, margin, p, swap, root)
 
 
 @triton.jit
@@ -100,18 +105,14 @@ def squared_terms(x, y, z, margin, p, eps, swap):
 
 
 @triton.jit
-def square_root(s):
+def square_root(s, p):
     distance = tl.sqrt_rn(s)
     return distance, tl.where(s > 0.0, 0.5 / distance, 0.0)
 
 
 @triton.jit
 def squared_value(a, b, c, label, margin, p, eps, swap):
-    first, of_a = square_root(a)
-    second, of_b = square_root(b)
-    third, of_c = square_root(c)
-    value, da, db, dc = hinge_of_distances(first, second, third, margin, swap)
-    return value, da * of_a, db * of_b, dc * of_c
+    return hinge_of_sums(a, b, c, margin, p, swap, square_root)
 
 
 @triton.jit

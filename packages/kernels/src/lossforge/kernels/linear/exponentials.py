@@ -77,21 +77,19 @@ def linear_raise_kernel(given, count, across, classes, config: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("count",))
-def linear_finish_kernel(
-    x,  # Logits, whose memory holds the target's z alone
-    target,
-    given,
-    e_ptr,
-    stride,  # from a row of exponentials to the next
-    factors_ptr,  # v of each row
-    stats_ptr,  # as the row-wise template keeps them for backward, or None
-    sums,  # a Sum or None each: of the loss, of the z-loss
-    loss,  # RowLoss
-    count,  # rows
-    across,  # halves of tiles
-    config: tl.constexpr,
-):
-    """Sum the exponentials of rows; compute losses and factors, and write the exponentials of the targets."""
+def linear_finish_kernel(x, target, given, e_ptr, stride, factors_ptr, stats_ptr, sums, loss, count, across, config: tl.constexpr):
+    """Sum the exponentials of rows; compute losses and factors, and write the exponentials of the targets.
+
+    Args:
+        x: Logits, whose memory holds the target's z alone.
+        stride: from a row of exponentials to the next.
+        factors_ptr: v of each row.
+        stats_ptr: as the row-wise template keeps them for backward, or None.
+        sums: a Sum or None each: of the loss, of the z-loss.
+        loss: RowLoss.
+        count: rows.
+        across: halves of tiles.
+    """
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of_rows(count, x.classes, config)
     terms = rows.row_terms(target, span.outer, span.row, span.inside, x)

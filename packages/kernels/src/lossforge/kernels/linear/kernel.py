@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END
+from lossforge.kernels.engine.layout import END, place_in_groups
 from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import INTERPRETED, LOG2E, exp2
 from lossforge.kernels.rowwise import rows
@@ -96,29 +96,24 @@ def bias_of(bias_ptr, begin, end, config):
 
 
 @triton.jit(do_not_specialize=("rows_in_all", "first"))
-def linear_product_kernel(
-    a,  # descriptor of the input
-    b,  # descriptor of the weight
-    out,  # descriptor of what the epilogue stores, or None
-    x,  # Logits without a pointer
-    target,  # Target
-    given,  # Given
-    rows_in_all,
-    columns,  # classes of this launch
-    depth,
-    first,  # of these classes
-    config: tl.constexpr,
-    EPILOGUE: tl.constexpr,
-):
+def linear_product_kernel(a, b, out, x, target, given, rows_in_all, columns, depth, first, config: tl.constexpr, EPILOGUE: tl.constexpr):
+    """Compute tiles of z, and let the epilogue take each.
+
+    Args:
+        a: descriptor of the input.
+        b: descriptor of the weight.
+        out: descriptor of what the epilogue stores, or None.
+        x: Logits without a pointer.
+        target: Target.
+        given: Given.
+        columns, first: number of classes of this launch, and the first of them.
+    """
     down, across = tl.cdiv(rows_in_all, config.BM), tl.cdiv(columns, config.BN)
     steps = tl.cdiv(depth, config.BK)
     if config.AGAIN:
         down *= tl.load(given.again_ptr)
     for index in tl.range(tl.program_id(0), down * across, config.PROGRAMS, flatten=True):
-        group = index // (config.GROUP * across)
-        size = tl.minimum(down - group * config.GROUP, config.GROUP)
-        within = index % (config.GROUP * across)
-        i, j = group * config.GROUP + within % size, within // size
+        i, j = place_in_groups(index, down, across, config.GROUP)
         z = tl.full([config.BM, config.BN], 0.0, tl.float32)
         for k in range(steps):
             p, q = a.load([i * config.BM, k * config.BK]), b.load([first + j * config.BN, k * config.BK])
@@ -232,19 +227,19 @@ def parts_of(parts_ptr, plane, j, span, across, other):
 
 
 @triton.jit(do_not_specialize=("count",))
-def linear_join_kernel(
-    x,  # Logits, whose memory holds the target's z alone
-    target,
-    parts_ptr,
-    out,  # Outputs
-    sums,  # a Sum or None each: of the loss, of the z-loss
-    loss,  # RowLoss
-    count,  # rows
-    across,  # halves of tiles
-    planes: tl.constexpr,  # Config of the product
-    config: tl.constexpr,  # that of the row-wise template
-):
-    """Join the tiles of rows, and compute their results."""
+def linear_join_kernel(x, target, parts_ptr, out, sums, loss, count, across, planes: tl.constexpr, config: tl.constexpr):
+    """Join the tiles of rows, and compute their results.
+
+    Args:
+        x: Logits, whose memory holds the target's z alone.
+        out: Outputs.
+        sums: a Sum or None each: of the loss, of the z-loss.
+        loss: RowLoss.
+        count: rows.
+        across: halves of tiles.
+        planes: Config of the product.
+        config: that of the row-wise template.
+    """
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of_rows(count, x.classes, config)
     terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
@@ -283,18 +278,14 @@ def linear_join_kernel(
 
 
 @triton.jit(do_not_specialize=("count",))
-def linear_shares_kernel(
-    target,
-    kept,  # Kept
-    grad_outputs,  # GradOutputs
-    loss,
-    shares_ptr,
-    classes,
-    count,  # rows
-    planes: tl.constexpr,
-    config: tl.constexpr,
-):
-    """Store the factors of the rows' gradients, (planes, rows)."""
+def linear_shares_kernel(target, kept, grad_outputs, loss, shares_ptr, classes, count, planes: tl.constexpr, config: tl.constexpr):
+    """Store the factors of the rows' gradients, (planes, rows).
+
+    Args:
+        kept: Kept.
+        grad_outputs: GradOutputs.
+        count: rows.
+    """
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of_rows(count, classes, config)
     t = tl.load(target.a.ptr + span.row, mask=span.inside, other=target.labels.ignore)

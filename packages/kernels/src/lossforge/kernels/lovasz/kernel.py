@@ -72,9 +72,10 @@ def map_address(t, n, pixel, c):
 
 @triton.jit
 def read(x, n, pixel, c, keep, tile):
+    at = map_address(x, n, pixel, c)
     outside: tl.constexpr = float("-inf") if tile.SOFTMAX else 0.0
     here = (c < tile.classes)[:, None]
-    logits = tl.load(map_address(x, n, pixel, c), mask=here & keep[None, :], other=0.0).to(tl.float32)
+    logits = tl.load(at, mask=here & keep[None, :], other=0.0).to(tl.float32)
     return tl.where(here, logits, outside)
 
 
@@ -263,4 +264,5 @@ def lovasz_gradient_kernel(
         if tile.SOFTMAX:
             g = p * (g - mixed[None, :])
         g = tl.where(keep[None, :], tl.where(valid[None, :], g, float("nan")), 0.0)
-        tl.store(map_address(gradient, n, pixel, c), g, mask=(c < tile.classes)[:, None] & (pixel < pixels)[None, :])
+        to = map_address(gradient, n, pixel, c)
+        tl.store(to, g, mask=(c < tile.classes)[:, None] & (pixel < pixels)[None, :])

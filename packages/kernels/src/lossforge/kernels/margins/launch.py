@@ -15,7 +15,7 @@ def _make(call: MarginsCall, wanted: Wanted, formulas: Formulas) -> Launch:
     (gradient,), (n, classes) = wanted.gradients, call.x.shape
     lists = call.target.ndim == 2
     tiles = margin_tiles(classes, lists)
-    reach = max((tiles.classes + classes) * t.stride(1) for t in (call.x, gradient) if t is not None)
+    reach = max((tiles.columns + classes) * t.stride(1) for t in (call.x, gradient) if t is not None)
     arguments = (
         *[as_strided(t) for t in (call.x, gradient, wanted.upstream[0], wanted.out)],
         constants(Targets(call.target, call.weight, call.target.shape[1] if lists else 1, LISTS=lists)),
@@ -23,10 +23,10 @@ def _make(call: MarginsCall, wanted: Wanted, formulas: Formulas) -> Launch:
         wanted.scaling(call),
         sum_slots() if wanted.total else None,
         Formula(formulas.formula),
-        constants(Tile(classes, ROWS=tiles.rows, CLASSES=tiles.classes, WIDE=reach >= 2**31)),
+        constants(Tile(classes, ROWS=tiles.rows, CLASSES=tiles.columns, WIDE=reach >= 2**31)),
         n,
     )
-    take = whole_rows if tiles.classes >= classes else swept_row
+    take = whole_rows if tiles.columns >= classes else swept_row
     grid = (min(triton.cdiv(n, tiles.rows), PROGRAMS),)
     return Launch(margins_kernel, grid, arguments, totals=int(wanted.total), take=take, num_warps=tiles.warps)
 

@@ -8,27 +8,18 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END
+from lossforge.kernels.boxes.kernel import corners, load_sides
+from lossforge.kernels.engine.layout import END, Strided
 from lossforge.kernels.formulas.similarity import giou
 from lossforge.kernels.math import logistic, power
-from lossforge.kernels.pairwise.kernel import Boxes
-
-
-class Logits(NamedTuple):
-    """Logits (B, Q, C), by their strides."""
-
-    ptr: Any
-    s0: int
-    s1: int
-    s2: int
 
 
 class Problem(NamedTuple):
-    """Predictions of Q queries an image, and targets (T, 4) with labels (T,); counts (B,): targets of each image."""
+    """Logits (B, Q, C) and boxes (B, Q, 4) of queries, and targets (1, T, 4) with labels (T,); counts (B,): targets of each image."""
 
-    logits: Logits
-    boxes: Boxes
-    targets: Boxes
+    logits: Strided
+    boxes: Strided
+    targets: Strided
     labels_ptr: Any
     counts_ptr: Any
     end: Any = END
@@ -50,16 +41,6 @@ def image_of(counts_ptr, t, images, IMAGES: tl.constexpr):
     b = tl.arange(0, IMAGES)
     ends = tl.cumsum(tl.load(counts_ptr + b, mask=b < images, other=0).to(tl.int32), 0)
     return tl.sum(((ends[None, :] <= t[:, None]) & (b < images)[None, :]).to(tl.int32), 1)
-
-
-@triton.jit
-def load_sides(t, first, mask):
-    """Load a box's four numbers as they are."""
-    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(first + t.step, mask=mask, other=0.0).to(tl.float32)
-    c = tl.load(first + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
-    d = tl.load(first + t.step + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
-    return a, b, c, d
 
 
 @triton.jit
@@ -96,12 +77,11 @@ def matching_kernel(
     mask = (q < queries) & exists[None, :]
     where = problem.logits.ptr + image * problem.logits.s0 + q.to(tl.int64) * problem.logits.s1 + label * problem.logits.s2
     x = tl.load(where, mask=mask, other=float("nan")).to(tl.float32)
-    a, b, c, d = load_sides(problem.boxes, problem.boxes.ptr + image * problem.boxes.s0 + q.to(tl.int64) * problem.boxes.s1, mask)
-    e, f, g, h = load_sides(problem.targets, problem.targets.ptr + t.to(tl.int64) * problem.targets.s1, exists[None, :])
+    a, b, c, d = load_sides(problem.boxes.ptr + image * problem.boxes.s0 + q.to(tl.int64) * problem.boxes.s1, problem.boxes.s2, mask)
+    e, f, g, h = load_sides(problem.targets.ptr + t.to(tl.int64) * problem.targets.s1, problem.targets.s2, exists[None, :])
     distance = tl.abs(a - e) + tl.abs(b - f) + tl.abs(c - g) + tl.abs(d - h)
-    if CENTERED:
-        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
-        e, f, g, h = e - 0.5 * g, f - 0.5 * h, e + 0.5 * g, f + 0.5 * h
+    a, b, c, d = corners(a, b, c, d, CENTERED)
+    e, f, g, h = corners(e, f, g, h, CENTERED)
     cost = weights.classes * focal_cost(x, weights.alpha, weights.gamma) + weights.corners * distance
     cost -= weights.overlap * giou(a, b, c, d, e, f, g, h, 1e-7)
     tl.store(out_ptr + q.to(tl.int64) * targets + t, cost, mask=(q < queries) & (t < targets))

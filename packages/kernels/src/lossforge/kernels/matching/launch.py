@@ -5,8 +5,8 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.engine.launch import Launch, new_like
-from lossforge.kernels.matching.kernel import Logits, Problem, Weights, matching_kernel
-from lossforge.kernels.pairwise.kernel import Boxes
+from lossforge.kernels.engine.layout import Strided, as_strided
+from lossforge.kernels.matching.kernel import Problem, Weights, matching_kernel
 
 TILE = (16, 32)
 """Queries and targets of a tile."""
@@ -18,8 +18,7 @@ def costs(
     """Return the costs (Q, T) of all targets, in float32. labels and counts: contiguous."""
     (images, queries, classes), count = logits.shape, len(targets)
     out = new_like(logits, ((queries, count), torch.float32))
-    assert out is not None
-    problem = Problem(Logits(logits, *logits.stride()), Boxes(boxes, *boxes.stride()), Boxes(targets, 0, *targets.stride()), labels, counts)
+    problem = Problem(as_strided(logits), as_strided(boxes), Strided(targets, 0, *targets.stride()), labels, counts)
     rows, columns = TILE
     grid = (triton.cdiv(queries, rows) * triton.cdiv(count, columns),)
     sizes = {"CENTERED": centered, "ROWS": rows, "COLUMNS": columns, "IMAGES": triton.next_power_of_2(images)}

@@ -114,20 +114,14 @@ def element_gradient(images, place, region):
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
 def overlap_backward_kernel(
-    x,  # x, target and grad_input: Planes
-    target,
-    grad_input,
-    coefficients_ptr,
-    grad_output_ptr,  # 0-d, or (regions, classes - skip) where EACH; None for 1
-    config,
-    images,
-    pixels,
-    inner,
-    classes,
-    first,
-    skip,
-    ignore,
+    x, target, grad_input, coefficients_ptr, grad_output_ptr, config, images, pixels, inner, classes, first, skip, ignore
 ):
+    """Write the gradient of some pixels.
+
+    Args:
+        x, target, grad_input: Planes.
+        grad_output_ptr: 0-d, or (regions, classes - skip) where EACH; None for 1.
+    """
     # start with what the first launch read last, because it is most likely still in the cache
     program = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     n = program % images

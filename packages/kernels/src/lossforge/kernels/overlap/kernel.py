@@ -262,20 +262,14 @@ def conclude(region, programs, memory, loss, config):
 
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
-def overlap_kernel(
-    x,  # x and target: Planes
-    target,
-    memory,
-    loss,
-    config,
-    images,
-    pixels,
-    inner,
-    classes,
-    first,  # the class index of channel 0
-    skip,  # number of first classes to leave out
-    ignore,
-):
+def overlap_kernel(x, target, memory, loss, config, images, pixels, inner, classes, first, skip, ignore):
+    """Store the sums of some tiles. The last program of an image finishes it.
+
+    Args:
+        x, target: Planes.
+        first: the class index of channel 0.
+        skip: number of first classes to leave out.
+    """
     programs = tl.num_programs(0) // images  # for each image
     program = tl.program_id(0).to(tl.int64)
     n = program // programs

@@ -1,5 +1,6 @@
 """Device functions of both launches of the overlap template: tiles of logits or targets, of BC classes and BP pixels, and their softmax."""
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -80,38 +81,20 @@ class Images(NamedTuple):
     end: Any = END
 
 
-class Place(NamedTuple):
-    """Pixels start + lane of image n. n and start are 64-bit. inside: which pixels exist; None: all."""
-
-    n: Any
-    start: Any
-    lane: Any
-    inside: Any
+Place = namedtuple("Place", "n start lane inside")
+"""Pixels start + lane of image n. n and start are 64-bit. inside: which pixels exist; None: all."""
 
 
-class Labels(NamedTuple):
-    """For each pixel (1, BP): its class index (-1 without one), whether it counts, and whether its index is valid.
+Labels = namedtuple("Labels", "index keep valid")
+"""For each pixel (1, BP): its class index (-1 without one), whether it counts, and whether its index is valid.
 
-    If targets are not indices, keep and valid say only which pixels exist.
-    """
-
-    index: Any
-    keep: Any
-    valid: Any
+If targets are not indices, keep and valid say only which pixels exist."""
 
 
-class Region(NamedTuple):
-    """One of `regions` regions, of all classes but the first `skip`.
+Region = namedtuple("Region", "number regions classes skip coefficients_ptr grad_output_ptr")
+"""One of `regions` regions, of all classes but the first `skip`.
 
-    coefficients_ptr: a and b, (regions, classes) each, then e (classes) with CE.
-    """
-
-    number: Any
-    regions: Any
-    classes: Any
-    skip: Any
-    coefficients_ptr: Any
-    grad_output_ptr: Any
+coefficients_ptr: a and b, (regions, classes) each, then e (classes) with CE."""
 
 
 @triton.jit

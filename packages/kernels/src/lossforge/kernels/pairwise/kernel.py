@@ -3,19 +3,12 @@
 A program computes one tile of a matrix. In backward a program sums over all boxes of the other set, so that the order of a sum is fixed.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-
-class Boxes(NamedTuple):
-    """Boxes (L, N, 4), by their strides."""
-
-    ptr: Any
-    s0: int
-    s1: int
-    step: int
+from lossforge.kernels.boxes.kernel import corners, load_sides, store_sides
 
 
 class Tile(NamedTuple):
@@ -28,15 +21,9 @@ class Tile(NamedTuple):
 
 @triton.jit
 def load_boxes(t, batch, i, mask, CENTERED: tl.constexpr):
-    """Load the corners of the boxes `i` as four float32 tensors; 0 outside of the mask."""
-    first = t.ptr + batch * t.s0 + i.to(tl.int64) * t.s1
-    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(first + t.step, mask=mask, other=0.0).to(tl.float32)
-    c = tl.load(first + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
-    d = tl.load(first + t.step + t.step + t.step, mask=mask, other=0.0).to(tl.float32)
-    if CENTERED:
-        a, b, c, d = a - 0.5 * c, b - 0.5 * d, a + 0.5 * c, b + 0.5 * d
-    return a, b, c, d
+    """Load the corners of the boxes `i` of (L, N, 4) as four float32 tensors; 0 outside of the mask."""
+    a, b, c, d = load_sides(t.ptr + batch * t.s0 + i.to(tl.int64) * t.s1, t.s2, mask)
+    return corners(a, b, c, d, CENTERED)
 
 
 @triton.jit(do_not_specialize=("n", "m", "eps"))
@@ -83,7 +70,4 @@ def pairwise_backward_kernel(own, other, gradient, grad_ptr, g0, g1, g2, n, m, e
     if tile.CENTERED:
         a, b, c, d = a + c, b + d, 0.5 * (c - a), 0.5 * (d - b)
     first = gradient.ptr + batch * gradient.s0 + i.to(tl.int64) * gradient.s1
-    tl.store(first, a, mask=i < n)
-    tl.store(first + gradient.step, b, mask=i < n)
-    tl.store(first + gradient.step + gradient.step, c, mask=i < n)
-    tl.store(first + gradient.step + gradient.step + gradient.step, d, mask=i < n)
+    store_sides(first, gradient.s2, i < n, (a, b, c, d))

@@ -8,9 +8,9 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.engine.launch import Launch, new_like
-from lossforge.kernels.engine.layout import constants
+from lossforge.kernels.engine.layout import as_strided, constants
 from lossforge.kernels.formulas import box, similarity
-from lossforge.kernels.pairwise.kernel import Boxes, Tile, pairwise_backward_kernel, pairwise_kernel
+from lossforge.kernels.pairwise.kernel import Tile, pairwise_backward_kernel, pairwise_kernel
 
 FORWARD, BACKWARD = (8, 128), (4, 128)
 """Rows and columns of a tile. Backward has a program for every few rows, which goes over all columns."""
@@ -21,10 +21,6 @@ def formula(name: str, derived: bool = False) -> Callable[..., Any]:
     return getattr(box if derived else similarity, name)
 
 
-def _boxes(t: Tensor) -> Boxes:
-    return Boxes(t, *t.stride())
-
-
 def _tile(sizes: tuple[int, int], centered: bool) -> Tile:
     return constants(Tile(*sizes, centered))
 
@@ -33,10 +29,9 @@ def forward(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: boo
     """Return the matrices (L, N, M) of boxes (L, N, 4) and (L, M, 4), in float32."""
     (batch, n, _), m = boxes1.shape, boxes2.shape[1]
     out = new_like(boxes1, ((batch, n, m), torch.float32))
-    assert out is not None
     rows, columns = FORWARD
     grid = (batch * triton.cdiv(n, rows) * triton.cdiv(m, columns),)
-    arguments = (_boxes(boxes1), _boxes(boxes2), out, n, m, eps, _tile(FORWARD, centered))
+    arguments = (as_strided(boxes1), as_strided(boxes2), out, n, m, eps, _tile(FORWARD, centered))
     Launch(pairwise_kernel, grid, arguments, similarity=formula(name), num_warps=4).start()
     return (out,)
 
@@ -51,6 +46,6 @@ def backward(boxes1: Tensor, boxes2: Tensor, grad: Tensor, gradient1: Tensor | N
             continue
         batch, n, _ = own.shape
         grid = (batch * triton.cdiv(n, BACKWARD[0]),)
-        tensors = (_boxes(own), _boxes(other), _boxes(gradient), grad)
+        tensors = (as_strided(own), as_strided(other), as_strided(gradient), grad)
         arguments = (*tensors, *strides, n, other.shape[1], eps, _tile(BACKWARD, centered))
         Launch(pairwise_backward_kernel, grid, arguments, loss=formula(name, derived=True), FIRST=first, num_warps=4).start()

@@ -26,7 +26,7 @@ Routed = namedtuple("Routed", "x here mask p lse")
 
 
 @triton.jit
-def read(x, mask_ptr, row, expert, tokens, experts):
+def read(x, experts, mask_ptr, row, expert, tokens):
     """Read a tile of tokens. Those of mask 0 have logits of 0, so that what they hold does not matter."""
     inside = row < tokens
     mask = tl.where(inside, 1.0, 0.0)
@@ -59,14 +59,14 @@ def taken(routed, expert, EP: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("tokens", "tiles"))
-def router_kernel(x, mask_ptr, parts_ptr, tokens, tiles, experts, BT: tl.constexpr, EP: tl.constexpr, K: tl.constexpr):
+def router_kernel(x, experts, mask_ptr, parts_ptr, tokens, tiles, BT: tl.constexpr, EP: tl.constexpr, K: tl.constexpr):
     """Store each program's sums of p and of taken tokens, (2, EP), of lse² and of the mask."""
     expert = tl.arange(0, EP)
     program = tl.program_id(0).to(tl.int64)
     shares, counts = tl.zeros([BT, EP], tl.float32), tl.zeros([BT, EP], tl.float32)
     squares, masks = tl.zeros([BT], tl.float32), tl.zeros([BT], tl.float32)
     for i in range(tiles):
-        routed = read(x, mask_ptr, (program * tiles + i) * BT + tl.arange(0, BT), expert, tokens, experts)
+        routed = read(x, experts, mask_ptr, (program * tiles + i) * BT + tl.arange(0, BT), expert, tokens)
         shares += routed.mask[:, None] * routed.p
         counts += taken(routed, expert, EP, K)
         squares += routed.mask * routed.lse * routed.lse
@@ -115,10 +115,10 @@ def router_total_kernel(
 
 
 @triton.jit(do_not_specialize=("tokens",))
-def router_gradient_kernel(x, mask_ptr, gradient, coefficients_ptr, grad_output_ptr, tokens, experts, BT: tl.constexpr, EP: tl.constexpr):
+def router_gradient_kernel(x, experts, mask_ptr, gradient, coefficients_ptr, grad_output_ptr, tokens, BT: tl.constexpr, EP: tl.constexpr):
     expert = tl.arange(0, EP)
     row = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    routed = read(x, mask_ptr, row, expert, tokens, experts)
+    routed = read(x, experts, mask_ptr, row, expert, tokens)
     slope = tl.load(coefficients_ptr + expert, mask=expert < experts, other=0.0)
     c = tl.load(coefficients_ptr + experts)
     upstream = 1.0

@@ -39,7 +39,7 @@ class Tiles(NamedTuple):
 def _write_gradient(call: RouterCall, coefficients: Tensor | None, grad_output: Tensor | None, gradient: Tensor) -> None:
     """Write the gradient. grad_output: 0-d; None for 1."""
     tiles, (tokens, experts) = Tiles.of(call), call.x.shape
-    arguments = (as_strided(call.x), in_order(call.mask), as_strided(gradient), coefficients, grad_output, tokens, experts)
+    arguments = (as_strided(call.x), experts, in_order(call.mask), as_strided(gradient), coefficients, grad_output, tokens)
     grid = (triton.cdiv(tokens, tiles.tokens),)
     Launch(router_gradient_kernel, grid, arguments, BT=tiles.tokens, EP=tiles.experts, num_warps=tiles.warps).start()
 
@@ -51,7 +51,7 @@ def forward(call: RouterCall, formulas: Formulas | None, gradients: Tensors, kee
     loss, z_loss, coefficients = (new_like(call.x, shape) for shape in call.shapes(keep))
     parts = new_like(call.x, ((tiles.programs, 2 * tiles.experts + 2), FLOAT))
     sizes = {"EP": tiles.experts, "num_warps": tiles.warps}
-    arguments = (as_strided(call.x), call.mask, parts, tokens, tiles.each, experts)
+    arguments = (as_strided(call.x), experts, call.mask, parts, tokens, tiles.each)
     Launch(router_kernel, (tiles.programs,), arguments, BT=tiles.tokens, K=call.top_k, **sizes).start()
     numbers = (tiles.programs, experts, call.balance, call.z_loss)
     constants = {"PARTS": max(1, 2 * ELEMENTS // tiles.experts), "EMPTY_IS_ZERO": call.empty_is_zero}

@@ -62,18 +62,20 @@ def add_up(value, z_value, sums, scale):
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
-def rowwise_kernel(
-    x,  # Logits
-    target,  # Target
-    gradient,  # Strided
-    out,  # Outputs
-    sums,  # a Sum or None each: of the loss, of the z-loss
-    loss,  # RowLoss
-    rows_outer,  # rows an outer index
-    blocks,  # blocks of BR rows in an outer index
-    counted,  # rows of class indices
-    config: tl.constexpr,
-):
+def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, counted, config: tl.constexpr):
+    """Compute the results of rows, their totals, and the gradient.
+
+    Args:
+        x: Logits.
+        target: Target.
+        gradient: Strided.
+        out: Outputs.
+        sums: a Sum or None each: of the loss, of the z-loss.
+        loss: RowLoss.
+        rows_outer: rows an outer index.
+        blocks: blocks of BR rows in an outer index.
+        counted: rows of class indices.
+    """
     scale = sweep.scaled(
         loss, target.a, target.labels.weight_ptr, target.labels.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config
     )

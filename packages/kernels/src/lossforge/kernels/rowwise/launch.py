@@ -1,5 +1,6 @@
 """Host side of the row-wise template: tiles, and the launches."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from torch import Tensor
 from lossforge.kernels.call import NO_OUTPUTS, Formulas, RowwiseCall
 from lossforge.kernels.engine.launch import Launch, Sum, addressed, chip, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, stepped
-from lossforge.kernels.engine.reduce import Counting, count, counts_itself
+from lossforge.kernels.engine.reduce import count, counts_itself
 from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
 from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Labels, Logits, RowLoss, Target
@@ -24,14 +25,9 @@ class Wanted(NamedTuple):
     gradient: Tensor | None
 
 
-class Columns(NamedTuple):
-    """Which classes the logits are of, for a backward launch of a part of them: from `first` on, of `classes` in all."""
-
-    first: int | None
-    classes: int | None
-
-
-ALL = Columns(None, None)
+Columns = tuple[int | None, int | None]
+"""Which classes the logits are of, for a backward launch of a part of them: from which on, and of how many in all."""
+ALL: Columns = (None, None)
 
 
 def logits_of(call: RowwiseCall[Any], x: Strided, classes: int) -> Logits:
@@ -52,8 +48,8 @@ def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
         smoothing=call.label_smoothing or None,
         spread=call.spread or None,
         focus=call.focus if call.spread else None,
-        first=columns.first,
-        classes=columns.classes,
+        first=columns[0],
+        classes=columns[1],
         **turn,
     )
 
@@ -175,7 +171,7 @@ def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
 
 
 def _make_backward(
-    call: RowwiseCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, columns: Columns, formulas: Formulas
+    columns: Columns, call: RowwiseCall, wanted: Wanted, kept: Kept, grad_outputs: GradOutputs, formulas: Formulas
 ) -> Launch | None:
     p = _prepare(call, wanted, formulas, columns)
     if p is None:
@@ -189,7 +185,7 @@ def _divisor(call: RowwiseCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
     lam, weight = (None, None) if call.mean_of_rows else (call.lam, call.weight)
-    return count(Counting(call.target, call.target_b, lam, weight, call.x.shape[1], call.ignore_index, 1.0))
+    return count(call.target, call.x.shape[1], call.ignore_index, target_b=call.target_b, lam=lam, weight=weight)
 
 
 def forward(call: RowwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
@@ -213,7 +209,7 @@ def backward(
     kept: Tensors,
     grad_outputs: Tensors,
     gradients: Sequence[Tensor],
-    columns: tuple[int | None, int | None] = ALL,
+    columns: Columns = ALL,
 ) -> None:
     """As elementwise.launch.backward.
 
@@ -229,4 +225,5 @@ def backward(
         stats = forward(plain, formulas, [None], True)[-1]
     given = gradients_of(grad_outputs)
     known = Kept(stats, None if given.entropy is None else row_entropy)
-    addressed(_make_backward, call, Wanted(divisor, False, gradients[0]), known, given, Columns(*columns), formulas).start()
+    make = functools.partial(_make_backward, columns)
+    addressed(make, call, Wanted(divisor, False, gradients[0]), known, given, formulas).start()

@@ -85,16 +85,17 @@ def chunk_of(ring, slot, prior, c, tile: gl.constexpr, config):
 
 
 @gluon.jit(do_not_specialize=("rows", "counted"))
-def resident_kernel(
-    x,  # Logits with one outer index, classes next to each other; rows and classes multiples of VEC where SHIFT is 1
-    target,  # Target, without probabilities, class weights beside smoothing, or a focus
-    gradient,  # Strided
-    sum,  # Sum
-    loss,  # RowLoss
-    rows,
-    counted,
-    config: gl.constexpr,  # Chunks
-):
+def resident_kernel(x, target, gradient, sum, loss, rows, counted, config: gl.constexpr):
+    """Compute the total of rows, and its gradient.
+
+    Args:
+        x: Logits with one outer index, classes next to each other; rows and classes multiples of VEC where SHIFT is 1.
+        target: Target, without probabilities, class weights beside smoothing, or a focus.
+        gradient: Strided.
+        sum: Sum.
+        loss: RowLoss.
+        config: Chunks.
+    """
     dtype: gl.constexpr = x.ptr.dtype.element_ty
     CHUNK: gl.constexpr = config.CHUNK
     K: gl.constexpr = config.K

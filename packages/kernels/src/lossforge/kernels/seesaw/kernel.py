@@ -1,19 +1,9 @@
 """Shift the logits of the seesaw loss: a program for each row, which it reads twice, the second time from the cache."""
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
 from lossforge.kernels.math import exp, log
-
-
-class Rows(NamedTuple):
-    """Logits (N, C), by their strides."""
-
-    ptr: Any
-    s0: int
-    s1: int
 
 
 @triton.jit(do_not_specialize=("classes", "p", "q", "least"))

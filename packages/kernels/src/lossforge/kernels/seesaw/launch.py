@@ -5,7 +5,8 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.engine.launch import Launch, new_like
-from lossforge.kernels.seesaw.kernel import Rows, seesaw_kernel
+from lossforge.kernels.engine.layout import as_strided
+from lossforge.kernels.seesaw.kernel import seesaw_kernel
 
 MOST = 4096
 """Classes that a program reads at once, at most."""
@@ -15,8 +16,7 @@ def shifted(x: Tensor, target: Tensor, log_counts: Tensor, p: float, q: float, l
     """Return the logits (N, C) in float32, contiguous. target and log_counts: contiguous."""
     rows, classes = x.shape
     out = new_like(x, ((rows, classes), torch.float32))
-    assert out is not None
     block = min(triton.next_power_of_2(classes), MOST)
-    arguments = (Rows(x, *x.stride()), target, log_counts, out, classes, p, q, least)
+    arguments = (as_strided(x), target, log_counts, out, classes, p, q, least)
     Launch(seesaw_kernel, (rows,), arguments, BLOCK=block, num_warps=8 if block > 2048 else 4).start()
     return (out,)

@@ -11,11 +11,13 @@ and column, of a tile; the second joins them in their order. The gradient comput
 two matrix products make it the gradients of a and b (launch.py).
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import place_in_groups
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import INTERPRETED, LOG2E, decay, exp2, log, log1p_unit
 from lossforge.kernels.rowwise.rows import LOWEST
@@ -78,13 +80,8 @@ class Known(NamedTuple):
     column_lse: Any = None
 
 
-class Tile(NamedTuple):
-    """Tile (i, j). row, column: indices."""
-
-    i: Any
-    j: Any
-    row: Any
-    column: Any
+Tile = namedtuple("Tile", "i j row column")
+"""Tile (i, j). row, column: indices."""
 
 
 class Side(NamedTuple):
@@ -101,11 +98,7 @@ class Side(NamedTuple):
 def tile_of(rows, columns, config):
     """Return the tile of this program."""
     down, across = tl.cdiv(rows, config.BR), tl.cdiv(columns, config.BC)
-    program = tl.program_id(0)
-    group = program // (config.GROUP * across)
-    size = tl.minimum(down - group * config.GROUP, config.GROUP)
-    within = program % (config.GROUP * across)
-    i, j = group * config.GROUP + within % size, within // size
+    i, j = place_in_groups(tl.program_id(0), down, across, config.GROUP)
     return Tile(i, j, i * config.BR + tl.arange(0, config.BR), j * config.BC + tl.arange(0, config.BC))
 
 
@@ -163,20 +156,13 @@ def keep(parts_ptr, plane, across, tile, length, at, values):
 
 
 @triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
-def similarity_kernel(
-    a,  # a and b: rows of features, each contiguous, s0 elements from one to the next
-    b,
-    affine,
-    labels,
-    parts,
-    own_ptr,  # x of each row's pair, or None
-    rows,
-    columns,
-    offset,
-    pairs,
-    depth,
-    config,
-):
+def similarity_kernel(a, b, affine, labels, parts, own_ptr, rows, columns, offset, pairs, depth, config):
+    """Store what is summed over the rows of a tile, and over its columns.
+
+    Args:
+        a, b: rows of features, each contiguous, s0 elements from one to the next.
+        own_ptr: x of each row's pair, or None.
+    """
     tile = tile_of(rows, columns, config)
     scale, bias = loaded(affine)
     x = products(a, b, tile, rows, columns, depth, config) * scale + bias
@@ -215,19 +201,17 @@ def part_of(side, plane, across, tile, length, at, other):
 
 @triton.jit(do_not_specialize=("length", "across", "offset", "paired"))
 def similarity_join_kernel(
-    side,  # Side
-    sum,  # Sum
-    divisor_ptr,
-    scale,
-    length,
-    across,  # tiles
-    offset,  # what leads from a row or column to its pair's place in `own`
-    paired,  # places there
-    SIGMOID: tl.constexpr,
-    EMPTY_IS_ZERO: tl.constexpr,
-    BLOCK: tl.constexpr,
+    side, sum, divisor_ptr, scale, length, across, offset, paired, SIGMOID: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Join the tiles of rows, or of columns; add up the loss."""
+    """Join the tiles of rows, or of columns; add up the loss.
+
+    Args:
+        side: Side.
+        sum: Sum.
+        across: tiles.
+        offset: what leads from a row or column to its pair's place in `own`.
+        paired: places there.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = tl.full([BLOCK], LOWEST, tl.float32)
     s = tl.zeros([BLOCK], tl.float32)
@@ -275,20 +259,29 @@ def similarity_gradient_kernel(
     affine,
     labels,
     known,
-    grad_output_ptr,  # one for each row with EACH
-    pair_grad_output_ptr,  # the same of all pairs, for columns
-    gradient,  # of x, (rows, columns), as a
-    sums_ptr,  # Σ g of each program, or None
+    grad_output_ptr,
+    pair_grad_output_ptr,
+    gradient,
+    sums_ptr,
     rows,
     columns,
     offset,
     pairs,
-    before,  # rows before the first
-    paired,  # all rows
+    before,
+    paired,
     depth,
     config,
 ):
-    """Write the gradient of a block of rows of x, without the loss's own factor."""
+    """Write the gradient of a block of rows of x, without the loss's own factor.
+
+    Args:
+        grad_output_ptr: one for each row with EACH.
+        pair_grad_output_ptr: the same of all pairs, for columns.
+        gradient: of x, (rows, columns), as a.
+        sums_ptr: Σ g of each program, or None.
+        before: rows before the first.
+        paired: all rows.
+    """
     tile = tile_of(rows, columns, config)
     here, there = tile.row < rows, tile.column < columns
     scale, bias = loaded(affine)

@@ -109,20 +109,20 @@ def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
 
 
 @triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
-def topk_kernel(
-    x,  # Logits
-    entries,  # Entries
-    marks,  # Marks
-    gradient,  # Strided
-    out,  # divergence's Outputs; the statistics, max and log-sum, are read in backward, else written
-    grad_output,  # divergence's GradOutput
-    sum,  # Sum
-    formula,  # divergence's Formula, without terms and sums
-    rows_outer,
-    blocks,
-    counted,  # number of labels
-    config: tl.constexpr,
-):
+def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, rows_outer, blocks, counted, config: tl.constexpr):
+    """Compute the losses of rows or their total, and the gradient; or the gradient alone.
+
+    Args:
+        x: Logits.
+        entries: Entries.
+        marks: Marks.
+        gradient: Strided.
+        out: divergence's Outputs; the statistics, max and log-sum, are read in backward, else written.
+        grad_output: divergence's GradOutput.
+        sum: Sum.
+        formula: divergence's Formula, without terms and sums.
+        counted: number of labels.
+    """
     BACKWARD: tl.constexpr = grad_output.ptr is not None
     scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
     span = sweep.span_of(x, rows_outer, blocks, config)

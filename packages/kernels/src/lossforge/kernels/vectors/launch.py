@@ -18,8 +18,8 @@ def _make(call: VectorsCall, wanted: Wanted, formulas: Formulas) -> Launch | Non
     label, weight, grad_output, out = found.by_row
     count = call.x.shape[-1]
     n, tiles = call.x.numel() // count, vector_tiles(count)
-    far = (count + tiles.size) * found.furthest >= 2**31
-    vectors = constants(Vectors(x, y, z, dx, dy, dz, label, COUNT=count, SIZE=tiles.size, WIDE=far))
+    far = (count + tiles.columns) * found.furthest >= 2**31
+    vectors = constants(Vectors(x, y, z, dx, dy, dz, label, COUNT=count, SIZE=tiles.columns, WIDE=far))
     given, space = (vectors, weight, Outputs(grad_output, out, Strided())), found.geometry.space(n, tiles.rows)
     return launch_of_tiles(vectors_kernel, call, wanted, given, formulas, space, n, num_warps=tiles.warps)
 

@@ -379,7 +379,7 @@ def asymmetric_loss_multi_label(
     return elementwise_loss(call._replace(target=target, reduction=per_sample(reduction, input, options)), options)
 
 
-@formula("poly_bce", lambda of: Formulas(of.poly.poly_bce, of.poly.poly_bce_0, of.poly.is_0))
+@formula("poly_bce", lambda of: Formulas(of.focal.poly_bce, of.focal.poly_bce_0, of.focal.is_0))
 def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Tensor | float) -> Tensor:
     q = x.sigmoid() * (1 - y) + (-x).sigmoid() * y
     entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)

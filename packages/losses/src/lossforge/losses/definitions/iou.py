@@ -316,7 +316,7 @@ def scylla_box_iou_loss(
     return corner_loss(formula, boxes1, boxes2, reduction, eps, options)
 
 
-@formula("box_l1", lambda of: Formulas(of.box_l1.box_l1))
+@formula("box_l1", lambda of: Formulas(of.regression.box_l1))
 def box_l1_reference(b1: Tensor, b2: Tensor) -> Tensor:
     return F.l1_loss(b1, b2, reduction="none").sum(-1)
 
@@ -338,7 +338,7 @@ def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", *
     return box_loss(BoxesCall("box_l1", boxes1, boxes2, reduction=reduction), options)
 
 
-@formula("box_smooth_l1", lambda of: Formulas(of.box_l1.box_smooth_l1))
+@formula("box_smooth_l1", lambda of: Formulas(of.regression.box_smooth_l1))
 def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
     return smooth_l1_reference(b1, b2, beta).sum(-1)
 

@@ -20,7 +20,7 @@ from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitI
 ORACLES = "lossforge.losses.oracles.regression"
 
 
-@formula("l1", lambda of: Formulas(of.l1.l1))
+@formula("l1", lambda of: Formulas(of.regression.l1))
 def l1_reference(x: Tensor, y: Tensor) -> Tensor:
     return F.l1_loss(x, y, reduction="none")
 
