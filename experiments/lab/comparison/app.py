@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.aborted import begin_work
-from lab.comparison.links import Links
+from lab.comparison.links import view_of
 from lab.comparison.page import lead, page
 from lab.comparison.pictures import pictures, save
 from lab.comparison.results import Comparison, compare_runs
@@ -80,21 +80,26 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     tracking = replace(config.tracking, experiment=next(iter(experiments.values())))
     if tracking.enabled:
         refuse_foreign(uri, tracking)
-    links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
+    averaged, pages = found.grid.runs, pages_of(uri, config.ui)
+    ids = list(dict.fromkeys(run.experiment_id for run in averaged))
+    side_by_side = pages.comparison([run.id for run in averaged], ids)
+    view = view_of(found) if tracking.enabled and len(ids) == 1 else None  # a view shows the runs of one experiment
+    table = pages.view(ids[0], view[0]) if view else None
+    links = {"Runs, figures and settings that differ": table, "All settings and metrics side by side": side_by_side}
 
     begin_work()
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
     folder = RunFolder(runs_folder(config.runs), name, settings.tree(), "runs")
-    tags = {"compare": f"{len(found.runs)} runs", "command": said, NOTE: description(found)}
+    tags = {"compare": f"{len(averaged)} runs", "command": said, NOTE: description(found)}
     tags |= source_tags("compare") | config.tracking.tags
     folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
     made = {"experiment": ", ".join(experiments.values()), "command": masked(said), "made": time.strftime("%Y-%m-%d %H:%M")}
     status = "FAILED"
     try:
-        write(found, folder, links, made)
-        if links.table:
-            folder.record("view", key=links.key, state=links.view())
+        write(found, folder, page(found, pages, links, made))
+        if view:
+            folder.record("view", key=view[0], state=view[1])
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -116,16 +121,16 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
         rows["MLflow"] = uploader.closed()
     console.table(lead(found), rows)
     hint = "" if config.ui else pages_hint(masked(uri))
-    if uploader and uploader.complete and links.table:
-        console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {links.table}")
-    console.say(f"with every setting and metric: {links.comparison}")
+    if uploader and uploader.complete and table:
+        console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {table}")
+    console.say(f"with every setting and metric: {side_by_side}")
     return ComparisonResult(folder.path, list(found.notes), 130 if uploader and uploader.interrupted else 0)
 
 
-def write(found: Comparison, folder: RunFolder, links: Links, made: dict[str, str]) -> None:
+def write(found: Comparison, folder: RunFolder, html: str) -> None:
     """Write the comparison's files into its run folder."""
     for file, text in (
-        (PAGE, page(found, links, made)),
+        (PAGE, html),
         ("comparison.md", markdown(found)),
         ("comparison.csv", cells_csv(found)),
         ("runs.csv", runs_csv(found)),

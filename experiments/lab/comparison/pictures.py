@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.comparison.results import SPEED, Comparison
+from lab.comparison.results import Comparison
 from lab.runs.files import save_figure
 
 # of middle lightness, to be distinct on white and on black; grey is the baseline's
@@ -19,7 +19,7 @@ INK, PAPER = "#010203", "#ffffff"  # replaced on the page, whose colours follow 
 
 def colors(found: Comparison) -> dict[str, str]:
     """Return a colour for each row."""
-    based = {each.baseline.row.label for each in found.results if each.baseline is not None and each.baseline.row != each.cell.row}
+    based = {cell.baseline.row.label for cell in found.grid.cells if cell.baseline is not None and cell.baseline.row != cell.row}
     others = [row.label for row in found.grid.rows if row.label not in based]
     return dict.fromkeys(based, GREY) | {label: COLORS[i % len(COLORS)] for i, label in enumerate(others)}
 
@@ -33,7 +33,7 @@ def pictures(found: Comparison) -> dict[str, Picture]:
 def curves_picture(found: Comparison, only: str | None = None) -> Picture | None:
     """Draw the metric over updates, a panel for each column or for `only` one: the mean, and a band from the lowest to the highest seed."""
     columns = [column.label for column in found.grid.columns if only in (None, column.label)]
-    columns = [label for label in columns if any(each.curve for each in found.results if each.column == label)]
+    columns = [label for label in columns if any(cell.curve for cell in found.grid.cells if cell.column.label == label)]
     if not columns:
         return None
     wide = min(3, len(columns))
@@ -55,8 +55,8 @@ def curves_picture(found: Comparison, only: str | None = None) -> Picture | None
 def differences_picture(found: Comparison) -> Picture | None:
     """Draw each paired difference with its interval, beside zero."""
     columns = [column.label for column in found.grid.columns]
-    shown = [(each, each.difference.of) for each in found.results if each.difference]
-    shown.sort(key=lambda pair: columns.index(pair[0].column))
+    shown = [(cell, cell.difference) for cell in found.grid.cells if cell.difference]
+    shown.sort(key=lambda pair: columns.index(pair[0].column.label))
     if not shown:
         return None
     several = len(columns) > 1
@@ -64,13 +64,14 @@ def differences_picture(found: Comparison) -> Picture | None:
 
     def draw(figure: Any) -> None:
         axes, color = figure.subplots(), colors(found)
-        for place, (each, of) in enumerate(shown):
-            style = {"color": color[each.row], "marker": "o", "markersize": 6, "capsize": 3, "linewidth": 1.6}
-            filled = each.verdict in ("better", "worse")
+        for place, (cell, difference) in enumerate(shown):
+            shade, of = color[cell.row.label], difference.of
+            style = {"color": shade, "marker": "o", "markersize": 6, "capsize": 3, "linewidth": 1.6}
             half = None if of.half is None else scale * of.half
-            axes.errorbar(scale * of.mean, place, xerr=half, mfc=color[each.row] if filled else PAPER, **style)
+            axes.errorbar(scale * of.mean, place, xerr=half, mfc=shade if difference.verdict in ("better", "worse") else PAPER, **style)
         axes.axvline(0, color=GREY, linewidth=1, linestyle="--")
-        axes.set_yticks(range(len(shown)), [f"{each.row} · {each.column}" if several else each.row for each, _ in shown])
+        labels = [f"{cell.row.label} · {cell.column.label}" if several else cell.row.label for cell, _ in shown]
+        axes.set_yticks(range(len(shown)), labels)
         axes.set_ylim(len(shown) - 0.4, -0.6)
         unit, side = ", points" if found.percent else "", "right" if found.higher else "left"
         axes.set_xlabel(f"difference to {found.baseline}{unit} ({side} is better)")
@@ -81,23 +82,23 @@ def differences_picture(found: Comparison) -> Picture | None:
 
 def tradeoff_picture(found: Comparison) -> Picture | None:
     """Draw the metric against images/s; a point's area is its memory, its marker the column."""
-    shown = [each for each in found.results if SPEED in each.costs and found.memory in each.costs]
+    shown = [cell for cell in found.grid.cells if "images/s" in cell.costs and "peak MiB" in cell.costs]
     if not shown:
         return None
-    largest = max(each.costs[found.memory].mean for each in shown)
+    largest = max(cell.costs["peak MiB"].mean for cell in shown)
     scale = 100 if found.percent else 1
 
     def draw(figure: Any) -> None:
         axes, color = figure.subplots(), colors(found)
         columns = [column.label for column in found.grid.columns]
-        for each in shown:
-            speed, memory = each.costs[SPEED], each.costs[found.memory]
-            lines = {"color": color[each.row], "linewidth": 0.8, "alpha": 0.6, "zorder": 1}
-            axes.plot([speed.least, speed.most], [scale * each.score.mean] * 2, **lines)
-            axes.plot([speed.mean] * 2, [scale * each.score.least, scale * each.score.most], **lines)
-            marker = MARKERS[columns.index(each.column) % len(MARKERS)]
-            style = {"s": 40 + 360 * memory.mean / largest, "marker": marker, "alpha": 0.75, "edgecolors": color[each.row]}
-            axes.scatter(speed.mean, scale * each.score.mean, c=color[each.row], linewidths=1, **style)
+        for cell in shown:
+            speed, memory, score, shade = cell.costs["images/s"], cell.costs["peak MiB"], cell.score, color[cell.row.label]
+            lines = {"color": shade, "linewidth": 0.8, "alpha": 0.6, "zorder": 1}
+            axes.plot([speed.least, speed.most], [scale * score.mean] * 2, **lines)
+            axes.plot([speed.mean] * 2, [scale * score.least, scale * score.most], **lines)
+            marker = MARKERS[columns.index(cell.column.label) % len(MARKERS)]
+            style = {"s": 40 + 360 * memory.mean / largest, "marker": marker, "alpha": 0.75, "edgecolors": shade}
+            axes.scatter(speed.mean, scale * score.mean, c=shade, linewidths=1, **style)
         axes.set(xlabel="images/s", ylabel=_label(found))
         axes.grid()
         axes.margins(0.12)
@@ -126,13 +127,13 @@ def inline(picture: Picture, name: str) -> str:
 
 def _curves(axes: Any, found: Comparison, column: str) -> None:
     scale, color = 100 if found.percent else 1, colors(found)
-    for each in found.results:
-        if each.column == column and each.curve:
-            steps = [point.step for point in each.curve]
-            axes.plot(steps, [scale * point.mean for point in each.curve], color=color[each.row], linewidth=1.8, label=each.row)
-            if each.score.n > 1:
-                low, high = ([scale * getattr(point, name) for point in each.curve] for name in ("low", "high"))
-                axes.fill_between(steps, low, high, color=color[each.row], alpha=0.18, linewidth=0)
+    for cell in found.grid.cells:
+        if cell.column.label == column and cell.curve:
+            steps, label = [point.step for point in cell.curve], cell.row.label
+            axes.plot(steps, [scale * point.mean for point in cell.curve], color=color[label], linewidth=1.8, label=label)
+            if cell.score.n > 1:
+                low, high = ([scale * getattr(point, name) for point in cell.curve] for name in ("low", "high"))
+                axes.fill_between(steps, low, high, color=color[label], alpha=0.18, linewidth=0)
     axes.set(xlabel="updates", ylabel=_label(found), title=column)
     axes.grid()
 
@@ -170,10 +171,5 @@ def _style(name: str) -> Any:
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     settings: Any = {"svg.hashsalt": f"lossforge-{name}", "svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
-    settings |= (
-        dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
-        | {"grid.color": GREY, "grid.alpha": 0.25}
-        | dict.fromkeys(ink, INK)
-        | dict.fromkeys(paper, PAPER)
-    )
-    return matplotlib.rc_context(settings)
+    settings |= {"axes.spines.top": False, "axes.spines.right": False, "grid.color": GREY, "grid.alpha": 0.25}
+    return matplotlib.rc_context(settings | dict.fromkeys(ink, INK) | dict.fromkeys(paper, PAPER))

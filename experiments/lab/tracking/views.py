@@ -1,8 +1,9 @@
 """Pages of MLflow's UI: their addresses, and views of an experiment's runs with useful columns.
 
-The UI has no setting for the first columns of a list of runs: they are data set, source and models. A view that is stored as a tag of the
-experiment, as the UI's "Share" button does, has its own columns and filter; an address opens it. A page is shown for language models unless
-its address says that it is about training.
+The UI has no setting for the first columns of a list of runs: they are data set, source and models, and no figure. Only a view that is
+stored as a tag of the experiment, as the UI's "Share" button does, has its own columns and filter; an address opens it. This tag is not
+documented, so a test reads the views in a browser; a UI that does not know it shows its own columns. A page is shown for language models
+unless its address says that it is about training.
 """
 
 import json
