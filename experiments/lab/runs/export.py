@@ -112,7 +112,7 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
             type=config.task.name,
             params=_params(config),
             register=config.tracking.register,
-            **exported.record(),
+            **exported.record,
         )
     if config.export.format == "onnx":
         with _reported(folder, "onnx.export", "the best model was not exported as ONNX", say):
@@ -167,4 +167,5 @@ def export(config: TrainConfig, state: dict[str, Any]) -> Exported:
     with torch.no_grad():
         program = torch.export.export(module, (images,), dynamic_shapes=({0: torch.export.Dim("images", min=1)},), strict=False)
         output = list(module(images[:1]).shape[1:])
-    return Exported(program, module, made.shape, output, made.says, classes, norm, state["updates"], made.pixels)
+    record = {"shape": made.shape, "output": output, "pixels": made.pixels, "says": made.says, "classes": classes, "step": state["updates"]}
+    return Exported(program, module, norm, record)

@@ -1,57 +1,22 @@
-"""The runs of a sweep, read from their folders: how each ended, and its score."""
+"""The runs of a sweep, read from their folders."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lab.runs.records import NAME, read_history
+from lab.runs.records import NAME, History, read_history
 
 BESIDE = ("name", "tracking", "resume", "trust")  # settings that do not change what a run computes; neither does trainer.runs
 
 
-@dataclass
-class RunRecord:
-    """How a run ended, and its score.
-
-    status: FINISHED, FAILED, KILLED; None while it runs or if it was cut off. score: the best of `monitor`, whose `goal` is max or min.
-    """
-
-    folder: Path
-    status: str | None
-    monitor: str
-    score: float | None
-    seconds: float
-    error: str
-    goal: str = "max"
-
-    @property
-    def rank(self) -> float:
-        """Return the score, with its sign changed if lower is better; a missing score and nan are the worst."""
-        score = float("nan") if self.score is None else self.score if self.goal == "max" else -self.score
-        return score if score == score else float("-inf")
-
-    @property
-    def interrupted(self) -> bool:
-        return self.status in (None, "KILLED")
-
-
-def read_run(folder: Path) -> RunRecord:
-    history = read_history(folder)
-    tags = history.start["tags"] if history.start else {}
-    monitor = tags.get("monitor", "")
-    best = history.last.get(f"best_{monitor}")
-    seconds = history.last.get("seconds", history.seconds)
-    score = None if best is None else float(best)
-    return RunRecord(folder, history.status, monitor, score, float(seconds), history.error, tags.get("monitor_goal", "max"))
-
-
-def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[RunRecord]:
+def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[History]:
     """Return the runs in a sweep's folder that have the settings `tree`, the oldest first; `name` is part of their folders' names."""
     wanted = essence(tree)
     folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
-    return [read_run(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted]
+    return [
+        read_history(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted
+    ]
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
