@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from lab.comparison.pictures import colors, curves_picture, inline, pictures
+from lab.comparison.pictures import PICTURES, colors, curves_picture, inline
 from lab.comparison.results import Comparison, counted, some
 from lab.comparison.tables import MARKS, mean, names, number, same_seeds, scores, sheets
 from lab.tracking.views import Pages
@@ -22,6 +22,8 @@ def page(found: Comparison, pages: Pages, links: dict[str, str | None], made: di
     """
     from jinja2 import Environment
 
+    columns = [column.label for column in found.grid.columns]
+    curves = [inline(partial(curves_picture, found, label), f"curves-{label}") for label in columns]
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
@@ -36,8 +38,8 @@ def page(found: Comparison, pages: Pages, links: dict[str, str | None], made: di
         scores=scores(found),
         tables=sheets(found)[1:],
         swatches=colors(found),
-        drawn={name: inline(picture, name) for name, picture in pictures(found).items() if name != "curves"},
-        curves=_curves(found),
+        drawn={name: inline(partial(picture, found), name) for name, picture in PICTURES.items() if name != "curves"},
+        curves=list(filter(None, curves)),
         pages=pages,
         links=links,
         made=made,
@@ -54,8 +56,3 @@ def lead(found: Comparison) -> str:
     size = f"{counted(len(found.grid.rows), row)} × {counted(len(found.grid.columns), column)}"
     seeds = f"{counted(same, 'seed')} of each" if same else "seeds vary"
     return f"{size}, {seeds}: {counted(len(found.grid.runs), 'run')}, judged by {found.title}."
-
-
-def _curves(found: Comparison) -> list[str]:
-    drawn = [(label, curves_picture(found, label)) for label in (column.label for column in found.grid.columns)]
-    return [inline(picture, f"curves-{label}") for label, picture in drawn if picture is not None]
