@@ -28,8 +28,9 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
 from lab.runs.formats import visible
+from lab.runs.origin import Origin, origin_of, read_config
 from lab.runs.records import NAME
-from lab.sweep.run_record import read_config, with_runs
+from lab.sweep.folders import with_runs
 
 
 def main(argv: list[str]) -> int:
@@ -84,7 +85,6 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     """
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.masks import masked
-    from lab.runs.origin import Origin, origin_of
     from lab.runs.records import read_history
     from lab.tracking.places import refuse_foreign
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri

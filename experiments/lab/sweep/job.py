@@ -20,8 +20,8 @@ from lab.runs.files import try_lock
 from lab.runs.folder import RunFolder, running
 from lab.runs.records import History, read_history
 from lab.runs.run import record_start, write_error
+from lab.sweep.folders import runs_of
 from lab.sweep.plan import is_tracking
-from lab.sweep.run_record import runs_of
 from lab.sweep.stop import Stop
 from lab.tracking.uploader import MlflowUploader, tracking_uri
 

@@ -21,10 +21,10 @@ from lab.runs.formats import visible
 from lab.runs.masks import masked, masked_tree
 from lab.runs.records import History
 from lab.runs.run import source_tags
+from lab.sweep.folders import runs_of
 from lab.sweep.job import PLAN
 from lab.sweep.launch import launch, launcher_name, make_launcher
 from lab.sweep.plan import Job, Plan, plan_of
-from lab.sweep.run_record import runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
 from lab.tracking.uploader import VARIABLE, MlflowUploader, checked_uri, read_state

@@ -1,10 +1,9 @@
-"""The runs of a sweep, read from their folders."""
+"""The folders of a sweep's runs."""
 
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lab.runs.origin import read_config
 from lab.runs.records import NAME, History, read_history
 
 BESIDE = ("name", "tracking", "resume", "trust")  # settings that do not change what a run computes; neither does trainer.runs
@@ -17,15 +16,6 @@ def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[History]:
     return [
         read_history(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted
     ]
-
-
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return a run's settings; None if its folder has no readable ones."""
-    try:
-        tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return tree if isinstance(tree, dict) else None
 
 
 def essence(tree: dict[str, Any]) -> dict[str, Any]:
