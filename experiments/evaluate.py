@@ -22,7 +22,7 @@ from typing import Any
 
 from lab.config.command import run_app
 from lab.config.help import own_help
-from lab.results.evaluation import USAGE, asked_evaluation, evaluate
+from lab.results.evaluation import USAGE, asked_evaluation
 
 
 def main(argv: list[str]) -> int:
@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
-    asked = asked_evaluation(words)
-    return asked.settings, lambda: evaluate(asked).exit_status
+    settings, evaluate = asked_evaluation(words)
+    return settings, lambda: evaluate().exit_status
 
 
 if __name__ == "__main__":

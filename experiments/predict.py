@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lab.config.command import run_app
+from lab.config.command import paths_among, run_app
 from lab.config.help import own_help
-from lab.results.prediction import USAGE, asked_prediction, images_among, predict
+from lab.results.prediction import USAGE, asked_prediction, predict
 from lab.runs.formats import visible
 
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
-    asked = asked_prediction(*images_among(words))
+    asked = asked_prediction(*paths_among(words))
 
     def work() -> int:
         for each in asked.changed:

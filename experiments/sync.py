@@ -15,45 +15,50 @@ if __name__ == "__main__":
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lab.aborted import ABORTED, begin_work
-from lab.config.command import command
+from lab.config.command import paths_among, run_app
 from lab.config.errors import UserError
 from lab.config.help import settings_text
 from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
 from lab.runs.formats import visible
-from lab.sweep.run_record import read_config, with_runs
+from lab.runs.origin import Origin, origin_of, read_config
+from lab.runs.records import NAME
+from lab.sweep.folders import with_runs
 
 
 def main(argv: list[str]) -> int:
-    try:
-        asked = command(argv)
-        named = [Path(word) for word in asked.overrides if "=" not in word or Path(word).exists()]
-        given = [word for word in asked.overrides if Path(word) not in named]
-        if "--help" in asked.flags:
-            print(f"{__doc__}\nsettings:\n{settings_text(TRAIN, ['tracking', 'trainer.runs'])}")
-            return 0
-        settings = load(given)
-        if "--cfg" in asked.flags:
-            print(settings.text(), end="")
-            return 0
-        config = settings.config
-        folders = checked(named) if named else sorted(file.parent for file in runs_folder(config.trainer.runs).glob("*/metrics.jsonl"))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    chosen = {word.partition("=")[0] for word in given}
+    return run_app("sync", argv, lambda words: f"{__doc__}\nsettings:\n{settings_text(TRAIN, ['tracking', 'trainer.runs'])}", _asked)
+
+
+def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
+    named, given = paths_among(words)
+    settings = load(given)
+    folders = checked(named) if named else sorted(file.parent for file in runs_folder(settings.config.trainer.runs).glob(f"*/{NAME}"))
     runs = [run for folder in folders for run in with_runs(folder)]
+    return settings, lambda: sync_all(runs, settings.config.tracking, {word.partition("=")[0] for word in given}, named=bool(named))
+
+
+def sync_all(runs: list[Path], config: TrackingConfig, chosen: set[str], *, named: bool) -> int:
+    """Send run folders one after the other; return the exit status.
+
+    Args:
+        runs: the run folders.
+        config: the settings of tracking.
+        chosen: the names of the settings that were given.
+        named: whether the folders were given by name.
+    """
     incomplete = 0
     begin_work()
     for run in runs:
         try:
-            incomplete += sync(run, config.tracking, chosen, named=bool(named))
+            incomplete += sync(run, config, chosen, named=named)
         except UserError as error:
             print(visible(f"{run}: incomplete: {error}"), flush=True)
             incomplete += 1
@@ -66,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 def checked(folders: list[Path]) -> list[Path]:
     for folder in folders:
-        if not (folder / "metrics.jsonl").is_file():
+        if not (folder / NAME).is_file():
             raise UserError(f"{folder}: is not a run folder: it holds no metrics.jsonl; give one or more, such as runs/*, or none for all.")
     return folders
 
@@ -80,7 +85,6 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     """
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.masks import masked
-    from lab.runs.origin import Origin, origin_of
     from lab.runs.records import read_history
     from lab.tracking.places import refuse_foreign
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri

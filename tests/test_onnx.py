@@ -69,8 +69,8 @@ def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_pat
         if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) and layer.weight.std() < 0.05:
             torch.nn.init.normal_(layer.weight, std=0.05)
     exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0})
-    write_onnx(exported, torch.randn(8, *exported.shape), tmp_path / "model.onnx", {})
-    pixels = torch.randint(0, 256, (3, *exported.shape), dtype=torch.uint8)
+    write_onnx(exported, torch.randn(8, *exported.record["shape"]), tmp_path / "model.onnx", {})
+    pixels = torch.randint(0, 256, (3, *exported.record["shape"]), dtype=torch.uint8)
     with torch.no_grad():
         expected = exported.module(pixels)
     found = said(opened(str(tmp_path / "model.onnx")), pixels)
@@ -88,7 +88,7 @@ def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
     exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": ["a", "b"], "updates": 0})
     other = replace(exported, module=lambda pixels: exported.module(pixels).flip(1))
     with pytest.raises(ValueError, match=r"ONNX Runtime's output differs from the model's by 0\.\d"):
-        write_onnx(other, torch.randn(2, *exported.shape), tmp_path / "model.onnx", {})
+        write_onnx(other, torch.randn(2, *exported.record["shape"]), tmp_path / "model.onnx", {})
     assert not (tmp_path / "model.onnx").exists()
 
 

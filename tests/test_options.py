@@ -373,7 +373,7 @@ def test_a_model_without_blocks_is_refused_by_name(make_trainer):
 def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_trainer, tmp_path):
     from lab.comparison.results import _goal
     from lab.comparison.runs import Run
-    from lab.sweep.run_record import read_run
+    from lab.runs.records import read_history
 
     tags = make_trainer(*SMALL, "trainer.monitor=loss").monitor.tags()
     records = []
@@ -382,7 +382,7 @@ def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_tra
         folder.record("start", app="train", name="run", params={}, tags=tags)
         folder.summary({"best_loss": value})
         folder.close("FINISHED")
-        records.append(read_run(folder.path))
+        records.append(read_history(folder.path))
     assert max(records, key=lambda run: run.rank) is records[1]
     runs = [Run("1", "0", "run", "FINISHED", 0, {}, {"best_top1": 0.5}, {"monitor": "top1", "monitor_goal": "min"})]
     assert _goal(runs, "best_top1") == "min"
@@ -394,15 +394,16 @@ def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_tra
 def test_optuna_looks_for_the_better_values(tmp_path, words, goal):
     """Also where only the run says that lower is better, as that of a task of one's own."""
     optuna = pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
+    from lab.runs.records import History
     from lab.sweep.plan import plan_of
-    from lab.sweep.run_record import RunRecord
     from lab.sweep.search import DATABASE, search_of
 
     plan = plan_of(["search=optuna", "search.trials=6", "data.batch_size=choice(16,32)", f"trainer.runs={tmp_path}", *words])
     plan.folder.mkdir(parents=True)
 
-    def reached(job: Any) -> RunRecord:
-        return RunRecord(plan.folder, "FINISHED", "loss", float(job.varied["data.batch_size"]), 1.0, "", goal)
+    def reached(job: Any) -> History:
+        start, last = {"tags": {"monitor": "loss", "monitor_goal": goal}}, {"best_loss": float(job.varied["data.batch_size"])}
+        return History(plan.folder, start, "FINISHED", last=last)
 
     assert sum(len(jobs) for jobs in search_of(plan).batches(reached)) == 6
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{plan.folder / DATABASE}")

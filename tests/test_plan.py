@@ -10,10 +10,10 @@ import yaml
 from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.runs.folder import RunFolder
+from lab.sweep.folders import runs_of
 from lab.sweep.job import Attempt
 from lab.sweep.launch import launcher_name, make_launcher, visible_gpus
 from lab.sweep.plan import plan_of
-from lab.sweep.run_record import runs_of
 from lab.sweep.stop import Stop
 
 
@@ -148,12 +148,12 @@ def test_a_job_is_finished_only_by_a_run_of_its_settings(tmp_path):
         folder.summary({"best_top1": 0.75, "seconds": 12.0})
         folder.close(status)
     found = runs_of(tmp_path, "seed1", load([*words, "seed=1", "tracking=none"]).tree())
-    assert [(run.status, run.monitor, run.score, run.seconds) for run in found] == [
+    assert [(run.status, run.monitor, run.score, run.last["seconds"]) for run in found] == [
         ("FAILED", "top1", 0.75, 12.0),
         ("FINISHED", "top1", 0.75, 12.0),
     ]
     assert runs_of(tmp_path, "seed1", load([*words, "seed=1", "optim.lr=0.5"]).tree()) == []
-    assert yaml.safe_load((found[0].folder / "config.yaml").read_text())["seed"] == 1
+    assert yaml.safe_load((found[0].path / "config.yaml").read_text())["seed"] == 1
 
 
 def test_the_wish_to_stop_grows(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from lab.config.settings import load
 from lab.runs.folder import RunFolder
 from lab.runs.records import read_history
 from lab.runs.run import record_start
-from lab.sweep.run_record import read_run
 
 DAMAGED = {
     "truncated": b'{"kind": "metrics", "time": 1.0, "step": 1, "val\n',
@@ -59,7 +58,7 @@ def damage(folder: Path, number: int, line: bytes) -> None:
 @pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_line_is_named_and_the_others_are_sent(folder, store, capsys, line):
     damage(folder, 2, line)
-    for read in (read_history, read_run, RunFolder.reopen):
+    for read in (read_history, RunFolder.reopen):
         with pytest.raises(UserError, match=r"metrics.jsonl, line 2: is damaged: a record of a run is expected\."):
             read(folder)
     assert train.main([f"resume={folder}", "trainer.device=cpu"]) == 1

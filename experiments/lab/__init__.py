@@ -73,11 +73,11 @@ def evaluate(
         >>> found.metrics, found.predictions.query("correct == 0")
     """
     from lab.results.evaluation import asked_evaluation
-    from lab.results.evaluation import evaluate as score
 
     words = [f"checkpoint={os.fspath(checkpoint)}", f"split={split}", *([f"tta={tta}"] if tta else []), *overrides]
     with _app("evaluate", words, config_dir) as given:
-        result = score(asked_evaluation(given))
+        _, score = asked_evaluation(given)
+        result = score()
     if result.failure is not None:
         raise result.failure
     return result

@@ -5,13 +5,13 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.aborted import begin_work
-from lab.comparison.links import Links
+from lab.comparison.links import view_of
 from lab.comparison.page import lead, page
-from lab.comparison.pictures import pictures, save
+from lab.comparison.pictures import PICTURES, save
 from lab.comparison.results import Comparison, compare_runs
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import CompareConfig
@@ -22,12 +22,13 @@ from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
-from lab.runs.run import source_tags
+from lab.runs.run import Run, record_start
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE
-from lab.tracking.uploader import MlflowUploader, tracking_uri
+from lab.tracking.uploader import tracking_uri
 from lab.tracking.views import pages_hint, pages_of
 from lab.training.console import Console
+from lab.training.stop import Stop
 
 PAGE = "comparison.html"
 
@@ -77,65 +78,58 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     store = Store(uri)
     runs, experiments = select(store, config)
     found = compare_runs(runs, config, store)
-    tracking = replace(config.tracking, experiment=next(iter(experiments.values())))
+    tracking = replace(config.tracking, experiment=next(iter(experiments.values())), writers=[])
     if tracking.enabled:
         refuse_foreign(uri, tracking)
-    links = Links(found, pages_of(uri, config.ui), kept=config.tracking.enabled)
+    averaged, pages = found.grid.runs, pages_of(uri, config.ui)
+    ids = list(dict.fromkeys(run.experiment_id for run in averaged))
+    side_by_side = pages.comparison([run.id for run in averaged], ids)
+    view = view_of(found) if tracking.enabled and len(ids) == 1 else None  # a view shows the runs of one experiment
+    table = pages.view(ids[0], view[0]) if view else None
+    links = {"Runs, figures and settings that differ": table, "All settings and metrics side by side": side_by_side}
 
-    begin_work()
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
+    stop = Stop(patient=False)
     folder = RunFolder(runs_folder(config.runs), name, settings.tree(), "runs")
-    tags = {"compare": f"{len(found.runs)} runs", "command": said, NOTE: description(found)}
-    tags |= source_tags("compare") | config.tracking.tags
-    folder.record("start", app="compare", name=name, params=settings.flat(), tags=tags)
+    tags = {"compare": f"{len(averaged)} runs", "command": said, NOTE: description(found)}
+    record_start(folder, "compare", settings, name, tags)
+    run = Run(folder, tracking, uri if tracking.enabled else None, stop)
     made = {"experiment": ", ".join(experiments.values()), "command": masked(said), "made": time.strftime("%Y-%m-%d %H:%M")}
-    status = "FAILED"
-    try:
-        write(found, folder, links, made)
-        if links.table:
-            folder.record("view", key=links.key, state=links.view())
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        folder.close(status)
-    uploader = None
-    if config.tracking.enabled:
-        uploader = MlflowUploader(folder.path, uri, tracking)
-        uploader.start()
-
-    console = Console(1)
-    for sheet in sheets(found):
-        console.show(terminal(sheet))
-    for note in found.notes:
-        console.say(note)
-    rows = {"page": os.path.relpath(folder.path / PAGE)}
-    if uploader:
-        rows["MLflow"] = uploader.closed()
-    console.table(lead(found), rows)
+    with run.noted():
+        write(found, folder, page(found, pages, links, made))
+        if view:
+            folder.record("view", key=view[0], state=view[1])
+        console = Console(1)
+        for sheet in sheets(found):
+            console.show(terminal(sheet))
+        for note in found.notes:
+            console.say(note)
+    places = run.close()
+    if run.status != "FINISHED":
+        raise run.failure or KeyboardInterrupt
+    places.pop("run folder")
+    console.table(lead(found), {"page": os.path.relpath(folder.path / PAGE)} | places)
     hint = "" if config.ui else pages_hint(masked(uri))
-    if uploader and uploader.complete and links.table:
-        console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {links.table}")
-    console.say(f"with every setting and metric: {links.comparison}")
-    return ComparisonResult(folder.path, list(found.notes), 130 if uploader and uploader.interrupted else 0)
+    if table and run.uploader and run.uploader.complete:
+        console.say(f"the runs, their figures and the settings that differ in MLflow's UI{hint}: {table}")
+    console.say(f"with every setting and metric: {side_by_side}")
+    return ComparisonResult(folder.path, list(found.notes), run.exit_status())
 
 
-def write(found: Comparison, folder: RunFolder, links: Links, made: dict[str, str]) -> None:
+def write(found: Comparison, folder: RunFolder, html: str) -> None:
     """Write the comparison's files into its run folder."""
     for file, text in (
-        (PAGE, page(found, links, made)),
+        (PAGE, html),
         ("comparison.md", markdown(found)),
         ("comparison.csv", cells_csv(found)),
         ("runs.csv", runs_csv(found)),
     ):
         write_text(folder.path / file, text)
         folder.artifact(folder.path / file)
-    for file, picture in pictures(found).items():
-        save(picture, folder.path / f"{file}.svg")
-        folder.artifact(folder.path / f"{file}.svg", "pictures")
-    folder.artifact(folder.path / "config.yaml")
+    for name, picture in PICTURES.items():
+        if save(partial(picture, found), path := folder.path / f"{name}.svg"):
+            folder.artifact(path, "pictures")
     folder.summary(figures(found))
 
 

@@ -1,6 +1,6 @@
 """Runs laid out in rows and columns: a cell holds runs that differ only in their seed.
 
-A pivot of pandas would average runs that differ in more; which settings part them is what is worked out here.
+A pivot of pandas would average runs that differ in more; which settings part them is worked out here.
 """
 
 import math
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from lab.comparison.runs import Run, parse_condition
+from lab.comparison.stats import Difference, Mean, Point
 from lab.config.errors import UserError, unknown
 
 Key = tuple[str, ...]
@@ -23,22 +24,39 @@ BESIDE = (
 class Line:
     """A row or a column: its settings and their values."""
 
-    names: tuple[str, ...]
-    values: Key
-    main: int = 1  # how many of the settings were asked for; the rest were added because runs that differ in them must not be averaged
+    settings: tuple[tuple[str, str], ...]
+    main: int  # how many of the settings were asked for; the rest were added because runs that differ in them must not be averaged
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.settings]
 
     @property
     def label(self) -> str:
-        added = zip(self.names[self.main :], self.values[self.main :], strict=True)
-        parts = [f"{name.removesuffix('.name').rpartition('.')[2]}={value}" for name, value in added if value]
-        return ", ".join([*self.values[: self.main], *parts])
+        asked = [value for _, value in self.settings[: self.main]]
+        added = [f"{name.removesuffix('.name').rpartition('.')[2]}={value}" for name, value in self.settings[self.main :] if value]
+        return ", ".join([*asked, *added])
+
+    def meets(self, other: "Line") -> bool:
+        """Return whether the lines are equal in every added setting that both have."""
+        pairs = zip(self.settings[self.main :], other.settings[self.main :], strict=True)
+        return all(mine == theirs or not mine or not theirs for (_, mine), (_, theirs) in pairs)
 
 
-@dataclass
+@dataclass(eq=False)
 class Cell:
+    """Runs of equal settings, and their results; differences are to the baseline's cell."""
+
     row: Line
     column: Line
     runs: dict[Key, Run] = field(default_factory=dict)  # by seed, the newest of each
+    baseline: "Cell | None" = None
+    score: Mean = field(init=False)
+    difference: Difference | None = None  # None where there is nothing to pair
+    best: bool = False  # of its column
+    costs: dict[str, Mean] = field(default_factory=dict)  # images/s, MiB, ms, by name
+    ratios: dict[str, Difference] = field(default_factory=dict)  # of the logarithms of costs, by name
+    curve: list[Point] = field(default_factory=list)
 
     def values(self, metric: str) -> dict[Key, float]:
         return {seed: run.metrics[metric] for seed, run in self.runs.items() if metric in run.metrics}
@@ -60,6 +78,11 @@ class Grid:
     @property
     def columns(self) -> list[Line]:
         return list(dict.fromkeys(cell.column for cell in self.cells))
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return the runs that are averaged."""
+        return [run for cell in self.cells for run in cell.runs.values()]
 
     def cell(self, row: Line, column: Line) -> Cell | None:
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
@@ -88,14 +111,14 @@ def lay_out(runs: Sequence[Run], metric: str, rows: list[str], columns: list[str
         listed = "\n".join(f"  {run.name} ({run.id}): {why}" for run, why in left_out[-10:])
         raise UserError(f"none of {len(runs)} runs can be compared:\n{listed}")
 
-    groups = _grouped(chosen, rows, columns)
-    seeds = ("seed", *sorted(name for name in _varying(groups) if _is_seed(name) and name != "seed"))
-    added = sorted(name for name in _varying(groups) if not _is_seed(name) and not _beside(name, [*rows, *columns]))
+    apart = varying(chosen, [*rows, *columns])
+    seeds = ("seed", *sorted(name for name in apart if _is_seed(name) and name != "seed"))
+    added = sorted(name for name in apart if not _is_seed(name) and not is_beside(name, [*rows, *columns]))
     cells: dict[tuple[Line, Line], Cell] = {}
     replaced = []
     for run in chosen:
-        row = Line((*rows, *added), tuple(run.setting(name) or "" for name in (*rows, *added)), len(rows))
-        column = Line(tuple(columns), tuple(run.setting(name) or "" for name in columns), len(columns))
+        row = Line(tuple((name, run.setting(name) or "") for name in (*rows, *added)), len(rows))
+        column = Line(tuple((name, run.setting(name) or "") for name in columns), len(columns))
         cell = cells.setdefault((row, column), Cell(row, column))
         seed = tuple(run.settings.get(name, "") for name in seeds)
         if seed in cell.runs:
@@ -105,45 +128,35 @@ def lay_out(runs: Sequence[Run], metric: str, rows: list[str], columns: list[str
     return Grid(found, left_out, replaced, _differing(found, [*rows, *columns, *added]))
 
 
-def baseline_lines(grid: Grid, conditions: list[str]) -> tuple[str, list[Line]]:
-    """Return 'row' or 'column', and the lines that meet the conditions; no condition means loss=ce, and ('row', []) if no row has it.
+def find_baselines(grid: Grid, conditions: list[str]) -> str:
+    """Give each cell its baseline's cell, and return the baseline in words; no condition means loss=ce, if a row has it.
+
+    The baseline of a cell is in the same column (or row), and equal in every added setting that both have; there must be exactly one.
 
     Raises:
         UserError: a condition names a setting that is in neither rows nor columns, or a value that no line has.
     """
     wanted = [parse_condition(text, "=", "baseline=loss=ce") for text in conditions]
-    for kind, lines in (("row", grid.rows), ("column", grid.columns)):
-        names = lines[0].names
-        if wanted and all(name in names for name, _ in wanted):
-            found = lines
-            for name, value in wanted:
-                there = {line.values[names.index(name)] for line in found}
-                if value not in there:
-                    raise unknown(f"baseline={name}={value}", value, there)
-                found = [line for line in found if line.values[names.index(name)] == value]
-            return kind, found
-    if wanted:
-        have = [name for lines in (grid.rows, grid.columns) for name in lines[0].names]
+    in_rows, in_columns = ({name for name, _ in wanted} <= set(lines[0].names) for lines in (grid.rows, grid.columns))
+    if not (in_rows or in_columns):
+        have = [*grid.rows[0].names, *grid.columns[0].names]
         name = next((name for name, _ in wanted if name not in have), wanted[0][0])
         raise unknown(f"baseline={','.join(conditions)}: rows and columns", name, have)
-    if "loss" in grid.rows[0].names:
-        at = grid.rows[0].names.index("loss")
-        return "row", [row for row in grid.rows if row.values[at] == "ce"]
-    return "row", []
-
-
-def baseline_of(cell: Cell, grid: Grid, kind: str, lines: list[Line]) -> Cell | None:
-    """Return the baseline's cell for this cell: equal in every added setting that both lines have; None if there is not exactly one."""
-    mine = cell.row if kind == "row" else cell.column
-    if mine in lines:
-        return None
-    found = []
-    for line in lines:
-        pairs = list(zip(mine.values, line.values, strict=True))[mine.main :]
-        other = grid.cell(line, cell.column) if kind == "row" else grid.cell(cell.row, line)
-        if other is not None and all(a == b or not a or not b for a, b in pairs):
-            found.append(other)
-    return found[0] if len(found) == 1 else None
+    lines = grid.rows if in_rows else grid.columns
+    for name, value in wanted:
+        there = {dict(line.settings)[name] for line in lines}
+        if value not in there:
+            raise unknown(f"baseline={name}={value}", value, there)
+        lines = [line for line in lines if (name, value) in line.settings]
+    if not wanted:
+        lines = [line for line in lines if ("loss", "ce") in line.settings]
+    for cell in grid.cells:
+        mine = cell.row if in_rows else cell.column
+        pairs = [grid.cell(line, cell.column) if in_rows else grid.cell(cell.row, line) for line in lines if mine.meets(line)]
+        found = [other for other in pairs if other is not None]
+        if mine not in lines and len(found) == 1:
+            cell.baseline = found[0]
+    return " or ".join(line.label for line in lines)
 
 
 def _unfit(run: Run, metric: str, names: Iterable[str]) -> str:
@@ -159,28 +172,20 @@ def _unfit(run: Run, metric: str, names: Iterable[str]) -> str:
     return f"no setting {', '.join(lacking)}" if lacking else ""
 
 
-def _grouped(runs: list[Run], rows: list[str], columns: list[str]) -> list[list[Run]]:
-    groups: dict[Key, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(run.setting(name) or "" for name in (*rows, *columns)), []).append(run)
-    return list(groups.values())
+def varying(runs: list[Run], names: list[str]) -> list[str]:
+    """Return settings with more than one value among runs that are equal in `names`; a run that lacks a setting does not count."""
+    import pandas
 
-
-def _varying(groups: list[list[Run]]) -> set[str]:
-    """Return settings with more than one value within a group; a run that lacks a setting does not count."""
-    found = set()
-    for group in groups:
-        seen: dict[str, str] = {}
-        for run in group:
-            found |= {name for name, value in run.settings.items() if seen.setdefault(name, value) != value}
-    return found
+    groups = pandas.Index([tuple(run.setting(name) or "" for name in names) for run in runs], tupleize_cols=False)
+    several = pandas.DataFrame([run.settings for run in runs]).groupby(groups).nunique() > 1
+    return [str(name) for name in several.columns[several.any()]]
 
 
 def _differing(cells: list[Cell], laid_out: list[str]) -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
         for name, value in next(iter(cell.runs.values())).settings.items():
-            if not _is_seed(name) and not _beside(name, laid_out) and not name.startswith(("loss.", "model.")):
+            if not _is_seed(name) and not is_beside(name, laid_out) and not name.startswith(("loss.", "model.")):
                 found.setdefault(name, {}).setdefault(value, []).append(f"{cell.row.label} × {cell.column.label}")
     return {name: values for name, values in sorted(found.items()) if len(values) > 1}
 
@@ -190,5 +195,6 @@ def _is_seed(name: str) -> bool:
     return name.rpartition(".")[2] == "seed" or name.endswith("_seed") or name == "data.fold"
 
 
-def _beside(name: str, laid_out: list[str]) -> bool:
+def is_beside(name: str, laid_out: list[str]) -> bool:
+    """Return whether runs may differ in this setting without a note: it is laid out, or does not change what the model learns."""
     return name in laid_out or name.removesuffix(".name") in laid_out or any(fnmatchcase(name, each) for each in BESIDE)

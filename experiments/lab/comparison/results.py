@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
-from lab.comparison.grid import Cell, Grid, Key, baseline_lines, baseline_of, lay_out
+from lab.comparison.grid import Cell, Grid, Key, find_baselines, lay_out
 from lab.comparison.runs import Run, Store, metric_name
 from lab.comparison.schema import CompareConfig
-from lab.comparison.stats import Difference, Mean, holm, mean_of, paired_difference
+from lab.comparison.stats import Point, judge, mean_of, paired_difference
 from lab.config.errors import UserError, unknown
 from lab.training.monitor import is_lower_better
 
@@ -19,61 +19,8 @@ NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "map50": "mAP50", "map7
 SHOWN_SETTINGS = ("task", "data", "data.batch_size", "trainer.epochs", "trainer.max_updates", "optim", "optim.lr", "trainer.amp")
 SHOWN_TAGS = ("device", "loss.backend", "torch", "git.commit")
 SPEED, GPU_MEMORY, MEMORY, LOSS_TIME = "images_per_second", "train/peak_allocated_mib", "train/peak_process_mib", "train/loss_ms"
+COSTS = {"images/s": "images_per_second", "peak MiB": "peak_mib", "loss ms": "loss_ms"}  # names in tables, and in CSV files
 BEST = "best_"  # how the names of the best epoch's metrics begin
-
-
-@dataclass(frozen=True)
-class Point:
-    """Mean, lowest and highest value over the seeds that were evaluated at this update."""
-
-    step: int
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass
-class Ratio:
-    """The ratio of a cost to the baseline's, over pairs of seeds; `holm` is its adjusted p, and `verdict` is as in `Result`."""
-
-    of: Difference  # of logarithms
-    holm: float | None = None
-    verdict: str = ""
-
-    @property
-    def mean(self) -> float:
-        """Return the geometric mean."""
-        return _exp(self.of.of.mean)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Return its confidence interval; None for a single pair."""
-        low, high = self.of.of.low, self.of.of.high
-        return None if low is None or high is None else (_exp(low), _exp(high))
-
-
-@dataclass
-class Result:
-    """A cell's results; difference and holm (the adjusted p) are to the baseline, None where there is nothing to pair or to test."""
-
-    cell: Cell
-    score: Mean
-    baseline: Cell | None
-    difference: Difference | None
-    holm: float | None = None
-    verdict: str = ""  # better, worse or "not shown"; empty where nothing was tested
-    best: bool = False  # of its column
-    costs: dict[str, Mean] = field(default_factory=dict)  # images/s, MiB, ms, by metric; the loss's time is the median over the run
-    ratios: dict[str, Ratio] = field(default_factory=dict)  # of costs to the baseline's, by metric
-    curve: list[Point] = field(default_factory=list)
-
-    @property
-    def row(self) -> str:
-        return self.cell.row.label
-
-    @property
-    def column(self) -> str:
-        return self.cell.column.label
 
 
 @dataclass
@@ -82,7 +29,6 @@ class Comparison:
     higher: bool  # is better
     confidence: float
     grid: Grid
-    results: list[Result]
     memory: str  # the metric that is the peak memory
     baseline: str  # in words; empty without one
     shared: dict[str, str]  # settings and tags that all runs have in common
@@ -106,14 +52,6 @@ class Comparison:
         """Return the metric's name without its prefix."""
         return _last(self.metric)
 
-    @property
-    def runs(self) -> list[Run]:
-        """Return the runs that are averaged."""
-        return [run for cell in self.grid.cells for run in cell.runs.values()]
-
-    def result(self, cell: Cell | None) -> Result | None:
-        return next((each for each in self.results if each.cell is cell), None)
-
 
 def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Comparison:
     """Average the runs' metric over seeds, test the differences to the baseline, and collect costs and curves.
@@ -125,25 +63,25 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
     runs, others = _of_one_task(runs, metric, config.metric)
     higher = (_goal(runs, metric) if config.goal == "auto" else config.goal) == "max"
     grid = lay_out(runs, metric, config.rows, config.columns)
-    kind, lines = baseline_lines(grid, config.baseline)
-    averaged = [run for cell in grid.cells for run in cell.runs.values()]
-    memory = GPU_MEMORY if all(GPU_MEMORY in run.metrics for run in averaged) else MEMORY
-
-    results = []
+    baseline = find_baselines(grid, config.baseline)
+    memory = GPU_MEMORY if all(GPU_MEMORY in run.metrics for run in grid.runs) else MEMORY
+    costs = {cell: _costs(cell, store, memory) for cell in grid.cells}
     for cell in grid.cells:
-        base = baseline_of(cell, grid, kind, lines)
-        difference = paired_difference(cell.values(metric), base.values(metric), config.confidence) if base else None
-        score = mean_of(list(cell.values(metric).values()), config.confidence)
-        results.append(Result(cell, score, base, difference, curve=_curve(cell, store, metric)))
-    _write_verdicts([(each, each.difference, higher) for each in results], 1 - config.confidence)
-    _compare_costs(results, store, memory, config.confidence)
+        cell.score = mean_of(list(cell.values(metric).values()), config.confidence)
+        cell.costs = {name: mean_of(list(values.values()), config.confidence) for name, values in costs[cell].items()}
+        cell.curve = _curve(cell, store, metric)
+        if base := cell.baseline:
+            cell.difference = paired_difference(cell.values(metric), base.values(metric), config.confidence)
+            for name, theirs in costs[base].items():
+                ratio = paired_difference(_logarithms(costs[cell].get(name, {})), _logarithms(theirs), config.confidence)
+                cell.ratios |= {name: ratio} if ratio else {}
+    judge([(cell.difference, higher) for cell in grid.cells if cell.difference], 1 - config.confidence)
+    judge([(ratio, name == "images/s") for cell in grid.cells for name, ratio in cell.ratios.items()], 1 - config.confidence)
     for column in grid.columns:
-        inside = [each for each in results if each.cell.column == column]
+        inside = [cell for cell in grid.cells if cell.column == column]
         if len(inside) > 1:
-            (max if higher else min)(inside, key=lambda each: each.score.mean).best = True
-    baseline_label = " or ".join(line.label for line in lines)
-    notes = [*others, *_notes(grid, averaged, results, baseline_label)]
-    return Comparison(metric, higher, config.confidence, grid, results, memory, baseline_label, _shared(averaged), notes)
+            (max if higher else min)(inside, key=lambda cell: cell.score.mean).best = True
+    return Comparison(metric, higher, config.confidence, grid, memory, baseline, _shared(grid.runs), [*others, *_notes(grid, baseline)])
 
 
 def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
@@ -187,43 +125,16 @@ def _goal(runs: Sequence[Run], metric: str) -> str:
     return said.pop() if len(said) == 1 else "min" if is_lower_better(metric) else "max"
 
 
-def _write_verdicts(compared: Sequence[tuple[Result | Ratio, Difference | None, bool]], level: float) -> None:
-    """Write Holm's p and the verdict of each tested difference, all as one family of tests; the bool says whether higher is better."""
-    tested = [(each, difference, higher) for each, difference, higher in compared if difference is not None and difference.p is not None]
-    adjusted = holm([difference.p for _, difference, _ in tested if difference.p is not None])
-    for (each, difference, higher), p in zip(tested, adjusted, strict=True):
-        each.holm = p
-        each.verdict = "not shown" if p >= level else "better" if (difference.of.mean > 0) == higher else "worse"
-
-
-def _compare_costs(results: Sequence[Result], store: Store, memory: str, confidence: float) -> None:
-    """Average each result's costs over seeds, and test their ratios to the baseline's by paired logarithms."""
-    costs = {id(each.cell): _costs(each.cell, store, memory) for each in results}
-    for each in results:
-        ours = costs[id(each.cell)]
-        each.costs = {name: mean_of(list(values.values()), confidence) for name, values in ours.items()}
-        for name, theirs in (costs[id(each.baseline)] if each.baseline else {}).items():
-            difference = paired_difference(_logarithms(ours.get(name, {})), _logarithms(theirs), confidence)
-            if difference is not None:
-                each.ratios[name] = Ratio(difference)
-    _write_verdicts([(ratio, ratio.of, name == SPEED) for each in results for name, ratio in each.ratios.items()], 1 - confidence)
-
-
 def _costs(cell: Cell, store: Store, memory: str) -> dict[str, dict[Key, float]]:
-    """Return the costs of each seed, by metric."""
-    found: dict[str, dict[Key, float]] = {name: cell.values(name) for name in (SPEED, memory)}
-    found[LOSS_TIME] = {
-        seed: median(value for _, value in store.history(run, LOSS_TIME)) for seed, run in cell.runs.items() if LOSS_TIME in run.metrics
-    }
+    """Return the costs of each seed, by their names in COSTS; the loss's time is the median over the run."""
+    timed = {seed: run for seed, run in cell.runs.items() if LOSS_TIME in run.metrics}
+    medians = {seed: median(value for _, value in store.history(run, LOSS_TIME)) for seed, run in timed.items()}
+    found = dict(zip(COSTS, (cell.values(SPEED), cell.values(memory), medians), strict=True))
     return {name: values for name, values in found.items() if values}
 
 
 def _logarithms(values: dict[Key, float]) -> dict[Key, float]:
     return {seed: math.log(value) for seed, value in values.items() if 0 < value < math.inf}
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 def _curve(cell: Cell, store: Store, metric: str) -> list[Point]:
@@ -247,7 +158,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {name: value for name, value in same.items() if value not in (None, "None", "")}
 
 
-def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str) -> list[str]:
+def _notes(grid: Grid, baseline: str) -> list[str]:
     notes = []
     if grid.replaced:
         names = some([f"{run.name} ({run.id[:8]})" for run in grid.replaced])
@@ -256,24 +167,24 @@ def _notes(grid: Grid, runs: Sequence[Run], results: list[Result], baseline: str
         where = "; ".join(f"{value or 'not set'} ({some(cells)})" for value, cells in values.items())
         notes.append(f"Not only what is compared differs: {name} is {where}.")
     for tag, what in (("device", "Speed, memory and times come from different devices"), ("git.commit", "Runs are of different commits")):
-        counts = Counter(run.tags.get(tag, "unknown") for run in runs)
+        counts = Counter(run.tags.get(tag, "unknown") for run in grid.runs)
         if len(counts) > 1:
             notes.append(f"{what}: {_shares(counts)}.")
     if not baseline:
         rows = some([row.label for row in grid.rows])
         notes.append(f"No differences: no row is loss=ce; baseline=SETTING=VALUE chooses another baseline among {rows}.")
-    fewest = min(each.score.n for each in results)
+    fewest = min(cell.score.n for cell in grid.cells)
     if fewest < 3:
         few = {1: "A single seed has no interval and no test", 2: "Two seeds have very wide intervals"}[fewest]
         notes.append(f"{few}: train three or more of what you compare.")
     if any(len({run.settings.get("data.fold") for run in cell.runs.values()}) > 1 for cell in grid.cells):
         notes.append("Folds share training images, so their scores vary together: intervals and tests over them are too sure.")
-    for each in results:
-        if each.baseline and each.difference is None:
-            notes.append(f"{each.row} × {each.column}: no seed is shared with the baseline.")
-        elif each.difference and each.difference.of.n < each.score.n:
-            pairs = f"{each.difference.of.n} of its {each.score.n} seeds"
-            notes.append(f"{each.row} × {each.column}: the baseline has {pairs}; these are paired.")
+    for cell in grid.cells:
+        place = f"{cell.row.label} × {cell.column.label}"
+        if cell.baseline and cell.difference is None:
+            notes.append(f"{place}: no seed is shared with the baseline.")
+        elif cell.difference and cell.difference.of.n < cell.score.n:
+            notes.append(f"{place}: the baseline has {cell.difference.of.n} of its {cell.score.n} seeds; these are paired.")
     return notes
 
 

@@ -30,13 +30,34 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class Point:
+    """Mean, lowest and highest value over the seeds that were evaluated at this update."""
+
+    step: int
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass
 class Difference:
-    """Statistics of n pairs: the mean difference with its interval; t and the two-sided p of the paired t-test, or why it is `untested`."""
+    """Statistics of n pairs: the mean difference with its interval; t and the two-sided p of the paired t-test, or why it is `untested`.
+
+    holm: p, adjusted for a family of tests. verdict: better, worse or "not shown"; empty where nothing was tested.
+    """
 
     of: Mean
     t: float | None = None
     p: float | None = None
     untested: str = ""
+    holm: float | None = None
+    verdict: str = ""
+
+    def as_ratio(self) -> tuple[float, float, float] | None:
+        """Return the geometric mean of ratios and its interval, if this is of their logarithms; None for a single pair."""
+        if self.of.low is None or self.of.high is None:
+            return None
+        return _exp(self.of.mean), _exp(self.of.low), _exp(self.of.high)
 
 
 def mean_of(values: Sequence[float], confidence: float) -> Mean:
@@ -90,3 +111,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = reached
     return adjusted
+
+
+def judge(differences: Sequence[tuple[Difference, bool]], level: float) -> None:
+    """Write Holm's p and the verdict of each tested difference, all as one family; the bool says whether higher is better."""
+    tested = [(each, higher, each.p) for each, higher in differences if each.p is not None]
+    for (each, higher, _), adjusted in zip(tested, holm([p for *_, p in tested]), strict=True):
+        each.holm = adjusted
+        each.verdict = "not shown" if adjusted >= level else "better" if (each.of.mean > 0) == higher else "worse"
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

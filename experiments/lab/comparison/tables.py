@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.comparison.results import GPU_MEMORY, LOSS_TIME, SPEED, Comparison, Ratio, Result
-from lab.comparison.stats import Mean
+from lab.comparison.results import COSTS, GPU_MEMORY, Comparison, counted
+from lab.comparison.stats import Difference, Mean
 from lab.results.frames import csv_text
 from lab.runs.formats import markdown_text, visible
 
@@ -32,10 +32,10 @@ def scores(found: Comparison) -> Sheet:
     grid, same = found.grid, same_seeds(found)
     rows, bold = [], set()
     for i, row in enumerate(grid.rows):
-        cells = [found.result(grid.cell(row, column)) for column in grid.columns]
+        cells = [grid.cell(row, column) for column in grid.columns]
         rows.append([row.label, *(mean(found, cell.score) + ("" if same else f" (n={cell.score.n})") if cell else "–" for cell in cells)])
         bold |= {(i, j) for j, cell in enumerate(cells, start=1) if cell and cell.best}
-    seeds = f"{same} seed{'s' if same > 1 else ''}" if same else "n seeds"
+    seeds = counted(same, "seed") if same else "n seeds"
     title = (
         f"{found.title[0].upper()}{found.title[1:]}{', in %' if found.percent else ''}: mean ± {found.confidence:.0%} interval over {seeds}"
     )
@@ -45,70 +45,66 @@ def scores(found: Comparison) -> Sheet:
 
 def same_seeds(found: Comparison) -> int:
     """Return how many seeds each cell has; 0 if cells differ in it."""
-    counts = {each.score.n for each in found.results}
+    counts = {cell.score.n for cell in found.grid.cells}
     return counts.pop() if len(counts) == 1 else 0
 
 
 def differences(found: Comparison) -> Sheet:
-    rows = []
-    for each in found.results:
-        if each.baseline is not None:
-            rows.append([each.row, each.column, *difference_cells(found, each)])
-    tested = sum(each.holm is not None for each in found.results)
+    compared = [cell for cell in found.grid.cells if cell.baseline is not None]
+    rows = [[cell.row.label, cell.column.label, *difference_cells(found, cell.difference)] for cell in compared]
+    tested = sum(cell.difference is not None and cell.difference.p is not None for cell in compared)
     unit = " in points" if found.percent else ""
     title = f"Difference to {found.baseline}{unit}, paired over seeds of the same {_other(found)}"
     note = (
-        f"n: pairs. p: two-sided paired t-test; Holm: corrected for the {tested} test{'s' if tested != 1 else ''} of this table. "
+        f"n: pairs. p: two-sided paired t-test; Holm: corrected for the {counted(tested, 'test')} of this table. "
         f"▲ better, ▼ worse (Holm's p below {1 - found.confidence:.2g}), ○ no difference shown."
     )
     return Sheet(title, [*names(found), "difference", "n", "p", "Holm", ""], rows, note, frozenset({0, 1, 6}))
 
 
-def difference_cells(found: Comparison, each: Result) -> list[str]:
+def difference_cells(found: Comparison, difference: Difference | None) -> list[str]:
     """Return the cells "difference ± interval", n, p, Holm's p and verdict."""
-    difference = each.difference
     if difference is None:
         return ["–", "0", "–", "–", "no seed is shared"]
     figures = [mean(found, difference.of, "+"), str(difference.of.n)]
-    if difference.p is None or each.holm is None:
+    if difference.p is None or difference.holm is None:
         return [*figures, "–", "–", f"cannot be tested: {difference.untested}"]
-    verdict = {"not shown": "no difference shown"}.get(each.verdict, each.verdict)
-    return [*figures, p_text(difference.p), p_text(each.holm), f"{MARKS[each.verdict]} {verdict}"]
+    verdict = difference.verdict.replace("not shown", "no difference shown")
+    return [*figures, p_text(difference.p), p_text(difference.holm), f"{MARKS[difference.verdict]} {verdict}"]
 
 
 def costs(found: Comparison) -> Sheet:
-    rows = []
-    for each in found.results:
-        speed, memory, loss = (each.costs.get(name) for name in (SPEED, found.memory, LOSS_TIME))
-        rows.append([each.row, each.column, plain(speed, 0), plain(memory, 0), plain(loss, 3)])
+    rows = [
+        [cell.row.label, cell.column.label, *(plain(cell.costs.get(name), 3 if name == "loss ms" else 0) for name in COSTS)]
+        for cell in found.grid.cells
+    ]
     what = "allocated on the GPU" if found.memory == GPU_MEMORY else "of the process"
     note = f"Means over seeds ± {found.confidence:.0%} interval. Peak memory: {what}. Loss: forward and backward, the median over the run."
-    return Sheet("Costs of training", [*names(found), "images/s", "peak MiB", "loss ms"], rows, note)
+    return Sheet("Costs of training", [*names(found), *COSTS], rows, note)
 
 
 def ratios(found: Comparison) -> Sheet:
     """Return the table of ratios of costs to the baseline's; leave out rows without an interval."""
-    shown = [each for each in found.results if any(ratio.interval for ratio in each.ratios.values())]
+    shown = [cell for cell in found.grid.cells if any(ratio.as_ratio() for ratio in cell.ratios.values())]
     rows = []
-    for each in shown:
-        pairs = "/".join(sorted({str(ratio.of.of.n) for ratio in each.ratios.values()}))
-        rows.append([each.row, each.column, pairs, *(ratio_text(each.ratios.get(name)) for name in (SPEED, found.memory, LOSS_TIME))])
-    tested = sum(ratio.holm is not None for each in shown for ratio in each.ratios.values())
+    for cell in shown:
+        pairs = "/".join(sorted({str(ratio.of.n) for ratio in cell.ratios.values()}))
+        rows.append([cell.row.label, cell.column.label, pairs, *(ratio_text(cell.ratios.get(name)) for name in COSTS)])
+    tested = sum(ratio.p is not None for cell in shown for ratio in cell.ratios.values())
     title = f"Costs ÷ those of {found.baseline}, paired over seeds of the same {_other(found)}"
     note = (
         f"n: pairs. Geometric mean of the ratios, and its {found.confidence:.0%} interval. Paired t-tests of logarithms, Holm-corrected "
-        f"for the {tested} test{'s' if tested != 1 else ''} of this table: "
-        "▲ better, ▼ worse, ○ no difference shown; no mark: all ratios are equal."
+        f"for the {counted(tested, 'test')} of this table: ▲ better, ▼ worse, ○ no difference shown; no mark: all ratios are equal."
     )
-    return Sheet(title, [*names(found), "n", "images/s", "peak MiB", "loss ms"], rows, note)
+    return Sheet(title, [*names(found), "n", *COSTS], rows, note)
 
 
-def ratio_text(ratio: Ratio | None) -> str:
+def ratio_text(difference: Difference | None) -> str:
     """Return a ratio with its interval and mark, or a dash if it has no interval."""
-    if ratio is None or ratio.interval is None:
+    ratio = difference and difference.as_ratio()
+    if not difference or not ratio:
         return "–"
-    low, high = ratio.interval
-    return f"{ratio.mean:.2f} ({low:.2f} to {high:.2f}) {MARKS[ratio.verdict]}".strip()
+    return f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}) {MARKS[difference.verdict]}".strip()
 
 
 def left_out(found: Comparison) -> Sheet:
@@ -144,24 +140,20 @@ def markdown(found: Comparison) -> str:
 
 def cells_csv(found: Comparison) -> str:
     """Return a line a cell, with figures in full precision; missing figures are empty, and shares are not in %."""
-    rows, columns = found.grid.rows[0].names, found.grid.columns[0].names
     lines = []
-    for each in found.results:
-        line: dict[str, Any] = dict(zip(rows, each.cell.row.values, strict=True)) | dict(zip(columns, each.cell.column.values, strict=True))
-        line |= {"metric": found.metric} | _figures("", each.score) | {"best": int(each.best)}
-        if each.baseline is not None:
-            line["baseline"] = each.baseline.row.label if each.baseline.row != each.cell.row else each.baseline.column.label
-        if each.difference is not None:
-            tested = {"t": each.difference.t, "p": each.difference.p, "p_holm": each.holm}
-            line |= _figures("difference_", each.difference.of) | tested | {"verdict": each.verdict or each.difference.untested}
-        for name, cost in (("images_per_second", SPEED), ("peak_mib", found.memory), ("loss_ms", LOSS_TIME)):
-            if cost in each.costs:
-                line |= {name: each.costs[cost].mean, f"{name}_half": each.costs[cost].half}
-            if cost in each.ratios and (interval := each.ratios[cost].interval):
-                ratio = each.ratios[cost]
-                said: dict[str, Any] = {"": ratio.mean, "_low": interval[0], "_high": interval[1]}
-                said |= {"_p": ratio.of.p, "_p_holm": ratio.holm, "_verdict": ratio.verdict or ratio.of.untested}
-                line |= {f"{name}_ratio{key}": value for key, value in said.items()}
+    for cell in found.grid.cells:
+        line: dict[str, Any] = dict(cell.row.settings + cell.column.settings)
+        line |= {"metric": found.metric} | _figures("", cell.score) | {"best": int(cell.best)}
+        if base := cell.baseline:
+            line["baseline"] = base.row.label if base.row != cell.row else base.column.label
+        if of := cell.difference:
+            line |= _figures("difference_", of.of) | {"t": of.t, "p": of.p, "p_holm": of.holm, "verdict": of.verdict or of.untested}
+        for title, name in COSTS.items():
+            if cost := cell.costs.get(title):
+                line |= {name: cost.mean, f"{name}_half": cost.half}
+            if (of := cell.ratios.get(title)) and (ratio := of.as_ratio()):
+                line |= dict(zip((f"{name}_ratio", f"{name}_ratio_low", f"{name}_ratio_high"), ratio, strict=True))
+                line |= {f"{name}_ratio_p": of.p, f"{name}_ratio_p_holm": of.holm, f"{name}_ratio_verdict": of.verdict or of.untested}
         lines.append(line)
     return csv_text(lines)
 
@@ -169,9 +161,9 @@ def cells_csv(found: Comparison) -> str:
 def runs_csv(found: Comparison) -> str:
     """Return a line a run, for your own statistics."""
     lines = []
-    for each in found.results:
-        for seed, run in each.cell.runs.items():
-            line: dict[str, Any] = {"run_id": run.id, "name": run.name, "row": each.row, "column": each.column, "seed": " ".join(seed)}
+    for cell in found.grid.cells:
+        for seed, run in cell.runs.items():
+            line = {"run_id": run.id, "name": run.name, "row": cell.row.label, "column": cell.column.label, "seed": " ".join(seed)}
             lines.append(line | {"metric": found.metric, "value": run.metrics[found.metric], "why_left_out": ""})
     for run, why in found.grid.left_out:
         lines.append({"run_id": run.id, "name": run.name, "seed": run.settings.get("seed", ""), "why_left_out": why})
@@ -181,10 +173,10 @@ def runs_csv(found: Comparison) -> str:
 def figures(found: Comparison) -> dict[str, float]:
     """Return means, intervals, differences and adjusted p values as metrics of the comparison's own run."""
     values: dict[str, float | None] = {}
-    for each in found.results:
-        place = f"{each.row}/{each.column}"
-        values |= {f"{place}/mean": each.score.mean, f"{place}/half": each.score.half, f"{place}/p": each.holm}
-        values |= {f"{place}/difference": each.difference.of.mean if each.difference else None}
+    for cell in found.grid.cells:
+        place, difference = f"{cell.row.label}/{cell.column.label}", cell.difference
+        values |= {f"{place}/mean": cell.score.mean, f"{place}/half": cell.score.half}
+        values |= {f"{place}/p": difference.holm, f"{place}/difference": difference.of.mean} if difference else {}
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -224,5 +216,5 @@ def names(found: Comparison) -> tuple[str, str]:
 
 def _other(found: Comparison) -> str:
     """Return the setting that both runs of a pair share, besides the seed."""
-    rows = any(each.baseline is not None and each.baseline.column != each.cell.column for each in found.results)
+    rows = any(cell.baseline is not None and cell.baseline.column != cell.column for cell in found.grid.cells)
     return names(found)[0 if rows else 1]

@@ -95,6 +95,12 @@ def run_app(
         return ABORTED
 
 
+def paths_among(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Divide the words of a command line into paths and overrides; a file may have `=` in its name."""
+    given = [Path(word) for word in words if "=" not in word or Path(word).exists()]
+    return given, [word for word in words if Path(word) not in given]
+
+
 def config_folders() -> list[Path]:
     """Return the folders that --config-dir and LOSSFORGE_CONFIG_DIR add to conf/.
 

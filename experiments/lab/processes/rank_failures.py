@@ -24,6 +24,7 @@ from lab.training.stop import StoppedError
 
 TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""
+KILLED = "was killed: its process ended without a word, as by kill -9 or where memory ran out"
 GRACE_SECONDS = 5.0
 GONE_SECONDS = 3.0
 STOP_SECONDS = 20.0  # torchrun kills a process 30 s after it asked it to stop
@@ -47,19 +48,16 @@ def announce(error: BaseException, text: str) -> str:
         print(text, file=sys.stderr, flush=True)
         return text
     rank = f"rank {_rank()}"
-    mine = f"{rank}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    first, said = mine, f"{rank}: {text}"
+    first = mine = f"{rank}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    said = f"{rank}: {text}"
     if (store := _store()) is not None:
         # a connection breaks if another process was killed; the report of this comes a moment later
         until = time.monotonic() + GONE_SECONDS * isinstance(error, RuntimeError)
-        while not (killed := _killed(store, {})) and not _read(store) and time.monotonic() < until:
+        while not (fault := _fault(store)) and time.monotonic() < until:
             time.sleep(0.1)
-        if killed:
-            first = store.compare_set(_key(), "", killed).decode()
-            said = f"error: {first}"
-            mine = first if _rank() == 1 and first.startswith("rank 0 ") else ""  # otherwise the first rank prints it
-        else:
-            first = store.compare_set(_key(), "", mine).decode()
+        first = store.compare_set(_key(), "", fault or mine).decode()
+        if first.endswith(KILLED) and first.startswith("rank 0 ") and _rank() == 1:  # otherwise the first rank prints it
+            mine, said = first, f"error: {first}"
     if first == mine:
         print(said, file=sys.stderr, flush=True)
     return first
@@ -120,9 +118,8 @@ class Watch(threading.Thread):
 
     def _look(self, store: Any) -> None:
         signalled = False
-        pids: dict[int, int] = {}
         while not self.closed.is_set():
-            if fault := _read(store) or _killed(store, pids):
+            if fault := _fault(store):
                 return self._end_after(GRACE_SECONDS, fault)
             if signalled:  # without a known error
                 return self._end_after(STOP_SECONDS, "a signal came while this process waited for another one")
@@ -155,15 +152,16 @@ def _note(store: Any, what: str, value: int) -> None:
             store.set(_key(f"{what}/{_rank()}"), str(value))
 
 
-def _killed(store: Any, pids: dict[int, int]) -> str | None:
-    """Name a rank of this host that ended without a report; None if there is none. `pids`: known process ids, by rank."""
-    first = _rank() - local_rank()
+def _fault(store: Any) -> str | None:
+    """Return the reported error, else name a rank of this host that ended without a report; None if there is neither."""
     with suppress(RuntimeError):
+        if store is not None and store.check([_key()]):
+            return str(store.get(_key()).decode())
+        first = _rank() - local_rank()
         for rank in range(first, first + launched_here()) if store is not None else ():
-            if rank not in pids and store.check([came := _key(f"came/{rank}")]):
-                pids[rank] = int(store.get(came))
-            if rank in pids and _ended(pids[rank]) and not store.check([_key(f"left/{rank}")]):
-                return f"rank {rank} was killed: its process ended without a word, as by kill -9 or where memory ran out"
+            came, left = _key(f"came/{rank}"), _key(f"left/{rank}")
+            if store.check([came]) and _ended(int(store.get(came))) and not store.check([left]):
+                return f"rank {rank} {KILLED}"
     return None
 
 
@@ -182,11 +180,4 @@ def _store() -> Any:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         return torch.distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10), wait_for_workers=False)
     except (KeyError, RuntimeError):  # torch's DistNetworkError is a RuntimeError
-        return None
-
-
-def _read(store: Any) -> str | None:
-    try:
-        return store.get(_key()).decode() if store is not None and store.check([_key()]) else None
-    except RuntimeError:
         return None

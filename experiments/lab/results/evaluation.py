@@ -1,8 +1,9 @@
 """Score a saved model on a split of its data, or on other data."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
 from lab.results.frames import write_rows
-from lab.runs.saved import Saved, checkpoint_of, load_weights, open_checkpoint, refuse_changed, settings_of
+from lab.runs.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
 
 NAMES = {"val": "held-out", "test": "test", "train": "training"}
 USAGE = (
@@ -18,27 +19,6 @@ USAGE = (
     "       [tta=flip|five_crop] [export.format=onnx]\n"
     "       [group=option ...] [group.setting=value ...] [--cfg]"
 )
-
-
-@dataclass
-class Evaluation:
-    """What to score.
-
-    Args:
-        settings: of the data and the model.
-        saved: the checkpoint.
-        split: val, test or train.
-        changed: the model's own settings that were changed, in words.
-        tta: views whose mean prediction is scored.
-        onnx: whether to export the model as ONNX, too.
-    """
-
-    settings: Settings[Any]
-    saved: Saved
-    split: str
-    changed: list[str]
-    tta: str | None = None
-    onnx: bool = False
 
 
 @dataclass(repr=False)
@@ -98,25 +78,33 @@ def _read(path: Path) -> Any:
     return pandas.read_csv(path, dtype=names, keep_default_na=False, na_values=[""]) if path.is_file() else None
 
 
-def asked_evaluation(overrides: Sequence[str]) -> Evaluation:
-    """Return what the words of a command line ask for.
+def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[[], EvaluationResult]]:
+    """Return the settings of the data and the model for the words of a command line, and a function that evaluates as they ask.
 
     Raises:
         UserError: a word is wrong, or the checkpoint cannot be read.
     """
     checkpoint, others = checkpoint_of(overrides, USAGE)
-    own = dict(word.split("=", 1) for word in others if word.startswith(("split=", "tta=")))
+    own, others = divided(others, ("split", "tta"))
     split = own.get("split", "val")
     if split not in NAMES:
         raise unknown(f"split={split}", split, NAMES)
-    others = [word for word in others if not word.startswith(("split=", "tta="))]
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
-    return Evaluation(settings, saved, split, changed, own.get("tta"), onnx="export.format=onnx" in others)
+    return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
 
 
-def evaluate(asked: Evaluation) -> EvaluationResult:
-    """Score the checkpoint's weights (averaged ones if it has them) on a split; write a run as train.py does."""
+def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[str], *, tta: str | None, onnx: bool) -> EvaluationResult:
+    """Score the checkpoint's weights (averaged ones if it has them) on a split; write a run as train.py does.
+
+    Args:
+        settings: of the data and the model.
+        saved: the checkpoint.
+        split: val, test or train.
+        changed: the model's own settings that were changed, in words.
+        tta: views whose mean prediction is scored.
+        onnx: whether to export the model as ONNX, too.
+    """
     from lab.data.sets import Norm
     from lab.runs.export import check_export, export, export_onnx
     from lab.runs.machine import describe
@@ -126,9 +114,8 @@ def evaluate(asked: Evaluation) -> EvaluationResult:
     from lab.training.assemble import assemble
     from lab.training.console import LOG, Console
 
-    settings, saved, split, tta = asked.settings, asked.saved, asked.split, asked.tta
     config, state = settings.config, saved.state
-    if asked.onnx:
+    if onnx:
         check_export(config)
     trainer = assemble(settings, norm=Norm(**state["norm"]))
     task, data = trainer.task, trainer.data
@@ -146,7 +133,7 @@ def evaluate(asked: Evaluation) -> EvaluationResult:
     console = Console(1, "evaluation")
     console.log = run.folder.path / LOG
     console.say(f"{name}: {loader.samples} samples of split={split}{f', the mean of tta={tta}' if tta else ''} on {trainer.device}")
-    for each in asked.changed:
+    for each in changed:
         console.say(f"changed: {each}")
     run.folder.record("data", sets=data_sets(config, data, **{split: "test"}))
     table: dict[str, str] = {}
@@ -167,7 +154,7 @@ def evaluate(asked: Evaluation) -> EvaluationResult:
         for file, lines in (("predictions.csv", rows), ("per_class.csv", task.per_class(result))):
             if lines:
                 run.folder.artifact(write_rows(run.folder.path / file, lines))
-        if asked.onnx:
+        if onnx:
             console.say(export_onnx(run.folder, config, export(config, state), next(iter(loader)).images, run.folder.path / "model.onnx"))
         figures = task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}"}
         table = {key.replace("held-out", NAMES[split]): each for key, each in figures.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from lab.aborted import ABORTED, begin_work
 from lab.config.errors import UserError, unknown
 from lab.config.settings import absolute, groups
-from lab.runs.saved import checkpoint_of, open_checkpoint, settings_of
+from lab.runs.saved import checkpoint_of, divided, open_checkpoint, settings_of
 
 USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 OWN = ("out", "top", "score")
@@ -44,12 +44,6 @@ class AskedPrediction:
     score: float
 
 
-def images_among(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Divide the words of a command line into paths of images and overrides; a file may have `=` in its name."""
-    given = [Path(word) for word in words if "=" not in word or Path(word).exists()]
-    return given, [word for word in words if Path(word) not in given]
-
-
 def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPrediction:
     """Return what to predict.
 
@@ -72,16 +66,11 @@ def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPredic
 
 def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
     """Split the arguments into this app's own, by name, and the run's settings."""
-    own: dict[str, str] = {}
-    others: list[str] = []
-    for word in overrides:
-        name, _, value = word.partition("=")
-        if name in OWN:
-            own[name] = value
-        elif "." not in name and name.lstrip("+~") not in (*groups(), "trust"):
+    own, others = divided(overrides, OWN)
+    for word in others:
+        name = word.partition("=")[0]
+        if "." not in name and name.lstrip("+~") not in (*groups(), "trust"):
             raise unknown(word, name, ["checkpoint", *OWN, "trust", *groups()])
-        else:
-            others.append(word)
     return own, others
 
 

@@ -17,7 +17,6 @@ from lab.config.choices import spec_of
 from lab.config.errors import UserError
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
-from lab.runs.exported import Exported
 from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.saved import load_checkpoint, load_weights
@@ -44,6 +43,25 @@ class Exportable:
     def pixels(self) -> str:
         """Return the dtype of the images."""
         return getattr(self.module, "pixels", "uint8")
+
+
+@dataclass
+class Exported:
+    """An exported model.
+
+    Args:
+        program: the program that torch.export made of the module.
+        module: computes the same in Python.
+        norm: mean and deviation by which the module normalises images.
+        record: the fields of this model in a run's record: shape of an image, output (the shape of an image's output), pixels (the dtype of
+            images), says (the meaning of the output, in words), classes (names of the classes, or of the numbers that are predicted), and
+            step (the update that the weights are from).
+    """
+
+    program: Any
+    module: nn.Module
+    norm: Norm
+    record: dict[str, Any]
 
 
 class Images(nn.Module):
@@ -112,7 +130,7 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
             type=config.task.name,
             params=_params(config),
             register=config.tracking.register,
-            **exported.record(),
+            **exported.record,
         )
     if config.export.format == "onnx":
         with _reported(folder, "onnx.export", "the best model was not exported as ONNX", say):
@@ -167,4 +185,5 @@ def export(config: TrainConfig, state: dict[str, Any]) -> Exported:
     with torch.no_grad():
         program = torch.export.export(module, (images,), dynamic_shapes=({0: torch.export.Dim("images", min=1)},), strict=False)
         output = list(module(images[:1]).shape[1:])
-    return Exported(program, module, made.shape, output, made.says, classes, norm, state["updates"], made.pixels)
+    record = {"shape": made.shape, "output": output, "pixels": made.pixels, "says": made.says, "classes": classes, "step": state["updates"]}
+    return Exported(program, module, norm, record)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -45,6 +46,23 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
         # torch.save complains that it cannot finish the file; the reason is the error before that
         reason = error.__context__ if isinstance(error, RuntimeError) and error.__context__ else error
         raise unwritable(path, reason) if isinstance(reason, OSError) else reason from None
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Return a file, opened and locked; None if another process has the lock, which ends with the processes that hold or inherited it.
+
+    On a file system without locks the file is returned, too.
+    """
+    path.parent.mkdir(exist_ok=True)
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError:
+        pass
+    return file
 
 
 def sha256_of(path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.runs.files import remove_unfinished, sha256_of, unwritable, write_text
-from lab.runs.masks import masked_tree
+from lab.runs.masks import mapped, masked
 from lab.runs.origin import written
 from lab.runs.records import NAME, History, read_history
 from lab.tracking.uploader import read_state
@@ -83,8 +83,8 @@ class RunFolder:
             UserError: the record cannot be written; the file ends with the record before.
         """
         where = {"run_folder": str(self.path.absolute()), "host": platform.node()} if kind in PLACED else {}
-        record = masked_tree({"kind": kind, "time": self.now(), **where, **fields})
-        line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        record = mapped({"kind": kind, "time": self.now(), **where, **fields}, _recordable)
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with self.lock:
             if self.file < 0:
                 return
@@ -137,18 +137,12 @@ class RunFolder:
 
 def running(path: Path) -> bool:
     """Return whether another process works on this run; False if the file system has no locks."""
-    try:
-        return _locked(path)
-    except OSError:
-        return False
+    return _locked(path) is True
 
 
 def gone(path: Path) -> bool:
     """Return whether certainly no other process of this host works on this run: its lock is free, and locks work here."""
-    try:
-        return not _locked(path)
-    except OSError:
-        return False
+    return _locked(path) is False
 
 
 def end_if_killed(path: Path) -> bool:
@@ -182,17 +176,16 @@ def _first_line(path: Path) -> bytes:
         return file.readline()
 
 
-def _locked(path: Path) -> bool:
-    """Return whether another process has the folder's lock, without taking it; raise OSError if the file system has no locks."""
+def _locked(path: Path) -> bool | None:
+    """Return whether another process has the folder's lock, without taking it; None if the file system has no locks."""
+    asked = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        file = os.open(path / LOCK, os.O_RDONLY)
+        with (path / LOCK).open("rb") as file:
+            return bool(struct.unpack("hhqqi0q", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
     except FileNotFoundError:
         return False
-    try:
-        asked = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return struct.unpack("hhqqi0q", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
-    finally:
-        os.close(file)
+    except OSError:
+        return None
 
 
 def _uptime() -> float:
@@ -230,10 +223,6 @@ def _new_folder(runs: Path, name: str, setting: str) -> Path:
     raise UserError(f"{setting}={runs}: no free folder name for {stem}")
 
 
-def _finite(value: Any) -> Any:
-    """Replace nan and infinity by strings, because JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def _recordable(value: Any) -> Any:
+    """Mask a text; replace nan and infinity by strings, because JSON has neither."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else masked(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Mask credentials in addresses, so that no file, tag or message holds them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MASK = "***"
@@ -28,8 +28,13 @@ def masked(text: str) -> str:
 
 def masked_tree(value: Any) -> Any:
     """Return lists and mappings with every text masked."""
+    return mapped(value, lambda each: masked(each) if isinstance(each, str) else each)
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return lists and mappings with a function applied to every value in them."""
     if isinstance(value, Mapping):
-        return {key: masked_tree(each) for key, each in value.items()}
+        return {key: mapped(each, function) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [masked_tree(each) for each in value]
-    return masked(value) if isinstance(value, str) else value
+        return [mapped(each, function) for each in value]
+    return function(value)

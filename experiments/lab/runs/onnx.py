@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.runs.exported import Exported
+from lab.runs.export import Exported
 from lab.runs.files import write_whole
 
 LARGEST = 1e-4  # largest difference, as a share of the largest number of the output or of 1
@@ -49,9 +49,10 @@ def write_onnx(exported: Exported, images: Tensor, path: Path, about: dict[str, 
             dynamic_shapes=({0: "batch"},),
             custom_translation_table={torch.ops.torchvision.nms.default: _nms},
         )
-    norm = {"mean": exported.norm.mean, "std": exported.norm.std}
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in ({"classes": exported.classes} | norm).items()}
-    meanings = {"output": exported.says, "step": str(exported.step), "pixels": exported.pixels, "normalization": "in the graph"}
+    record = exported.record
+    lists = {"classes": record["classes"], "mean": exported.norm.mean, "std": exported.norm.std}
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in lists.items()}
+    meanings = {"output": record["says"], "step": str(record["step"]), "pixels": record["pixels"], "normalization": "in the graph"}
     made.model.metadata_props.update(about | texts | meanings)
     content = made.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -87,7 +88,7 @@ def _pixels(images: Tensor, exported: Exported) -> Tensor:
     """Return normalised images as the exported model takes them, at most CHECKED."""
     mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (exported.norm.mean, exported.norm.std))
     pixels = images[:CHECKED].float().cpu() * std + mean
-    return pixels if exported.pixels == "float32" else (pixels * 255).round().clamp(0, 255).to(torch.uint8)
+    return pixels if exported.record["pixels"] == "float32" else (pixels * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _difference(exported: Exported, session: Any, pixels: Tensor) -> float:
@@ -97,7 +98,7 @@ def _difference(exported: Exported, session: Any, pixels: Tensor) -> float:
     if got.shape != expected.shape:
         raise ValueError(f"ONNX Runtime gives an output {tuple(got.shape)}, the model {tuple(expected.shape)}")
     differences = (got - expected).abs()
-    if exported.output[1:] == [6]:
+    if exported.record["output"][1:] == [6]:
         # detections of nearly equal scores may change places or drop out at the end, so that a row may be elsewhere, and 2 % may lack
         nearest = torch.cdist(expected, got, p=float("inf")).amin(-1).flatten().sort().values
         differences = nearest[: max(1, int(0.98 * len(nearest)))]

@@ -127,10 +127,17 @@ def written(tree: Mapping[str, Any], folder: Path) -> str:
     return yaml.safe_dump(tree, sort_keys=False) + f"{MARK}{signature(tree, folder)}\n"
 
 
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Return a run's settings; None if its folder has no readable ones."""
+    try:
+        tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
 def origin_of(folder: Path) -> Origin:
     """Return who wrote the settings of a run's folder."""
-    from lab.sweep.run_record import read_config
-
     tree = read_config(folder)
     if tree is None:
         return Origin.STRANGER

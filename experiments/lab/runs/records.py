@@ -1,9 +1,10 @@
 """Read metrics.jsonl, the records of a run."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import isfinite
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -17,6 +18,7 @@ NAME = "metrics.jsonl"
 class History:
     """A run's history, from its records."""
 
+    path: Path = Path()  # the run's folder
     start: dict[str, Any] | None = None
     status: str | None = None  # how its last process ended; None if that was killed, or still runs
     size: int = 0  # bytes of its complete lines; a half-written line may follow
@@ -29,6 +31,27 @@ class History:
     host: str | None = None  # the host of that process
     digests: dict[str, str] = field(default_factory=dict)  # digests of files that its last process wrote
 
+    @property
+    def monitor(self) -> str:
+        """Return the name of the metric whose best value is the run's score."""
+        return self.start["tags"].get("monitor", "") if self.start else ""
+
+    @property
+    def goal(self) -> str:
+        """Return max or min."""
+        return self.start["tags"].get("monitor_goal", "max") if self.start else "max"
+
+    @property
+    def score(self) -> float | None:
+        best = self.last.get(f"best_{self.monitor}")
+        return None if best is None else float(best)
+
+    @property
+    def rank(self) -> float:
+        """Return the score, with its sign changed if lower is better; a missing score and nan are the worst."""
+        score = math.nan if self.score is None else self.score if self.goal == "max" else -self.score
+        return -math.inf if math.isnan(score) else score
+
     def next_step(self, prefix: str) -> int:
         """Return the step after the last one of the values whose names have this prefix."""
         return max((step + 1 for name, step in self.values if name.startswith(prefix)), default=0)
@@ -40,7 +63,7 @@ def read_history(folder: Path) -> History:
     Raises:
         UserError: a line is damaged.
     """
-    history = History()
+    history = History(folder)
     before = 0.0
     for record, size in _records(folder / NAME):
         history.size += size
@@ -90,7 +113,7 @@ def record_of(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
         fields: dict[str, Any] = {"kind": str, "time": (int, float)} | FIELDS.get(record["kind"], {})
-        whole = all(isinstance(record[name], kind) for name, kind in fields.items()) and isfinite(record["time"])
+        whole = all(isinstance(record[name], kind) for name, kind in fields.items()) and math.isfinite(record["time"])
         if record["kind"] in ("metrics", "summary"):
             [float(value) for value in record["values"].values()]  # nan and inf are strings
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -108,14 +131,16 @@ def records_of(folder: Path) -> Iterator[dict[str, Any]]:
     return (record for record, _ in _records(folder / NAME))
 
 
-def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the records with their sizes; skip a last line without an end, because its process was killed while writing it."""
-    if not path.is_file():
-        return
+def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Yield a file's lines from an offset on; skip a last line without an end, because its process was killed while writing it."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            if (record := record_of(line)) is None:
-                raise UserError(f"{path}, line {number}: is damaged: a record of a run is expected. Delete it to go on without it.")
-            yield record, len(line)
+        file.seek(start)
+        yield from takewhile(lambda line: line.endswith(b"\n"), file)
+
+
+def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the records with their sizes."""
+    for number, line in enumerate(lines_of(path) if path.is_file() else (), start=1):
+        if (record := record_of(line)) is None:
+            raise UserError(f"{path}, line {number}: is damaged: a record of a run is expected. Delete it to go on without it.")
+        yield record, len(line)

@@ -10,10 +10,9 @@ from lab.config.settings import ROOT, Settings, absolute, flat, given_names, loa
 from lab.config.user import runs_folder
 from lab.processes.ranks import launched_first
 from lab.runs.folder import running
-from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of, vouching
+from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of, read_config, vouching
 from lab.runs.records import NAME, read_history
 from lab.runs.saved import load_checkpoint, reload_file
-from lab.sweep.run_record import read_config
 from lab.tracking.uploader import read_state
 
 HARMLESS = (

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from math import inf, isfinite
@@ -44,10 +44,17 @@ def checkpoint_of(overrides: Sequence[str], usage: str) -> tuple[str, list[str]]
     Raises:
         UserError: it is not given exactly once.
     """
-    given = [word.partition("=")[2] for word in overrides if word.startswith("checkpoint=")]
-    if len(given) != 1 or not given[0]:
+    given = [word for word in overrides if word.startswith("checkpoint=")]
+    if len(given) != 1 or given == ["checkpoint="]:
         raise UserError(f"checkpoint= must be given once, such as checkpoint=runs/<run> or checkpoint=runs:/<MLflow run id>\n{usage}")
-    return resolved("checkpoint=", given[0]), [word for word in overrides if not word.startswith("checkpoint=")]
+    own, others = divided(overrides, ["checkpoint"])
+    return resolved("checkpoint=", own["checkpoint"]), others
+
+
+def divided(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Divide overrides into an app's own, the last of each name, and the remaining ones."""
+    own = [word for word in overrides if "=" in word and word.partition("=")[0] in names]
+    return dict(word.split("=", 1) for word in own), [word for word in overrides if word not in own]
 
 
 def open_checkpoint(name: str, overrides: Sequence[str]) -> Saved:

@@ -1,7 +1,6 @@
 """One job of a sweep: a run of train.py in its own process; run folders tell whether to start, continue or skip it."""
 
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
@@ -10,18 +9,21 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 import yaml
 
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, load, quoted
+from lab.runs.files import try_lock
 from lab.runs.folder import RunFolder, running
+from lab.runs.records import History, read_history
 from lab.runs.run import record_start, write_error
+from lab.sweep.folders import runs_of
 from lab.sweep.plan import is_tracking
-from lab.sweep.run_record import RunRecord, read_run, runs_of
 from lab.sweep.stop import Stop
+from lab.tracking.uploader import MlflowUploader, tracking_uri
 
 PLAN = "sweep.yaml"
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -56,9 +58,9 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
             return
         runs = runs_of(folder, name, settings.tree())
         if done := [run for run in runs if run.status == "FINISHED"]:
-            print(f"{title}: was finished before, {done[-1].folder.name}", flush=True)
+            print(f"{title}: was finished before, {done[-1].path.name}", flush=True)
             return
-        if runs and running(runs[-1].folder):
+        if runs and running(runs[-1].path):
             print(f"{title}: is running in another process", flush=True)
             return
         Attempt(folder, name, settings, runs, title).run(overrides, lock, gpus, shown, stop)
@@ -67,16 +69,16 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
 class Attempt:
     """One process and its run. `runs`: the runs of earlier attempts."""
 
-    def __init__(self, sweep: Path, name: str, settings: Settings[TrainConfig], runs: list[RunRecord], title: str) -> None:
+    def __init__(self, sweep: Path, name: str, settings: Settings[TrainConfig], runs: list[History], title: str) -> None:
         self.sweep, self.name, self.settings, self.runs, self.title = sweep, name, settings, runs, title
-        self.resumed = runs[-1] if runs and runs[-1].interrupted else None
-        self.size = _size(self.resumed.folder) if self.resumed else 0
+        self.resumed = runs[-1] if runs and runs[-1].status in (None, "KILLED") else None
+        self.size = self.resumed.size if self.resumed else 0
         self.said = b""  # the end of what the process wrote to stderr
 
-    def run(self, overrides: list[str], lock: TextIO, gpus: Sequence[str], shown: bool, stop: Stop) -> None:
+    def run(self, overrides: list[str], lock: IO[str], gpus: Sequence[str], shown: bool, stop: Stop) -> None:
         if self.resumed:
-            print(f"{self.title}: continues {self.resumed.folder.name}", flush=True)
-            overrides = [f"resume={quoted(self.resumed.folder)}", *(word for word in overrides if is_tracking(word))]
+            print(f"{self.title}: continues {self.resumed.path.name}", flush=True)
+            overrides = [f"resume={quoted(self.resumed.path)}", *(word for word in overrides if is_tracking(word))]
         else:
             print(f"{self.title}: {' '.join(overrides)}", flush=True)
             overrides = [*overrides, f"name={quoted(self.name)}", f"trainer.runs={quoted(self.sweep)}"]
@@ -87,7 +89,7 @@ class Attempt:
         score = f", {run.monitor} {run.score:.4g}" if run.score is not None else ""
         print(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}", flush=True)
 
-    def _slot(self, gpus: Sequence[str]) -> tuple[TextIO | None, dict[str, str]]:
+    def _slot(self, gpus: Sequence[str]) -> tuple[IO[str] | None, dict[str, str]]:
         """Lock the lowest number that no running job of this host has; return the lock, and an environment with this number's GPU."""
         if not gpus or self.settings.config.trainer.device not in ("auto", "cuda"):
             return None, {}
@@ -134,26 +136,27 @@ class Attempt:
             self.said = (self.said + text)[-BYTES_KEPT:]
             output.write(text)
 
-    def _settled(self, status: int) -> RunRecord:
+    def _settled(self, status: int) -> History:
         """Return the attempt's run; if its process did not record how it ended, do so for it."""
-        known = {run.folder for run in self.runs}
-        new = [run for run in runs_of(self.sweep, self.name, self.settings.tree()) if run.folder not in known]
-        run = new[-1] if new else read_run(self.resumed.folder) if self.resumed else None
-        if run and run.status and (new or _size(run.folder) > self.size):
+        known = {run.path for run in self.runs}
+        new = [run for run in runs_of(self.sweep, self.name, self.settings.tree()) if run.path not in known]
+        run = new[-1] if new else read_history(self.resumed.path) if self.resumed else None
+        if run and run.status and (new or run.size > self.size):
             return run
-        return self._written(run, status)
-
-    def _written(self, run: RunRecord | None, status: int) -> RunRecord:
         if run:
-            folder = RunFolder.reopen(run.folder)
+            folder = RunFolder.reopen(run.path)
         else:
             folder = RunFolder(self.sweep, self.name, self.settings.tree())
             record_start(folder, "train", self.settings, self.name, {})
         write_error(folder, self.said.decode(errors="replace") or f"exit status {status}\n")
         folder.record("tags", values={"error": self._reason(status)})
         folder.close("KILLED" if status < 0 or status in STOPPED else "FAILED")
-        self._send(folder.path)
-        return read_run(folder.path)
+        tracking = self.settings.config.tracking
+        if tracking.enabled:
+            uploader = MlflowUploader(folder.path, tracking_uri(tracking), tracking)
+            uploader.start()
+            uploader.close()
+        return read_history(folder.path)
 
     def _reason(self, status: int) -> str:
         if status == -signal.SIGTERM and Stop(self.sweep).requested:
@@ -164,15 +167,6 @@ class Attempt:
         said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else f"exit status {status}")
         return said.removeprefix("error: ")[:500]
 
-    def _send(self, folder: Path) -> None:
-        tracking = self.settings.config.tracking
-        if tracking.enabled:
-            from lab.tracking.uploader import MlflowUploader, tracking_uri
-
-            uploader = MlflowUploader(folder, tracking_uri(tracking), tracking)
-            uploader.start()
-            uploader.close()
-
 
 def _end_with_parent() -> None:
     """Let the system send SIGTERM to this process when its parent dies, so that the run ends with a checkpoint."""
@@ -181,15 +175,3 @@ def _end_with_parent() -> None:
 
 def _size(folder: Path) -> int:
     return (folder / "metrics.jsonl").stat().st_size
-
-
-def try_lock(file: Path) -> TextIO | None:
-    """Return the open file; None if another process holds its lock, which ends with the processes that hold or inherited it."""
-    file.parent.mkdir(exist_ok=True)
-    opened = file.open("a")
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        opened.close()
-        return None
-    return opened

@@ -15,7 +15,7 @@ from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import SEARCH, each_value, groups, load, load_for, parsed
 from lab.config.user import runs_folder
-from lab.sweep.run_record import essence
+from lab.sweep.folders import essence
 from lab.sweep.schema import SearchConfig
 
 

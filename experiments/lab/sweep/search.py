@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from lab.config.errors import UserError
+from lab.runs.records import History
 from lab.sweep.plan import Axis, Job, Plan
-from lab.sweep.run_record import RunRecord
 from lab.sweep.schema import OptunaConfig
 from lab.training.monitor import Monitor
 
 DATABASE = "optuna.db"
-Reached = Callable[[Job], RunRecord | None]
+Reached = Callable[[Job], History | None]
 
 
 def search_of(plan: Plan) -> "Grid":
@@ -83,7 +83,7 @@ class Optuna(Grid):
         study.sampler = self.optuna.samplers.TPESampler(seed=self.config.seed + len(study.get_trials(deepcopy=False)))
         return study
 
-    def _tell(self, study: Any, number: int, run: RunRecord | None) -> None:
+    def _tell(self, study: Any, number: int, run: History | None) -> None:
         """Report a trial's result; a trial that was interrupted stays open, to be continued."""
         if run is None or run.status in (None, "KILLED"):
             return

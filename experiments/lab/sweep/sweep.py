@@ -19,11 +19,12 @@ from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.formats import visible
 from lab.runs.masks import masked, masked_tree
+from lab.runs.records import History
 from lab.runs.run import source_tags
+from lab.sweep.folders import runs_of
 from lab.sweep.job import PLAN
 from lab.sweep.launch import launch, launcher_name, make_launcher
 from lab.sweep.plan import Job, Plan, plan_of
-from lab.sweep.run_record import RunRecord, runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
 from lab.tracking.uploader import VARIABLE, MlflowUploader, checked_uri, read_state
@@ -50,10 +51,9 @@ def run_sweep(overrides: Sequence[str]) -> int:
         with stop.by_signals():
             sweep.start_uploading()
             sweep.run(stop)
-            counts = sweep.counts()
             if stop.requested:
                 status = "KILLED"
-            elif counts["FINISHED"] == len(sweep.jobs):
+            elif all(is_finished(sweep.reached(job)) for job in sweep.jobs):
                 status = "FINISHED"
     finally:
         sweep.close(status)
@@ -112,21 +112,17 @@ class Sweep:
             if stop.requested:
                 return
 
-    def reached(self, job: Job) -> RunRecord | None:
+    def reached(self, job: Job) -> History | None:
         """Return the job's finished run, else its last one."""
         runs = runs_of(self.path, job.name, job.tree)
         return next((run for run in runs if is_finished(run)), runs[-1] if runs else None)
-
-    def counts(self) -> Counter[str]:
-        """Return the number of jobs of each status, without jobs that never began."""
-        return Counter(run.status or "KILLED" for job in self.jobs if (run := self.reached(job)))
 
     def close(self, status: str) -> None:
         """Record the results, wait until MLflow has them, and show them."""
         outcomes = [(job, self.reached(job)) for job in self.jobs]
         scored = [(job, run) for job, run in outcomes if run and is_finished(run) and run.score is not None]
         best = max(scored, key=lambda each: each[1].rank, default=None)
-        counts = self.counts()
+        counts = Counter(run.status or "KILLED" for _, run in outcomes if run)  # without jobs that never began
         figures = {f"sweep_{name.lower()}": float(counts[name]) for name in STATUSES} | {"sweep_jobs": float(len(self.jobs))}
         tags = {"sweep.counts": ", ".join(f"{counts[name]} {name.lower()}" for name in STATUSES) + f" of {len(self.jobs)} jobs"}
         if best:
@@ -134,14 +130,14 @@ class Sweep:
             figures[f"best_{run.monitor}"] = run.score or 0.0
             tags |= {"sweep.best": job.name, "sweep.best_settings": " ".join(job.overrides)}
             tags |= {"monitor": run.monitor, "monitor_goal": run.goal}
-            tags |= {"sweep.best_run": read_state(run.folder).get("run_id") or run.folder.name}
+            tags |= {"sweep.best_run": read_state(run.path).get("run_id") or run.path.name}
         self.folder.summary(figures)
         self.folder.record("tags", values=tags)
         names, rows = ("status", "metric", "best", "seconds", "folder", "error"), []
         for job, last in outcomes:
             ended: list[Any] = [""] * len(names)
             if last:
-                ended = [last.status or "KILLED", last.monitor, last.score, last.seconds, last.folder.name, last.error]
+                ended = [last.status or "KILLED", last.monitor, last.score, _seconds(last), last.path.name, last.error]
             rows.append({"job": job.name} | job.varied | dict(zip(names, ended, strict=True)))
         write_rows(self.path / "results.csv", rows)
         for name in (PLAN, "results.csv"):
@@ -161,11 +157,11 @@ class Sweep:
         write_text(self.path / PLAN, yaml.safe_dump(plan, sort_keys=False, width=140))
 
 
-def is_finished(run: RunRecord | None) -> bool:
+def is_finished(run: History | None) -> bool:
     return run is not None and run.status == "FINISHED"
 
 
-def show(sweep: Path, status: str, outcomes: list[tuple[Job, RunRecord | None]], best: tuple[Job, RunRecord] | None, mlflow: str) -> None:
+def show(sweep: Path, status: str, outcomes: list[tuple[Job, History | None]], best: tuple[Job, History] | None, mlflow: str) -> None:
     """Print the jobs with the settings that vary, how each ended, its best metric and time, and the places of its files."""
     from rich.console import Console
     from rich.table import Table
@@ -187,17 +183,20 @@ def show(sweep: Path, status: str, outcomes: list[tuple[Job, RunRecord | None]],
     rich.print(table)
     for job, run in outcomes:
         if run and run.error:
-            rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.folder)}")
+            rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.path)}")
     if best:
-        rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].folder)}")
+        rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].path)}")
     rich.print(f"sweep folder: {os.path.relpath(sweep)}")
     if mlflow:
         rich.print(f"MLflow: {mlflow}")
 
 
-def _reached(run: RunRecord | None) -> tuple[str, str, str]:
+def _reached(run: History | None) -> tuple[str, str, str]:
     if run is None:
         return "not begun", "", ""
-    score = f"{run.score:.4f}" if run.score is not None else ""
-    ended = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
-    return ended.get(run.status or "KILLED", ""), score, clock(run.seconds) if run.seconds is not None else ""
+    ended = {"FINISHED": "finished", "FAILED": "failed"}.get(run.status or "", "interrupted")
+    return ended, f"{run.score:.4f}" if run.score is not None else "", clock(_seconds(run))
+
+
+def _seconds(run: History) -> float:
+    return float(run.last.get("seconds", run.seconds))

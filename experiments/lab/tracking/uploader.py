@@ -1,7 +1,6 @@
 """Send a run folder's metrics.jsonl to MLflow in the background: training never waits for it and never fails with it."""
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import json
@@ -10,15 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.config.user import user_default
-from lab.runs.files import write_whole
+from lab.runs.files import try_lock, write_text
 from lab.runs.formats import visible
 from lab.runs.masks import MASK, masked
+from lab.runs.records import lines_of
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import RefusedError, Store, reason
 
@@ -203,18 +204,16 @@ class MlflowUploader(threading.Thread):
                 if ending and not sent:
                     self.complete = True
                     return
+                pause = 0.0 if ending else FIRST_PAUSE
             except Exception as error:
                 self._fails(error)
                 pause = min(FIRST_PAUSE * 1.5**self.failures, LONGEST_PAUSE)
                 if ending and time.monotonic() + pause > self.failing_since + self.patience:
                     return
-                if ending:
-                    time.sleep(pause)
-                else:
-                    self.ended.wait(pause)
+            if ending:
+                time.sleep(pause)
             else:
-                if not ending:
-                    self.ended.wait(FIRST_PAUSE)
+                self.ended.wait(pause)
 
     def take(self) -> None:
         """Take the folder's lock, and read how far it has been sent; do nothing if this was done before.
@@ -224,14 +223,8 @@ class MlflowUploader(threading.Thread):
         """
         if self.lock is not None:
             return
-        file = (self.folder / LOCK).open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise BusyError(f"{self.folder} is being sent by another process") from None
-        except OSError:
-            pass  # a file system without locks; sending a record twice adds nothing
+        if (file := try_lock(self.folder / LOCK)) is None:  # without locks both send: sending a record twice adds nothing
+            raise BusyError(f"{self.folder} is being sent by another process")
         self.key = key = run_key(self.folder)
         found = (
             each
@@ -259,33 +252,18 @@ class MlflowUploader(threading.Thread):
             self.say(f"MLflow {what}: {more}")
 
     def _send_new(self) -> bool:
-        """Send the records that were added to the file; return whether there were any."""
-        now = (self.folder / "metrics.jsonl").stat().st_size
-        pending: list[tuple[dict[str, Any], int]] = []
+        """Send the records that were added to the file, metrics in batches; return whether there were any."""
         found = False
-        for record, size in records_from(self.folder, self.offset, now):
-            found = True
-            if record.get("kind") == "metrics":
-                pending.append((record, size))
-                if len(pending) < BATCH:
-                    continue
-            self._flush(pending)
-            pending = []
-            if record.get("kind") != "metrics":
-                self._try(record, partial(self._send, record))
-                self._advance(size)
-        self._flush(pending)
+        for are_metrics, group in groupby(records_from(self.folder, self.offset), lambda pair: pair[0].get("kind") == "metrics"):
+            while batch := list(islice(group, BATCH if are_metrics else 1)):
+                found = True
+                points: list[Point] = []
+                for record, _ in batch:
+                    self._try(record, partial(_add_points, points, record) if are_metrics else partial(self._send, record))
+                if points:
+                    self._try({"kind": "metrics"}, partial(self.store.metrics, points))
+                self._advance(sum(size for _, size in batch))
         return found
-
-    def _flush(self, pending: list[tuple[dict[str, Any], int]]) -> None:
-        """Send the metrics of several records in one request."""
-        points: list[Point] = []
-        for record, _ in pending:
-            self._try(record, partial(_add_points, points, record))
-        if points:
-            self._try({"kind": "metrics"}, partial(self.store.metrics, points))
-        if pending:
-            self._advance(sum(size for _, size in pending))
 
     def _try(self, record: dict[str, Any], send: Callable[[], None]) -> None:
         """Send a record, or set it aside if the store refuses it."""
@@ -307,8 +285,8 @@ class MlflowUploader(threading.Thread):
             self._advance(0)
         elif kind == "resume":
             self.store.reopen_run(record["tags"])
-        elif kind == "tags":
-            self.store.tags(record["values"])
+        elif kind in ("tags", "fork"):
+            self.store.tags(record["values" if kind == "tags" else "tags"])
         elif kind == "data":
             self.store.data(record["sets"])
         elif kind == "summary":
@@ -318,8 +296,6 @@ class MlflowUploader(threading.Thread):
                 self.store.model(record, path, self.key)
         elif kind == "view":
             self.store.view(record["key"], record["state"])
-        elif kind == "fork":
-            self.store.tags(record["tags"])
         elif kind == "artifact":
             if path := self._file(record):
                 self.store.artifact(path, record["folder"])
@@ -358,7 +334,7 @@ class MlflowUploader(threading.Thread):
         with self.writing:
             if self.left:
                 raise SystemExit  # it ends the thread
-            write_whole(self.folder / STATE, lambda file: file.write(json.dumps(state).encode()))
+            write_text(self.folder / STATE, json.dumps(state))
 
 
 def not_taken(aside: list[str]) -> str:
@@ -395,7 +371,7 @@ def is_sent(folder: Path, uri: str) -> bool:
     state, key = read_state(folder), run_key(folder)
     if masked(str(state.get("uri"))) != masked(uri) or state.get("key", key) != key or "offset" not in state:
         return False
-    return not any(True for _ in records_from(folder, state["offset"], (folder / "metrics.jsonl").stat().st_size))
+    return not any(True for _ in records_from(folder, state["offset"]))
 
 
 def _add_points(points: list[Point], record: dict[str, Any]) -> None:
@@ -410,16 +386,16 @@ def _add_points(points: list[Point], record: dict[str, Any]) -> None:
     points += [(name, float(value), milliseconds, step) for name, value in record["values"].items()]
 
 
-def records_from(folder: Path, start: int, end: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield (record, bytes) of each complete line that begins between two offsets of the file; an empty record for a damaged line."""
-    with (folder / "metrics.jsonl").open("rb") as file:
-        file.seek(start)
-        for line in file:
-            if start >= end or not line.endswith(b"\n"):
-                return
-            start += len(line)
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = {}
-            yield (record if isinstance(record, dict) else {}), len(line)
+def records_from(folder: Path, start: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield (record, bytes) of each complete line that the file has now, from an offset on; an empty record for a damaged line."""
+    path = folder / "metrics.jsonl"
+    left = path.stat().st_size - start
+    for line in lines_of(path, start):
+        if left <= 0:
+            return
+        left -= len(line)
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = {}
+        yield (record if isinstance(record, dict) else {}), len(line)

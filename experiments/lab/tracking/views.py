@@ -1,8 +1,9 @@
 """Pages of MLflow's UI: their addresses, and views of an experiment's runs with useful columns.
 
-The UI has no setting for the first columns of a list of runs: they are data set, source and models. A view that is stored as a tag of the
-experiment, as the UI's "Share" button does, has its own columns and filter; an address opens it. A page is shown for language models unless
-its address says that it is about training.
+The UI has no setting for the first columns of a list of runs: they are data set, source and models, and no figure. Only a view that is
+stored as a tag of the experiment, as the UI's "Share" button does, has its own columns and filter; an address opens it. This tag is not
+documented, so a test reads the views in a browser; a UI that does not know it shows its own columns. A page is shown for language models
+unless its address says that it is about training.
 """
 
 import json
@@ -25,27 +26,20 @@ LAST_COLUMNS = ("attributes.`Dataset`", "attributes.`Models`")
 
 @dataclass(frozen=True)
 class Pages:
-    """Addresses of pages; base: the UI's address, empty for links between its own pages."""
+    """Addresses of pages; base: the UI's address with a slash at its end, empty for links between its own pages."""
 
     base: str = ""
 
     def run(self, experiment: str, run: str) -> str:
-        return f"{self._experiment(experiment)}/runs/{run}?{TRAINING}"
+        return f"{self.base}#/experiments/{experiment}/runs/{run}?{TRAINING}"
 
     def view(self, experiment: str, key: str) -> str:
         """Return the address of a stored view of the runs."""
-        return f"{self._experiment(experiment)}/runs?viewStateShareKey={key}&{TRAINING}"
+        return f"{self.base}#/experiments/{experiment}/runs?viewStateShareKey={key}&{TRAINING}"
 
     def comparison(self, runs: Sequence[str], experiments: Sequence[str]) -> str:
         """Return the address of these runs side by side, with all of their params and metrics."""
-        return f"{self._root}compare-runs?runs={_json(runs)}&experiments={_json(experiments)}&{TRAINING}"
-
-    def _experiment(self, experiment: str) -> str:
-        return f"{self._root}experiments/{experiment}"
-
-    @property
-    def _root(self) -> str:
-        return f"{self.base}/#/" if self.base else "#/"
+        return f"{self.base}#/compare-runs?runs={_json(runs)}&experiments={_json(experiments)}&{TRAINING}"
 
 
 def pages_of(uri: str, ui: str | None = None) -> Pages:
@@ -53,7 +47,7 @@ def pages_of(uri: str, ui: str | None = None) -> Pages:
     if ui is None and uri.startswith(("http://", "https://")):
         parts = urlsplit(uri)
         ui = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without name and password, because users pass addresses on
-    return Pages((ui or "http://127.0.0.1:5000").rstrip("/"))
+    return Pages(f"{(ui or 'http://127.0.0.1:5000').rstrip('/')}/")
 
 
 def pages_hint(uri: str) -> str:

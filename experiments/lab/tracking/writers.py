@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
-from lab.runs.files import write_whole
+from lab.runs.files import write_text
 from lab.runs.formats import markdown_text
 from lab.runs.masks import masked
 from lab.tracking.uploader import print_now, records_from, run_key
@@ -48,14 +48,12 @@ class TensorBoard:
         if kind == "start":
             lines = [f"| {markdown_text(name)} | {markdown_text(str(value))} |" for name, value in self.params.items()]
             self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, now)
-        elif kind == "metrics":
-            self.step = record["step"]
+        elif kind in ("metrics", "summary"):
+            self.step = record["step"] if kind == "metrics" else self.step
             for name, value in record["values"].items():
                 self.events.add_scalar(name, float(value), self.step, now)
-        elif kind == "summary":
-            for name, value in record["values"].items():
-                self.events.add_scalar(name, float(value), self.step, now)
-            self.best |= {name: float(value) for name, value in record["values"].items() if name.startswith("best_")}
+                if kind == "summary" and name.startswith("best_"):
+                    self.best[name] = float(value)
         elif kind == "end":
             for summary in hparams(self.params, self.best):
                 self.events._get_file_writer().add_summary(summary)
@@ -150,12 +148,9 @@ class WriterThread(threading.Thread):
     def _offset(self) -> int:
         return int(json.loads(self.state.read_text(encoding="utf-8"))["offset"]) if self.state.is_file() else 0
 
-    def _keep(self, offset: int) -> None:
-        write_whole(self.state, lambda file: file.write(json.dumps({"offset": offset}).encode()))
-
     def _write_all(self) -> None:
-        records = records_from(self.folder, 0, (self.folder / "metrics.jsonl").stat().st_size)
-        start, offset = next((record for record, _ in records if record.get("kind") == "start"), None), self._offset()
+        records = (record for record, _ in records_from(self.folder, 0))
+        start, offset = next((record for record in records if record.get("kind") == "start"), None), self._offset()
         if start is None:
             return
         writer = WRITERS[self.name](self.folder, start, self.project)
@@ -163,17 +158,16 @@ class WriterThread(threading.Thread):
         while True:
             ending = self.ended.is_set()
             written = offset
-            for record, size in records_from(self.folder, offset, (self.folder / "metrics.jsonl").stat().st_size):
+            for record, size in records_from(self.folder, offset):
                 try:
                     writer.take(record)
                 except MALFORMED as error:  # a bad record does not stop the next ones
-                    self.say(
-                        f"{self.name} does not take a record of kind {record.get('kind')!r}: {masked(f'{type(error).__name__}: {error}')}"
-                    )
+                    said = masked(f"{type(error).__name__}: {error}")
+                    self.say(f"{self.name} does not take a record of kind {record.get('kind')!r}: {said}")
                 offset += size
             if offset > written:
                 writer.flush()
-                self._keep(offset)
+                write_text(self.state, json.dumps({"offset": offset}))
             if ending:
                 return
             self.ended.wait(PAUSE)
