@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lab.config.errors import UserError
+from lab.config.errors import UserError, first_line
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.data.loading import number_of_workers
 from lab.runs.files import write_text
@@ -40,11 +40,12 @@ class OutOfMemoryError(UserError):
 
 
 @contextmanager
-def explained(config: TrainConfig, folder: Any = None) -> Iterator[None]:
+def explained(config: TrainConfig, device: torch.device | None = None, folder: Any = None) -> Iterator[None]:
     """Explain errors from too little memory or too few samples, and how to avoid them; other errors pass unchanged.
 
     Args:
         config: the run's settings.
+        device: where the run trains, if it has begun.
         folder: the run folder, if it exists already; torch's table of the GPU's memory is written there.
 
     Raises:
@@ -65,17 +66,16 @@ def explained(config: TrainConfig, folder: Any = None) -> Iterator[None]:
             raise
         if folder is not None and where == "gpu":
             path = folder.path / "memory_summary.txt"
-            write_text(path, torch.cuda.memory_summary())
+            write_text(path, torch.cuda.memory_summary(device))
             folder.artifact(path)
         raise OutOfMemoryError(memory_report(error, where, config)) from error
 
 
 def memory_report(error: BaseException, where: str, config: TrainConfig) -> str:
     """Return the part of the run, what torch says of the memory, and settings that need less, in several lines."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     title = {"gpu": "the GPU's memory is exhausted", "host": "the machine's memory is exhausted", "shared": "shared memory is exhausted"}
     part = _part(error)
-    lines = [f"{title[where]} ({part}).", said, "", "Settings that take less:"]
+    lines = [f"{title[where]} ({part}).", first_line(error), "", "Settings that take less:"]
     return "\n".join(lines + [f"  {setting:<46} {effect}" for setting, effect in remedies(config, where, part)])
 
 
