@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.schema import DataConfig, DigitsConfig, DownloadedConfig
+from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
 from lab.config.settings import ROOT, absolute
-from lab.config.task_schema import DigitPairsConfig
 from lab.data.batch import Batch
 from lab.data.loading import Shares
 from lab.data.sampler import order_of
@@ -253,16 +252,16 @@ def resize_all(images: Tensor, size: int) -> Tensor:
     return scaled.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else scaled
 
 
-def digits(config: DigitsConfig | DigitPairsConfig) -> Splits:
-    """Return scikit-learn's handwritten digits."""
+def digits(config: SplitConfig) -> Splits:
+    """Return scikit-learn's handwritten digits; config: says what is held out, and in `test` which share is for testing."""
     from sklearn.datasets import load_digits
 
     known = load_digits()
     images = torch.tensor(known.images, dtype=torch.float32)[:, None] / 16
     everything = Split(images, torch.tensor(known.target, dtype=torch.int64), [str(i) for i in range(len(images))])
-    names = [str(i) for i in range(10)]
-    train, val, test = (everything.only(part) for part in split(config, known.target.tolist(), names, config.test))
-    return Splits(names, train, val, test if config.test else None, f"of the digits, {held_out_by(config)}")
+    names, share = [str(i) for i in range(10)], getattr(config, "test", None)
+    train, val, test = (everything.only(part) for part in split(config, known.target.tolist(), names, share))
+    return Splits(names, train, val, test if share else None, f"of the digits, {held_out_by(config)}")
 
 
 def downloaded(config: DownloadedConfig) -> Splits:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.schema import DigitsConfig
 from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
 from lab.tasks.contrastive.captions import CAPTIONS, COLORS, WORDS, caption, choices, tokens_of
 from lab.tasks.contrastive.spec import DigitCaptionsConfig
@@ -14,7 +13,7 @@ from lab.tasks.contrastive.spec import DigitCaptionsConfig
 
 def digit_captions(config: DigitCaptionsConfig, device: torch.device, seed: int, saved: Norm | None) -> Data:
     """Draw the pairs of all parts; the targets are the tokens of the captions (N, L)."""
-    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed, test=config.test))
+    known = digits(config)
     sizes = [config.train_pairs, config.val_pairs, config.test_pairs if config.test else 0]
     if sum(sizes) > CAPTIONS:
         raise UserError(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.task_schema import DigitPairsConfig
 from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.samples import Annotations
 from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, memory_data, norm_of
+from lab.tasks.preference.spec import DigitPairsConfig
 
 
 @dataclass

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from lab.config.loss_schema import BradleyTerryConfig
 from lab.config.schema import TrainConfig
-from lab.config.task_schema import DigitPairsConfig
-from lab.data.pairs import PairBatch, load_pairs
 from lab.data.sets import Data, Loader, Norm
 from lab.processes import distributed
 from lab.runs.export import Exportable, Images
@@ -23,6 +21,8 @@ from lab.tasks.counts import Counts, binned
 from lab.tasks.inference import classifier, image_size, reader
 from lab.tasks.losses import Criterion
 from lab.tasks.plots import calibration_picture
+from lab.tasks.preference.data import PairBatch, load_pairs
+from lab.tasks.preference.spec import DigitPairsConfig
 from lab.tasks.task import BaseTask
 
 

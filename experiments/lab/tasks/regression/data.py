@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.config.schema import DigitsConfig
 from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
 from lab.tasks.regression.spec import DigitTurnsConfig
 
@@ -16,7 +15,7 @@ TARGETS = ["turn", "size"]
 
 def digit_turns(config: DigitTurnsConfig, device: torch.device, seed: int, saved: Norm | None) -> Data:
     """Turn and scale every digit once; no digit is in two parts."""
-    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed, test=config.test))
+    known = digits(config)
     turns = replace(known.mapped(lambda split, part: turned(split, config, part)), classes=TARGETS)
     counts = torch.full((len(TARGETS),), len(turns.train.keys))
     return memory_data(turns, config, norm_of(turns.train.images, saved), device, seed, counts=counts)

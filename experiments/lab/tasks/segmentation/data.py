@@ -15,7 +15,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
 from lab.config.errors import UserError
-from lab.config.schema import DigitsConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import (
@@ -64,7 +63,7 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
 
 def _drawn(config: DigitMasksConfig) -> Splits:
     """Draw scenes of digits, whose targets are masks (N, H, W); each part has different digits."""
-    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed))
+    known = digits(config)
     parts = {}
     for number, (name, split) in enumerate({"train": known.train, "val": known.val}.items()):
         generator = torch.Generator().manual_seed(2 * config.scene_seed + number)
