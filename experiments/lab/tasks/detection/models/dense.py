@@ -174,10 +174,6 @@ class FCOS(Detector, detection.FCOS):
         return by_centre(boxes, there, levels, cast(float, self.center_sampling_radius))
 
 
-DETECTORS: dict[str, type[RetinaNet] | type[FCOS]] = {"retinanet": RetinaNet, "fcos": FCOS}
-"""Those that torchvision has too."""
-
-
 def check_groups(channels: int) -> None:
     if channels % 32 or channels == 32:  # with 32 channels, a group has only one number where a level is a single pixel
         raise UserError(f"a pyramid of {channels} channels: the head's group norms have 32 groups and take 64, 96 and so on.")
