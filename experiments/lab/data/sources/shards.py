@@ -62,11 +62,9 @@ class ShardSamples(Samples):
             file.seek(first)
             return ImageBytes(file.read(size), f"{self.stems[position]}.{self.endings[position]}")
 
-    def shard(self, index: int) -> Path:
-        return self.shards[int(self.members[self.positions[index], 0])]
-
     def where(self, index: int) -> str:
-        return f"{self.shard(index)}: sample {self.stems[self.positions[index]]}"
+        position = self.positions[index]
+        return f"{self.shards[int(self.members[position, 0])]}: sample {self.stems[position]}"
 
     def known_labels(self) -> list[str]:
         return [self.labels[position] for position in self.positions]
@@ -105,7 +103,8 @@ def shards_data(config: ShardsConfig, norm: Norm, device: torch.device, seed: in
     root = os.path.commonpath([path.parent for paths in files.values() for path in paths])
     for samples in found.values():
         samples.classes, samples.targets = classes, _targets(samples, classes, numbers=config.classes is not None)
-        samples.keys = [f"{os.path.relpath(samples.shard(index), root)}/{key}" for index, key in enumerate(samples.keys)]
+        names, held_by = [os.path.relpath(path, root) for path in samples.shards], samples.members[samples.positions, 0].tolist()
+        samples.keys = [f"{names[shard]}/{key}" for shard, key in zip(held_by, samples.keys, strict=True)]
     held_out = f"of {config.val}"
     if "val" not in found:
         found, held_out = hold_out(found, config), f"of {config.shards}, {held_out_by(config)}"
