@@ -9,10 +9,11 @@ from torchvision.models.detection.image_list import ImageList
 
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.models.backbone import Pyramid, backbone
-from lab.tasks.detection.models.dense import DETECTORS, FCOS, RetinaNet
+from lab.tasks.detection.models.dense import FCOS, RetinaNet
 
 HEIGHT, WIDTH, CLASSES = 64, 96, 3
 ANCHOR_SIZES = (16, 32, 64, 96, 128)
+DETECTORS = {"retinanet": RetinaNet, "fcos": FCOS}  # those that torchvision has too
 KINDS = sorted(DETECTORS)
 
 

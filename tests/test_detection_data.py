@@ -343,7 +343,6 @@ MISTAKES = [
     ({"max_boxes": 1}, None, "data.max_boxes=1: image 11"),
     ({"fixed_size": [64, 70]}, None, "multiples of data.divisor=16"),
     ({"fixed_size": [64]}, None, "height and width"),
-    ({"scale": [2.0, 0.5]}, None, "data.scale=[2.0, 0.5]"),
 ]
 
 

@@ -100,7 +100,7 @@ def test_figures_are_those_of_coco_on_the_exported_file(coco, tmp_path, given):
     result.export_coco(path)
     stats = judge(data.val.file.path, path).stats
     names = {"map": 0, "map50": 1, "map75": 2, "map_small": 3, "map_medium": 4, "map_large": 5, "mar100": 8}
-    assert sorted(result.values) == sorted(names)
+    assert sorted(result.values) == sorted([*names, "loss"])
     for name, place in names.items():
         assert result.values[name] == pytest.approx(stats[place], abs=1e-6), name
     assert 0.1 < result.values["map"] < result.values["map50"] < 1

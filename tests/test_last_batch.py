@@ -78,7 +78,7 @@ def test_the_last_batches_of_an_epoch_train(make_trainer):
 def test_one_sample_a_batch_is_refused_where_batch_norm_cannot_take_it(make_trainer, folders, count, batch_size):
     words = [f"data.root={folders[count]}", f"data.batch_size={batch_size}", "data.skip_corrupt=true"]
     trainer = make_trainer(*FILES, *words)
-    with pytest.raises(UserError) as caught, explained(trainer.config, trainer):
+    with pytest.raises(UserError) as caught, explained(trainer.config):
         mean_losses(trainer)
     assert str(caught.value).startswith(f"data.batch_size={batch_size}: model.name=tiny_resnet normalises by a batch's mean")
     assert "model=tiny_vit" in str(caught.value)

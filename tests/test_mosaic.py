@@ -5,6 +5,7 @@ import torch
 
 from lab.config.detection_schema import DigitScenesConfig
 from lab.config.errors import UserError
+from lab.config.settings import load
 from lab.data.seeds import seeded
 from lab.data.sets import Norm
 from lab.tasks.detection.augment import mosaic
@@ -77,8 +78,9 @@ def test_a_data_sets_windows(tmp_path):
     assert all(batch.images.shape[-1] == 128 for batch in data.val)
 
 
-@pytest.mark.parametrize("given", [[1.5, 0.5], [1.0]])
-def test_a_range_that_is_none_is_refused(given, tmp_path):
-    config = DigitScenesConfig(root=str(tmp_path), batch_scale=given)
-    with pytest.raises(UserError, match=r"data.batch_scale=.*: the smallest and the largest factor are expected"):
-        load_detection_data(config, None, Norm((0.5,) * 3, (0.2,) * 3), torch.device("cpu"), 0)
+@pytest.mark.parametrize("given", ["[1.5,0.5]", "[1.0]"])
+@pytest.mark.parametrize("name", ["batch_scale", "scale", "digits", "digit_pixels"])
+def test_a_range_that_is_none_is_refused(given, name):
+    given = given if "scale" in name else {"[1.5,0.5]": "[20,10]", "[1.0]": "[9]"}[given]
+    with pytest.raises(UserError, match=rf"data.{name}=.*: the smallest and the largest value are expected"):
+        load(["task=detection", f"data.{name}={given}"])

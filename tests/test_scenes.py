@@ -59,8 +59,6 @@ def test_scenes_that_cannot_be_written_leave_nothing(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"data.root=.*cannot be written"):
         scenes_folder(SMALL, tmp_path / "file" / "scenes")
-    with pytest.raises(UserError, match=r"data.digits=\[4, 2\]"):
-        scenes_folder(replace(SMALL, digits=[4, 2]), tmp_path)
     with pytest.raises(UserError, match=r"data.held_out=0.0001"):
         scenes_folder(replace(SMALL, held_out=0.0001), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 STEPS, SAMPLES = 6, 8
 GPUS = torch.cuda.device_count() > 1
 torch.backends.cudnn.allow_tf32 = False  # sums in another order are to be felt no more than on a CPU
-SCALED = {"adam", "lion", "lamb"}  # those whose spread gradients are scaled; a fused one, one that is undone, and one of whole tensors
+SCALED = {"adam", "lion", "lamb"}  # those whose spread gradients are scaled; a fused one, one that is not, and one of whole tensors
 
 
 class Model(nn.Module):
@@ -98,15 +98,13 @@ class Reads(TorchDispatchMode):
 def reads(training: Training) -> int:
     """How many values the host reads in a step that are not there before it.
 
-    Counters of an optimiser are on the CPU on every device, and the flag of the update before it has arrived by then.
+    Counters of an optimiser are on the CPU on every device.
     """
     training.step(0)
-    undo = training.updater.undo
-    places = [*undo.optimizer.state.values(), *undo.optimizer.param_groups]
+    optimizer = training.updater.optimizer
+    places = [*optimizer.state.values(), *optimizer.param_groups]
     counters = [value for place in places for value in place.values() if isinstance(value, Tensor) and not value.ndim]
     allowed = {counter.untyped_storage().data_ptr() for counter in counters}
-    if undo.flag is not None:
-        allowed.add(undo.flag.value.untyped_storage().data_ptr())
     bad_loss = training.gradients(1)
     with Reads() as found:
         training.updater.step(bad_loss)

@@ -14,6 +14,11 @@ class UserError(Exception):
         super().__init__(visible(masked(text)))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the error's kind if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` choices spelled most like `word`, the nearest first."""
     by_lower = {choice.lower(): choice for choice in choices}

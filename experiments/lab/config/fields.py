@@ -36,5 +36,5 @@ def choice(default: Any, *choices: str, meaning: str = "") -> Any:
 
 
 def some(factory: Callable[[], Any], meaning: str = "", **limits: Any) -> Any:
-    """Return a list or a map whose values lie in a range."""
+    """Return a list or a map whose values lie in a range; `pair=True` for a list of the smallest and the largest value."""
     return field(default_factory=factory, metadata={"meaning": meaning, **limits})

@@ -1,8 +1,5 @@
 """Every setting with its value, range and meaning, for `--help` and the documentation."""
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
@@ -12,8 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from lab.config.errors import unknown
 from lab.config.schema import range_text
 from lab.config.settings import SEARCH, TRAIN, App, groups, typed
-
-WIDE = 110  # columns of a terminal from which meanings stand beside the settings
+from lab.config.terminal import fitted
 
 
 @dataclass(frozen=True)
@@ -77,18 +73,7 @@ def settings_text(app: App[Any], overrides: Sequence[str]) -> str:
     shown = [each for each in found if not chosen or any(each.name == word or each.name.startswith(f"{word}.") for word in chosen)]
     if not shown:
         raise unknown(f"--help {' '.join(chosen)}", chosen[0], {each.group for each in found} | set(groups(app)))
-    return "\n".join(_line(f"{each.name}={each.value}", f"{each.meaning} ({each.takes})") for each in shown)
-
-
-def _line(setting: str, meaning: str) -> str:
-    """Return a setting's line, wrapped if a narrower terminal shows it; a file or a pipe gets one line."""
-    line = f"  {setting:<38}  {meaning}"
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(line)
-    if len(line) <= width:
-        return line
-    if width >= WIDE and len(setting) <= 38:
-        return textwrap.fill(meaning, width, initial_indent=f"  {setting:<38}  ", subsequent_indent=" " * 42)
-    return f"  {setting}\n{textwrap.fill(meaning, width, initial_indent=' ' * 6, subsequent_indent=' ' * 6)}"
+    return fitted("\n".join(f"  {f'{each.name}={each.value}':<38}  {each.meaning} ({each.takes})" for each in shown))
 
 
 def train_help(script: str, overrides: Sequence[str]) -> str:

@@ -1,5 +1,7 @@
 """The settings of a run as dataclasses: names, types, defaults, ranges."""
 
+import operator
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any
@@ -365,10 +367,18 @@ class BenchConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
+LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "above": ("above", operator.gt),
+    "least": ("at least", operator.ge),
+    "below": ("below", operator.lt),
+    "most": ("at most", operator.le),
+}
+"""The limits of a number: in words, and what a value inside them holds against them."""
+
+
 def range_text(limits: Any) -> str:
     """Return a range in words, such as 'above 0, at most 1'."""
-    phrases = {"above": "above", "least": "at least", "below": "below", "most": "at most"}
-    return ", ".join(f"{word} {limits[key]:g}" for key, word in phrases.items() if limits.get(key) is not None)
+    return ", ".join(f"{word} {limits[key]:g}" for key, (word, _) in LIMITS.items() if limits.get(key) is not None)
 
 
 def check(config: Any, path: str = "") -> None:
@@ -388,6 +398,8 @@ def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
         for each in value if isinstance(value, list) else [value]:
             if each not in choices:
                 raise unknown(f"{key}={value}", each, choices)
+    if limits.get("pair") and (len(value) != 2 or value[0] > value[1]):
+        raise UserError(f"{key}={value}: the smallest and the largest value are expected.")
     for each in _numbers(value):
         if not isfinite(each) or not _inside(each, limits):
             wanted = f"{'' if isfinite(each) else 'finite '}numbers {range_text(limits)}".strip()
@@ -402,10 +414,4 @@ def _numbers(value: Any) -> list[int | float]:
 
 
 def _inside(value: float, limits: Any) -> bool:
-    above, least, below, most = (limits.get(key) for key in ("above", "least", "below", "most"))
-    return (
-        (above is None or value > above)
-        and (least is None or value >= least)
-        and (below is None or value < below)
-        and (most is None or value <= most)
-    )
+    return all(holds(value, limits[key]) for key, (_, holds) in LIMITS.items() if limits.get(key) is not None)

@@ -17,10 +17,11 @@ def fitted(text: str) -> str:
 
 
 def _fitted_line(line: str, width: int) -> str:
-    """Wrap a line under its second column; without one, four columns from its beginning, if that is indented."""
+    """Wrap a line under its second column; without one, or too little room, four columns from its beginning, if that is indented."""
     column = re.match(r" +\S+(?:, \S+)? {2,}", line)
     begin = len(line) - len(line.lstrip())
-    indent = " " * (column.end() if column else begin and begin + 4)
+    under = column is not None and width - column.end() >= WORDS
+    indent = " " * (column.end() if column and under else begin and begin + 4)
     if len(line) <= width or width - len(indent) < WORDS:
         return line
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

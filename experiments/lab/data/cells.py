@@ -1,14 +1,13 @@
 """Columns of tables, read with pandas; a bad cell is named with its row and column."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.config.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import pandas
@@ -32,17 +31,14 @@ def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"{setting}={file}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        raise UserError(f"{setting}={file}: cannot be read: {first_line(error)}") from None
     return table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
 
 
 def rows_of(file: Path) -> Where:
     """Return a function that names a row by its number in the file."""
-    return partial(_row, file, 1 if file.suffix.lower() == ".parquet" else 2)
-
-
-def _row(file: Path, first: int, number: int) -> str:
-    return f"{file}, row {number + first}"
+    first = 1 if file.suffix.lower() == ".parquet" else 2
+    return lambda number: f"{file}, row {number + first}"
 
 
 def texts(table: Any, name: str, where: Where) -> list[str]:

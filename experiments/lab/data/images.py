@@ -166,10 +166,10 @@ def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault |
     fault: returns what is wrong with a file, empty if nothing; None for what `check` says of images in RGB.
     """
     known = check if fault is None else f"{check} {fault}"
-    return {} if check == "off" else cached(partial(faulty, fault=fault or partial(fault_of, check=check)), files, about, known)
+    return {} if check == "off" else cached(fault or partial(fault_of, check=check), files, about, known)
 
 
-def faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, str]:
+def _faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, str]:
     """Return what is wrong with each bad file, by id, as `fault` says."""
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
         said: Iterable[str] = pool.map(fault, files.values())
@@ -178,10 +178,19 @@ def faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, 
 
 def fault_of(file: tuple[ImageFile, Size | None], check: str) -> str:
     """Return what is wrong with an image in RGB; empty if nothing."""
-    try:
+
+    def look() -> None:
         with open_image(*file) as opened:
             if check == "pixels" or not _ends(file[0], opened.format):
                 opened.load()
+
+    return fault_in(look)
+
+
+def fault_in(look: Callable[[], object]) -> str:
+    """Return what is wrong with an image that `look` reads; empty if nothing."""
+    try:
+        look()
     except UNREADABLE as error:
         return reason(error)
     return ""
@@ -203,10 +212,8 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, CorruptError) else f"cannot be read as an image ({error})"
 
 
-def cached(
-    look: Callable[[dict[int, Entry]], dict[int, str]], images: dict[int, Entry], about: Sequence[Path], check: str
-) -> dict[int, str]:
-    """Cache what `look` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
+def cached(fault: Callable[[Entry], str], images: dict[int, Entry], about: Sequence[Path], check: str) -> dict[int, str]:
+    """Cache what `fault` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
 
     With many images, it looks again only at those that were wrong the last time, unless a file or folder of `about`, or which images there
     are, has changed since. A good image that is overwritten in place is not noticed here, but it is named when it is read.
@@ -214,7 +221,7 @@ def cached(
     The cache names the images by their entries: an id may be a position, which the order of a table or another fold changes.
     """
     if len(images) < FEW:
-        return look(images)
+        return _faulty(images, fault)
     names = {image_id: repr(entry) for image_id, entry in images.items()}
     known = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in about), *sorted(names.values())]
     stamp = CACHE / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
@@ -222,8 +229,8 @@ def cached(
     with contextlib.suppress(OSError, ValueError, TypeError):
         wrong = set(json.loads(stamp.read_bytes()))
     if wrong is not None:
-        return look({image_id: images[image_id] for image_id, name in names.items() if name in wrong})
-    found = look(images)
+        return _faulty({image_id: images[image_id] for image_id, name in names.items() if name in wrong}, fault)
+    found = _faulty(images, fault)
     with contextlib.suppress(OSError):  # without a writable folder the next start checks all images again
         CACHE.mkdir(parents=True, exist_ok=True)
         draft = stamp.with_name(f".{stamp.name}.{os.getpid()}")

@@ -1,7 +1,6 @@
 """Open a data set of images from its settings."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,7 +10,7 @@ from lab.config.errors import UserError
 from lab.data.augment import crop_and_flip, random_affine
 from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate, class_of
-from lab.data.sets import Data, MemoryLoader, Norm, count_groups, digits, downloaded, norm_of, resize_all
+from lab.data.sets import Data, Norm, digits, downloaded, memory_data, norm_of
 from lab.data.sources.corruption import corrupted
 from lab.data.sources.folder import folder_data
 from lab.data.sources.hub import hub_data
@@ -62,24 +61,12 @@ def load_data(config: schema.ImagesConfig, norm: Norm, device: torch.device, see
         sets = sets.of_classes(classes_kept(memory.only_classes, sets.classes))
     classes, train = sets.classes, sets.train
     kept, labels = corrupted(memory, train.targets, len(classes))
-    train = replace(train.only(kept.tolist()), targets=labels)
-    splits = [replace(split, images=resize_all(split.images, config.image_size)) for split in (train, sets.val, sets.test) if split]
-    notes = [annotate(config, split.targets, classes, split.keys, needed=split is splits[0]) for split in splits]
-    chances = chances_of(config, labels, notes[0].weight)
+    sets = replace(sets, train=replace(train.only(kept.tolist()), targets=labels)).resized(config.image_size)
+    sets = sets.mapped(lambda part, number: replace(part, notes=annotate(config, part.targets, classes, part.keys, needed=number == 0)))
+    notes = sets.train.notes
+    chances = chances_of(config, labels, notes.weight)
     if config.sampler == "weighted":
-        notes[0] = Annotations(None, notes[0].group)
-    mean, std = norm_of(splits[0].images, saved)
-    make = partial(MemoryLoader, device=device, norm=(mean, std))
-    plain, val, *test = (partial(make, *pair, config.eval_batch_size) for pair in zip(splits, notes, strict=True))
-    return Data(
-        classes,
-        splits[0].images.shape[1],
-        Norm(mean.tolist(), std.tolist()),
-        make(splits[0], notes[0], config.batch_size).shuffled(seed, augment if config.augment else None, chances),
-        val(),
-        count_groups(*notes),
-        torch.bincount(labels, minlength=len(classes)),
-        test[0]() if test else None,
-        sets.held_out,
-        plain,
-    )
+        sets.train.notes = Annotations(None, notes.group)
+    counts = torch.bincount(labels, minlength=len(classes))
+    norm = norm_of(sets.train.images, saved)
+    return memory_data(sets, config, norm, device, seed, augment=augment, chances=chances, counts=counts)

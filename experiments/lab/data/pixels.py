@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps, ImageSequence
 from torch import Tensor
 
-from lab.data.images import UNREADABLE, CorruptError, ImageBytes, ImageFile, read_rgb, reason, refuse_pipe
+from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, read_rgb, refuse_pipe
 from lab.data.sets import Norm
 
 MOST = 1000  # images by which mean and deviation are measured
@@ -58,11 +58,7 @@ class PixelFault:
     channels: int
 
     def __call__(self, file: tuple[Any, Any]) -> str:
-        try:
-            read_pixels(file[0], self.channels)
-        except UNREADABLE as error:
-            return reason(error)
-        return ""
+        return fault_in(lambda: read_pixels(file[0], self.channels))
 
 
 def read_image(path: ImageFile, channels: int | None) -> Image.Image | Tensor:
@@ -148,9 +144,8 @@ def as_pixels(image: Image.Image | Tensor) -> Tensor:
     """Return an image as a tensor (C, H, W) of float32; 8 bits become 0 to 1."""
     from torchvision.transforms.v2.functional import pil_to_tensor
 
-    if isinstance(image, Tensor):
-        return image
-    return pil_to_tensor(image).float() / 255
+    pixels = image if isinstance(image, Tensor) else pil_to_tensor(image)
+    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
 
 
 def shown(image: Image.Image | Tensor) -> Image.Image:

@@ -20,6 +20,9 @@ class Annotations:
     weight: Tensor | None = None  # (N,) float
     group: Tensor | None = None  # (N,) int64
 
+    def only(self, positions: list[int]) -> "Annotations":
+        return Annotations(*(None if each is None else each[positions] for each in (self.weight, self.group)))
+
 
 def annotate(config: ImagesConfig, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:
     """Find the weights and groups of samples with these targets.

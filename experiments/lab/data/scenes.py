@@ -65,10 +65,6 @@ def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
     """Load each part's digits: images (N, 8, 8) in [0, 1] and classes."""
     from sklearn.datasets import load_digits
 
-    for name in ("digits", "digit_pixels"):
-        given = getattr(config, name)
-        if len(given) != 2 or given[0] > given[1]:
-            raise UserError(f"data.{name}={given}: the lowest and the highest value are expected.")
     if config.digit_pixels[1] > config.scene_pixels:
         raise UserError(f"data.digit_pixels={config.digit_pixels}: at most data.scene_pixels={config.scene_pixels}.")
     known = load_digits()

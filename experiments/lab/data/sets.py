@@ -1,7 +1,8 @@
 """Data sets and their splits; data sets that are held in the device's memory: digits, MNIST, CIFAR."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.schema import DigitsConfig, DownloadedConfig
+from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
 from lab.config.settings import ROOT, absolute
-from lab.config.task_schema import DigitPairsConfig
 from lab.data.batch import Batch
 from lab.data.loading import Shares
 from lab.data.sampler import order_of
@@ -72,6 +72,7 @@ class Split:
     images: Tensor  # (N, C, H, W), uint8 or float
     targets: Tensor  # (N,) classes, or (N, K) numbers
     keys: list[str]
+    notes: Annotations = field(default_factory=Annotations)
 
     def only(self, positions: list[int]) -> "Split":
         return Split(self.images[positions], self.targets[positions], [self.keys[i] for i in positions])
@@ -93,13 +94,16 @@ class Splits:
     test: Split | None
     held_out: str
 
+    def mapped(self, function: Callable[[Split, int], Split]) -> "Splits":
+        """Return the splits as a function of each and its number returns them: 0 for train, 1 for val and 2 for test."""
+        return replace(self, train=function(self.train, 0), val=function(self.val, 1), test=self.test and function(self.test, 2))
+
     def of_classes(self, kept: list[int]) -> "Splits":
         """Return the images of the classes `kept`, which are numbered anew; which images are held out stays."""
-        parts = [None if part is None else part.of_classes(kept) for part in (self.train, self.val, self.test)]
-        train, val, test = parts
-        assert train is not None
-        assert val is not None
-        return Splits([self.classes[i] for i in kept], train, val, test, self.held_out)
+        return replace(self.mapped(lambda part, _: part.of_classes(kept)), classes=[self.classes[i] for i in kept])
+
+    def resized(self, size: int) -> "Splits":
+        return self.mapped(lambda part, _: replace(part, images=resize_all(part.images, size)))
 
 
 class MemoryLoader:
@@ -175,17 +179,59 @@ class MemoryLoader:
         return order.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else order
 
 
-def norm_of(images: Tensor, saved: Norm | None) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (C,) of a saved model, else of training images (N, C, H, W), uint8 or from 0 to 1.
+def memory_data(
+    known: Splits,
+    config: DataConfig,
+    norm: Norm,
+    device: torch.device,
+    seed: int,
+    *,
+    loader: Callable[..., MemoryLoader] = MemoryLoader,
+    augment: Any = None,
+    chances: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Data:
+    """Return the data of splits that are held on the device.
+
+    Args:
+        known: the splits.
+        config: batch sizes, and whether training images are changed.
+        norm: normalises the images.
+        device: the device of the batches.
+        seed: the seed of order and augmentation.
+        loader: makes the batches of a split.
+        augment: changes training images.
+        chances: of the training samples to be drawn; None for each once.
+        counts: the training samples of each class (C,); None where nothing asks for them.
+    """
+    splits = [split for split in (known.train, known.val, known.test) if split]
+    make = partial(loader, device=device, norm=(torch.tensor(norm.mean), torch.tensor(norm.std)))
+    plain, val, *test = (partial(make, split, split.notes, config.eval_batch_size) for split in splits)
+    return Data(
+        known.classes,
+        len(norm.mean),
+        norm,
+        make(known.train, known.train.notes, config.batch_size).shuffled(seed, augment if config.augment else None, chances),
+        val(),
+        count_groups(*(split.notes for split in splits)),
+        torch.zeros(0) if counts is None else counts,
+        test[0]() if test else None,
+        known.held_out,
+        plain,
+    )
+
+
+def norm_of(images: Tensor, saved: Norm | None) -> Norm:
+    """Return mean and standard deviation of a saved model, else of training images (N, C, H, W), uint8 or from 0 to 1.
 
     Raises:
         UserError: the saved model takes another number of channels.
     """
     if saved:
         check_channels(saved, images.shape[1])
-        return torch.tensor(saved.mean), torch.tensor(saved.std)
+        return saved
     scaled = images.float() / 255 if images.dtype == torch.uint8 else images
-    return scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3))
+    return Norm(scaled.mean(dim=(0, 2, 3)).tolist(), scaled.std(dim=(0, 2, 3)).tolist())
 
 
 def check_channels(saved: Norm, channels: int) -> None:
@@ -206,16 +252,16 @@ def resize_all(images: Tensor, size: int) -> Tensor:
     return scaled.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else scaled
 
 
-def digits(config: DigitsConfig | DigitPairsConfig) -> Splits:
-    """Return scikit-learn's handwritten digits."""
+def digits(config: SplitConfig) -> Splits:
+    """Return scikit-learn's handwritten digits; config: says what is held out, and in `test` which share is for testing."""
     from sklearn.datasets import load_digits
 
     known = load_digits()
     images = torch.tensor(known.images, dtype=torch.float32)[:, None] / 16
     everything = Split(images, torch.tensor(known.target, dtype=torch.int64), [str(i) for i in range(len(images))])
-    names = [str(i) for i in range(10)]
-    train, val, test = (everything.only(part) for part in split(config, known.target.tolist(), names, config.test))
-    return Splits(names, train, val, test if config.test else None, f"of the digits, {held_out_by(config)}")
+    names, share = [str(i) for i in range(10)], getattr(config, "test", None)
+    train, val, test = (everything.only(part) for part in split(config, known.target.tolist(), names, share))
+    return Splits(names, train, val, test if share else None, f"of the digits, {held_out_by(config)}")
 
 
 def downloaded(config: DownloadedConfig) -> Splits:

@@ -1,7 +1,8 @@
 """Divide images into those to train on, those held out to choose the best epoch, and those scored once at the end."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil
 
 from lab.config.errors import UserError
@@ -16,24 +17,7 @@ def split_any(config: SplitConfig, samples: int, test: float | None = None) -> l
     Raises:
         UserError: a part would have no sample, or the fold does not exist.
     """
-    from sklearn.model_selection import KFold, train_test_split
-
-    rest: Positions = list(range(samples))
-    tested: Positions = []
-    fold, setting = fold_of(config), held_out_by(config)
-    try:
-        if test is not None:
-            setting = f"data.test={test}"
-            rest, tested = train_test_split(rest, test_size=ceil(test * samples), random_state=config.split_seed)
-            setting = held_out_by(config)
-        if fold is None:
-            train, val = train_test_split(rest, test_size=ceil(config.held_out * samples), random_state=config.split_seed)
-        else:
-            folds = KFold(fold.folds, shuffle=True, random_state=config.split_seed)
-            train, val = ([rest[i] for i in part] for part in list(folds.split(rest))[fold.fold or 0])
-    except ValueError as error:
-        raise UserError(f"{setting}: {samples} samples cannot be divided so: {error}") from None
-    return [train, val, tested]
+    return _drawn(config, samples, test, None)
 
 
 def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], test: float | None = None) -> list[Positions]:
@@ -50,26 +34,15 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
     Raises:
         UserError: a part would have no sample of a class, or the fold does not exist.
     """
-    from sklearn.model_selection import StratifiedKFold
-
     names = ["training", "held-out", "test"][: 2 if test is None else 3]
     _refuse_rare(config, targets, classes, len(names))
-    rest: Positions = list(range(len(targets)))
-    tested: Positions = []
-    if test is not None:
-        if fold_of(config) is None and test + config.held_out >= 1:
-            raise UserError(f"data.test={test}: with data.held_out={config.held_out} no image is left to train on.")
-        rest, tested = _set_aside(config, targets, rest, ceil(test * len(targets)), f"data.test={test}")
-    if (fold := fold_of(config)) is None:
-        train, val = _set_aside(config, targets, rest, ceil(config.held_out * len(targets)), f"data.held_out={config.held_out}")
-    else:
-        folds = StratifiedKFold(fold.folds, shuffle=True, random_state=config.split_seed)
-        train, val = ([rest[i] for i in part] for part in list(folds.split(rest, [targets[i] for i in rest]))[fold.fold or 0])
-    parts = [train, val, tested]
+    if test is not None and fold_of(config) is None and test + config.held_out >= 1:
+        raise UserError(f"data.test={test}: with data.held_out={config.held_out} no image is left to train on.")
+    parts = _drawn(config, len(targets), test, targets)
     for name, part in zip(names, parts, strict=False):
         if lacking := set(range(len(classes))) - {targets[i] for i in part}:
             label = min(lacking)
-            share = f"data.test={test}" if part is tested else held_out_by(config)
+            share = f"data.test={test}" if part is parts[2] else held_out_by(config)
             has = f"class {classes[label]!r}, of {Counter(targets)[label]} images, has no {name} one"
             raise UserError(f"{share}: {has}; give it more images, or take a larger share.")
     return parts
@@ -104,12 +77,42 @@ def _refuse_rare(config: SplitConfig, targets: Sequence[int], classes: Sequence[
         )
 
 
-def _set_aside(config: SplitConfig, targets: Sequence[int], among: Positions, count: int, setting: str) -> tuple[Positions, Positions]:
-    """Take `count` of the positions, with equal shares of each class; return (the rest, those taken)."""
+def _drawn(config: SplitConfig, samples: int, test: float | None, targets: Sequence[int] | None) -> list[Positions]:
+    """Draw training, held-out and test samples; with targets, equal shares of each class."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    rest: Positions = list(range(samples))
+    tested: Positions = []
+    if test is not None:
+        rest, tested = _set_aside(config, targets, rest, ceil(test * samples), f"data.test={test}")
+    if (fold := fold_of(config)) is None:
+        train, val = _set_aside(config, targets, rest, ceil(config.held_out * samples), held_out_by(config))
+        return [train, val, tested]
+    folds = (KFold if targets is None else StratifiedKFold)(fold.folds, shuffle=True, random_state=config.split_seed)
+    with _refused(held_out_by(config), len(rest)):
+        divided = list(folds.split(rest, None if targets is None else [targets[i] for i in rest]))[fold.fold or 0]
+    train, val = ([rest[i] for i in part] for part in divided)
+    return [train, val, tested]
+
+
+def _set_aside(
+    config: SplitConfig, targets: Sequence[int] | None, among: Positions, count: int, setting: str
+) -> tuple[Positions, Positions]:
+    """Take `count` of the positions, with targets equal shares of each class; return (the rest, those taken)."""
     from sklearn.model_selection import train_test_split
 
-    labels = [targets[i] for i in among]
-    if not (classes := len(set(labels))) <= count <= len(among) - classes:
+    labels = None if targets is None else [targets[i] for i in among]
+    if labels and not (classes := len(set(labels))) <= count <= len(among) - classes:
         raise UserError(f"{setting}: takes {count} of {len(among)} images of {classes} classes; each class needs one taken and one left.")
-    others, taken = train_test_split(among, test_size=count, stratify=labels, random_state=config.split_seed)
+    with _refused(setting, len(among)):
+        others, taken = train_test_split(among, test_size=count, stratify=labels, random_state=config.split_seed)
     return others, taken
+
+
+@contextmanager
+def _refused(setting: str, samples: int) -> Iterator[None]:
+    """Name the setting in an error of scikit-learn's."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{setting}: {samples} samples cannot be divided so: {error}") from None

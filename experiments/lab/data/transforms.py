@@ -108,7 +108,6 @@ class OwnTransform:
             what = f"an array {made.shape} of {made.dtype}" if isinstance(made, np.ndarray) else f"a {type(made).__name__}"
             raise UserError(f"{self.setting}: returns {what}; a PIL image, an array (H, W, C) or a tensor (C, H, W) is expected.")
         pixels = as_pixels(made)
-        pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
         if tuple(pixels.shape) != self.shape:
             raise UserError(f"{self.setting}: returns an image {tuple(pixels.shape)}; {self.shape} is expected, as data.image_size says.")
         if not self.any_range and not (-0.01 <= float(pixels.min()) <= float(pixels.max()) <= 1.01):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.data.batch import Tensors
-from lab.optim.undo import Copies
 from lab.processes import distributed
 
 
@@ -32,16 +31,22 @@ class Guard:
     def __init__(self, model: nn.Module, limit: int, device: torch.device) -> None:
         self.limit = limit
         self.total, self.streak, self.longest = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
-        self.buffers = list(model.buffers())
+        buffers = list(model.buffers())
+        self.buffers = [[buffer for buffer in buffers if buffer.dtype == dtype] for dtype in {buffer.dtype for buffer in buffers}]
         self.kept: dict[tuple[object, ...], Kept] = {}
 
     @contextmanager
     def buffers_undone(self) -> Iterator[list[Tensor]]:
-        """Yield a list for the flag "this update is bad"; a bad update leaves running statistics as they were."""
-        copies = Copies(self.buffers)
+        """Yield a list for the flag "this update is bad"; a bad update leaves running statistics as they were.
+
+        A model has hundreds of buffers, so those of a dtype are copied as one tensor.
+        """
+        copies = [_joined(group) for group in self.buffers]
         verdict: list[Tensor] = []
         yield verdict
-        copies.put_back(verdict[0])
+        for group, copy in zip(self.buffers, copies, strict=True):
+            kept = torch.where(verdict[0], copy, _joined(group)).split([buffer.numel() for buffer in group])
+            torch._foreach_copy_(group, [value.view_as(buffer) for value, buffer in zip(kept, group, strict=True)])
 
     def see(self, batch: Tensors, bad: Tensor, update: int) -> None:
         """Keep this micro-batch if its loss is bad."""
@@ -81,3 +86,7 @@ class Guard:
 
 def _shape(tensors: dict[str, Tensor]) -> tuple[object, ...]:
     return tuple((name, tuple(value.shape)) for name, value in tensors.items())
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 from lab.config.errors import UserError, unknown
 from lab.config.objects import find
 from lab.config.schema import OptimConfig
-from lab.optim.undo import Undo
 from lab.processes.parallel import Parts, own_part
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
@@ -114,8 +113,8 @@ def steps_parts(optimizer: Optimizer, name: str) -> bool:
 class Updater:
     """Turn gradients into an update.
 
-    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were, without waiting for the
-    device: fused optimisers read a flag on the device, and the steps of other optimisers are undone.
+    A bad update (its loss or gradients are not finite) leaves parameters and optimiser state bitwise as they were. Fused optimisers read a
+    flag on the device, so that the host does not wait; for other optimisers the host reads the flag, and leaves their step out.
     """
 
     def __init__(
@@ -132,12 +131,10 @@ class Updater:
         if self.on_parts:
             self.optimizer = make_optimizer(self.parts.groups(self.optimizer.param_groups), config)
         self.on_device = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
-        self.undo = Undo(self.optimizer)
         self._make_buffers()
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-        self.overflow = torch.optim.SGD(
-            [nn.Parameter(torch.zeros((), device=device))]
-        )  # the scaler sees only this gradient: nan if an update is bad
+        # the scaler sees only this gradient: nan if an update is bad
+        self.overflow = torch.optim.SGD([nn.Parameter(torch.zeros((), device=device))])
         self.schedule = make_schedule(self.optimizer, config, updates, updates_per_epoch)
         self.count = 0
 
@@ -182,8 +179,8 @@ class Updater:
         if self.on_device:
             self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # fused optimisers read it; Optimizer does not declare it
             self.optimizer.step()
-        else:
-            self.undo.step(bad)
+        elif not bad:  # waits for the device
+            self.optimizer.step()
         if self.scaler.is_enabled():
             self.overflow.param_groups[0]["params"][0].grad = torch.where(bad, torch.nan, 0.0)
             self.scaler.unscale_(self.overflow)
@@ -196,7 +193,6 @@ class Updater:
                 self.optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
 
     def state(self) -> dict[str, Any]:
-        self.undo.settle()
         state = self.optimizer.state_dict()
         return {
             "optimizer": self.parts.joined(state) if self.on_parts else state,
@@ -207,7 +203,6 @@ class Updater:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a state; the schedule follows from the count and this run's length."""
-        self.undo.settle()
         optimizer = self.parts.spread(state["optimizer"])
         if self.on_parts:
             optimizer = optimizer | {"state": tree_map(own_part, optimizer["state"])}

@@ -65,12 +65,12 @@ class Criterion:
             self.tensors["class_counts"] = counts.to(device)
             self.hyper["num_samples"] = int(counts.sum()) if samples is None else samples
         if isinstance(config, CrossEntropyConfig):
-            self.class_weight = _per_class("loss.class_weight", config.class_weight, classes, device)
+            self.class_weight = per_class("loss.class_weight", config.class_weight, classes, device)
             for name in ("z_loss", "softcap", "scale"):
                 if not self.lossforge and self.hyper[name] != self.loss.hyper[name]:
                     raise UserError(f"loss.implementation=torch has no loss.{name}; only lossforge does.")
         if isinstance(config, BceConfig):
-            self.pos_weight = _per_class("loss.pos_weight", config.pos_weight, classes, device)
+            self.pos_weight = per_class("loss.pos_weight", config.pos_weight, classes, device)
         if isinstance(config, PreferenceConfig):
             self.group_weight = _group_weight(config.group_weight, groups, data, device)
 
@@ -236,7 +236,8 @@ def _column(value: Tensor | None) -> Tensor | None:
     return None if value is None else value[:, None]
 
 
-def _per_class(setting: str, given: list[float] | None, classes: int, device: torch.device) -> Tensor | None:
+def per_class(setting: str, given: list[float] | None, classes: int, device: torch.device) -> Tensor | None:
+    """Return a factor for each class (C,); raise UserError unless there is one for each."""
     if given is None:
         return None
     if len(given) != classes:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.config.errors import UserError, nearest
+from lab.config.errors import UserError, first_line, nearest
 from lab.config.model_view import model_view, timm_name
 from lab.config.objects import find
 from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig
@@ -63,7 +63,7 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
     try:
         return timm.create_model(timm_name(config.name), pretrained=config.pretrained, **(options | config.args))
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if config.pretrained:
             reason += f" (model.pretrained=true needs the network once, for the weights of {config.name})"
         raise UserError(f"model.name={config.name} cannot be made with {options | config.args}: {reason}") from None

@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
 from lab.config.objects import find, made
-from lab.processes import distributed
 
 
 class OwnMetrics:
-    """Keep probabilities (N, C) and targets of an evaluation, and pass all of them to each metric at its end.
+    """Custom metrics, each of all probabilities (N, C) and targets of an evaluation.
 
     A metric is a function of (probability, target) that returns a number, or a torchmetrics.Metric, or its class.
     """
@@ -25,24 +23,13 @@ class OwnMetrics:
         """
         self.targets = targets
         self.metrics = {name: _metric(f"task.metrics.{name}", target) for name, target in targets.items()}
-        self.probability: list[Tensor] = []
-        self.target: list[Tensor] = []
 
-    def add(self, probability: Tensor, target: Tensor) -> None:
-        if self.metrics:
-            self.probability.append(probability.float().cpu())
-            self.target.append(target.cpu())
-
-    def values(self) -> dict[str, float]:
-        """Return the metrics over all ranks.
+    def values(self, probability: Tensor, target: Tensor) -> dict[str, float]:
+        """Return the metrics.
 
         Raises:
             UserError: a metric fails, or does not return a number.
         """
-        if not self.metrics:
-            return {}
-        parts = distributed.gathered((torch.cat(self.probability), torch.cat(self.target)))
-        probability, target = (torch.cat([each[part] for each in parts]) for part in (0, 1))
         values = {}
         for name, metric in self.metrics.items():
             try:

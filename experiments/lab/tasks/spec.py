@@ -1,6 +1,6 @@
 """The record of a task: all that the app must know of it before torch is imported."""
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -52,7 +52,4 @@ class TaskSpec:
 
 def find_object(named: str | Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, or import it if it is given as module:name."""
-    if not isinstance(named, str):
-        return named
-    module, _, name = named.partition(":")
-    return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+    return cast(Callable[..., Any], pkgutil.resolve_name(named)) if isinstance(named, str) else named

@@ -1,6 +1,6 @@
 """A task maps batches to losses, and outputs to metrics and pictures. The trainer is the same for all tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,6 +25,8 @@ class Task(Protocol):
 
     monitor: str  # the metric whose highest value marks the best checkpoint
     score_names: tuple[str, ...]  # figures that are counted on training batches
+    line: str = ""  # an evaluation in one line: a format of its values
+    table: Mapping[str, str] = {}  # the rows of the final table: formats of the best evaluation's values
     notes: Sequence[str] = ()  # messages about the data, for the user
     data: Data  # to train on and to evaluate on
 
@@ -67,9 +69,11 @@ class Task(Protocol):
 
     def headline(self, result: Any) -> str:
         """Return an evaluation in one line."""
+        return self.line.format_map(result.values)
 
     def rows(self, best: dict[str, float]) -> dict[str, str]:
         """Return the best evaluation's rows of the final table."""
+        return {title: text.format_map(best) for title, text in self.table.items()}
 
     def state(self) -> dict[str, Any]:
         """Return the state of the random generators of `prepare`, so that a continued run draws the same numbers."""
@@ -90,26 +94,47 @@ Stateless = Task
 """The name for the base of tasks of your own."""
 
 
-class ClassifierTask(Task):
-    """Base of tasks whose model is a classifier and whose loss is a `Criterion` of its logits."""
+class BaseTask(Task):
+    """Base of tasks whose settings may have metrics of the user's own, and whose evaluations count the loss."""
 
-    channels = 3
     data: Any  # Data, with a task's own additions
 
-    def __init__(self, config: TrainConfig, criterion: Criterion, image_size: int, device: torch.device) -> None:
-        self.config, self.criterion, self.image_size, self.device = config, criterion, image_size, device
+    def __init__(self, config: TrainConfig, data: Any, device: torch.device) -> None:
+        self.config, self.data, self.device = config, data, device
+        self.settings: Any = config.task
+        self.notes = data.notes
+
+    def network(self, classes: int, image_size: int) -> nn.Module:
+        """Return the classifier of the settings, of so many outputs."""
+        model = cast(ClassifierConfig, self.config.model)
+        return build_model(model, channels=self.data.channels, classes=classes, image_size=image_size)
+
+    def whole_loss(self, output: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return a batch's loss before division, and its part of the divisor, for an evaluation."""
+        share = self.normalizer(batch)
+        return self.loss(output, batch, torch.ones_like(share)).float(), share
+
+    def rows(self, best: dict[str, float]) -> dict[str, str]:
+        return super().rows(best) | {f"held-out {name}": f"{best[name]:.4f}" for name in getattr(self.settings, "metrics", ())}
+
+
+class ClassifierTask(BaseTask):
+    """Base of tasks whose model is a classifier and whose loss is a `Criterion` of its logits."""
+
+    def __init__(self, config: TrainConfig, data: Any, criterion: Criterion, image_size: int, device: torch.device) -> None:
+        super().__init__(config, data, device)
+        self.criterion, self.image_size = criterion, image_size
 
     def prior(self) -> float:
         """Return the probability with which a class starts under a loss of sigmoids."""
         return 1 / max(len(self.data.classes), 2)
 
     def model(self) -> nn.Module:
-        architecture, loss = cast(ClassifierConfig, self.config.model), self.config.loss
-        model = build_model(architecture, channels=self.channels, classes=len(self.data.classes), image_size=self.image_size)
+        loss, model = self.config.loss, self.network(len(self.data.classes), self.image_size)
         if isinstance(loss, SigmoidConfig) and loss.prior_bias:
             set_prior(model, self.prior())
         if loss.fused_head:
-            open_head(model, (self.channels, self.image_size, self.image_size))
+            open_head(model, (self.data.channels, self.image_size, self.image_size))
         return model
 
     def merged(self, outputs: list[Tensor]) -> Tensor:

@@ -1,24 +1,21 @@
-"""Messages for exhausted memory or too small batches: the figures, and settings that would work.
+"""Messages for exhausted memory or too small batches, with settings that would work.
 
-torch's own messages name neither the part of the run, nor a setting of it, and a killed worker's names no memory at all.
+torch's own messages say how much memory was asked for, but name neither the part of the run nor a setting of it, and a killed worker's
+names no memory at all.
 """
 
-import resource
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from lab.config.errors import UserError
+from lab.config.errors import UserError, first_line
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.data.loading import number_of_workers
 from lab.runs.files import write_text
 
-MIB = 2**20
 TOO_FEW = "Expected more than 1 value per channel when training"  # message of torch's batch norms
 HOST_SAYS = ("can't allocate memory", "unable to mmap", "Cannot allocate memory")
 
@@ -38,26 +35,17 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
-def too_few(config: TrainConfig, error: ValueError) -> str:
-    """Return the message for a batch with one sample in each process."""
-    return (
-        f"data.batch_size={config.data.batch_size}: model.name={config.model.name} normalises by a batch's mean and deviation "
-        f"(batch norm), which one sample does not have ({error}).\n"
-        "Give each process two samples a batch or more, larger images, or a model without batch norm, such as model=tiny_vit."
-    )
-
-
 class OutOfMemoryError(UserError):
-    """Memory ran out; the message holds the figures, and settings that need less."""
+    """Memory ran out; the message says where, and holds settings that need less."""
 
 
 @contextmanager
-def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> Iterator[None]:
+def explained(config: TrainConfig, device: torch.device | None = None, folder: Any = None) -> Iterator[None]:
     """Explain errors from too little memory or too few samples, and how to avoid them; other errors pass unchanged.
 
     Args:
         config: the run's settings.
-        trainer: the run's trainer, if it exists already.
+        device: where the run trains, if it has begun.
         folder: the run folder, if it exists already; torch's table of the GPU's memory is written there.
 
     Raises:
@@ -68,25 +56,27 @@ def explained(config: TrainConfig, trainer: Any = None, folder: Any = None) -> I
         yield
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith(TOO_FEW):
-            raise UserError(too_few(config, error)) from error
+            raise UserError(
+                f"data.batch_size={config.data.batch_size}: model.name={config.model.name} normalises by a batch's mean and deviation "
+                f"(batch norm), which one sample does not have ({error}).\n"
+                "Give each process two samples a batch or more, larger images, or a model without batch norm, such as model=tiny_vit."
+            ) from error
         where = out_of_memory(error)
         if where is None:
             raise
-        device, model = getattr(trainer, "device", None), getattr(trainer, "model", None)
-        if folder is not None and where == "gpu" and device is not None:
+        if folder is not None and where == "gpu":
             path = folder.path / "memory_summary.txt"
             write_text(path, torch.cuda.memory_summary(device))
             folder.artifact(path)
-        raise OutOfMemoryError(memory_report(error, where, config, device, model)) from error
+        raise OutOfMemoryError(memory_report(error, where, config)) from error
 
 
-def memory_report(error: BaseException, where: str, config: TrainConfig, device: torch.device | None, model: nn.Module | None) -> str:
-    """Return the part of the run, the requested and the available memory, and settings that need less, in several lines."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+def memory_report(error: BaseException, where: str, config: TrainConfig) -> str:
+    """Return the part of the run, what torch says of the memory, and settings that need less, in several lines."""
     title = {"gpu": "the GPU's memory is exhausted", "host": "the machine's memory is exhausted", "shared": "shared memory is exhausted"}
-    lines = [f"{title[where]} ({_part(error)}).", said, "", *_usage(where, device, model), "", "Settings that take less:"]
-    lines += [f"  {setting:<46} {effect}" for setting, effect in remedies(config, where, _part(error))]
-    return "\n".join(lines)
+    part = _part(error)
+    lines = [f"{title[where]} ({part}).", first_line(error), "", "Settings that take less:"]
+    return "\n".join(lines + [f"  {setting:<46} {effect}" for setting, effect in remedies(config, where, part)])
 
 
 def remedies(config: TrainConfig, where: str, part: str) -> list[tuple[str, str]]:
@@ -135,37 +125,3 @@ def _part(error: BaseException) -> str:
     names = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     parts = {"evaluate": "evaluation", "train_epoch": "training", "assemble": "before the first update", "finish": "after training"}
     return next((said for name, said in parts.items() if name in names), "outside of training")
-
-
-def _usage(where: str, device: torch.device | None, model: nn.Module | None) -> list[str]:
-    rows: dict[str, float] = {}
-    if where == "gpu" and device is not None and device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
-        rows["of the GPU"] = total
-        rows["at the peak, in tensors"] = torch.cuda.max_memory_allocated(device)
-        rows["now kept by torch"] = reserved
-        rows["now taken by others, and CUDA itself"] = max(total - free - reserved, 0)
-    else:
-        total, free = host_memory()
-        rows["of the machine" if where == "host" else "of the machine (not the shared part)"] = total
-        rows["still free"] = free
-        rows["at the peak, in this process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if model is not None:
-        weights = sum(each.numel() * each.element_size() for each in model.parameters())
-        rows["the model's weights alone"] = weights
-        rows["their gradients"] = sum(each.grad.numel() * each.grad.element_size() for each in model.parameters() if each.grad is not None)
-    return ["Memory, MiB:"] + [f"  {name:<46} {value / MIB:>12,.0f}" for name, value in rows.items()]
-
-
-def host_memory() -> tuple[int, int]:
-    """Return (total, available) bytes of the machine, or of the container if it has less."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    total, free = memory.total, memory.available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
-        total = min(total, int(text))
-        free = min(free, max(total - int(used.read_text(encoding="ascii")), 0))
-    return total, free

@@ -1,5 +1,7 @@
 """Report which code computed the loss, and how many kernels it launched."""
 
+from collections import Counter
+
 import torch
 
 from lab.config.loss_schema import LossConfig
@@ -15,17 +17,15 @@ class KernelsUsed:
 
             self.backend = backend(torch.zeros(1, device=device))
         self.before = self._launches()
-        self.earlier: dict[str, int] = {}
 
     def state(self) -> dict[str, int]:
         """Return the launches of each kernel since the run's start."""
-        gained = {name: count - self.before.get(name, 0) for name, count in self._launches().items()}
-        totals = {name: gained.get(name, 0) + self.earlier.get(name, 0) for name in {**self.earlier, **gained}}
-        return {name: count for name, count in totals.items() if count}
+        return dict(self._launches() - self.before)
 
     def load_state(self, state: dict[str, int]) -> None:
         """Continue counting from the launches of the run's earlier processes."""
-        self.before, self.earlier = self._launches(), state
+        self.before = self._launches()
+        self.before.subtract(state)
 
     def counts(self) -> dict[str, float]:
         """Return the launches since the run's start, in total and by kernel."""
@@ -40,9 +40,9 @@ class KernelsUsed:
         launches = self.counts()["loss_launches"]
         return f"{self.backend}, {launches:.0f} kernel launches" if launches else self.backend
 
-    def _launches(self) -> dict[str, int]:
+    def _launches(self) -> Counter[str]:
         if not self.lossforge:
-            return {}
+            return Counter()
         from lossforge.kernels import launch_counts
 
-        return launch_counts()
+        return Counter(launch_counts())

@@ -120,7 +120,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         run.uploader.say = console.say
     for writer in run.writers:
         writer.say = console.say
-    with run.noted(), watched(run.abandon), explained(config, trainer, run.folder):
+    with run.noted(), watched(run.abandon), explained(config, trainer.device, run.folder):
         trainer.fit(run.folder, console, run.stop)
         distributed.stop()
     run.stop.deaf = launched() > 1  # torchrun stops all processes when another one has failed

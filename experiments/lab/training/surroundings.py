@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,16 +13,15 @@ LOGGERS = ("alembic", "mlflow")
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
     """Restore after the block: handlers of SIGINT and SIGTERM, generators, torch's modes, the environment and MLflow's loggers."""
-    import numpy
     import torch
+
+    from lab.data.seeds import host_state, set_host_state
 
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 stack.callback(signal.signal, number, signal.getsignal(number))
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(numpy.random.set_state, numpy.random.get_state())
-        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(set_host_state, host_state())
         if torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,10 +1,10 @@
 """Images in one folder a class, read and transformed by worker processes."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Self, TypeVar
 
 import torch
 from PIL import Image
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lab.config.errors import UserError
-from lab.config.schema import FolderConfig, PhotosConfig, TableConfig
+from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import UNREADABLE, Faults, find_corrupt, hidden, unreadable
@@ -26,36 +26,76 @@ from lab.data.split import held_out_by, split
 from lab.data.transforms import OwnTransform, Transform, held_out_transform, train_transform
 
 
-@dataclass
-class Files:
-    """Paths of images with their targets; `channels` as data.channels."""
+@dataclass(kw_only=True)
+class Samples:
+    """Samples of a source of images, which are read one by one.
 
-    folder: Path
+    Args:
+        classes: names of the classes, or of the numbers.
+        targets: classes (N,), several labels (N, C) or numbers (N, K).
+        keys: name of each sample.
+        positions: of the samples in the source; empty for all.
+        channels: as data.channels.
+    """
+
     classes: list[str]
-    paths: list[str]
     targets: Tensor
+    keys: list[str]
+    positions: list[int] = field(default_factory=list)
     channels: int | None = None
 
-    def only(self, positions: Iterable[int]) -> "Files":
-        kept = list(positions)
-        return replace(self, paths=[self.paths[i] for i in kept], targets=self.targets[kept])
+    def __post_init__(self) -> None:
+        self.positions = self.positions or list(range(len(self.keys)))
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
     def image(self, index: int) -> Image.Image | Tensor:
+        """Return the image of a sample: in RGB of 8 bits, or with data.channels a tensor (C, H, W).
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        raise NotImplementedError
+
+    def only(self, kept: list[int]) -> Self:
+        """Return the samples with these indices."""
+        keys, positions = [self.keys[i] for i in kept], [self.positions[i] for i in kept]
+        return replace(self, targets=self.targets[kept], keys=keys, positions=positions)
+
+
+@dataclass(kw_only=True)
+class Files(Samples):
+    """Images in files.
+
+    Args:
+        folder: the folder of the files, for messages.
+        files: the files of the source.
+    """
+
+    folder: Path
+    files: list[str]
+
+    @property
+    def paths(self) -> list[str]:
+        return [self.files[position] for position in self.positions]
+
+    def image(self, index: int) -> Image.Image | Tensor:
+        path = self.files[self.positions[index]]
         try:
-            return read_image(self.paths[index], self.channels)
+            return read_image(path, self.channels)
         except UNREADABLE as error:
-            raise unreadable(self.paths[index], error) from None
+            raise unreadable(path, error) from None
 
 
-class Samples(Protocol):
-    """Images with targets, read one by one: classes (N,), several labels (N, C) or numbers (N, K)."""
+Found = TypeVar("Found", bound=Samples)
 
-    classes: list[str]
-    targets: Tensor
 
-    def image(self, index: int) -> Image.Image | Tensor: ...
-
-    def only(self, positions: Iterable[int]) -> "Samples": ...
+def hold_out(found: dict[str, Found], config: FoldConfig, test: float | None = None) -> dict[str, Found]:
+    """Take the held-out samples from those of train, and with `test` a share of test samples, too."""
+    train = found["train"]
+    parts = zip(("train", "val", "test"), split(config, train.targets.tolist(), train.classes, test), strict=True)
+    return found | {name: train.only(kept) for name, kept in parts if kept}
 
 
 class Images(Dataset[tuple[Tensor, Tensor, int]]):
@@ -65,7 +105,7 @@ class Images(Dataset[tuple[Tensor, Tensor, int]]):
         self.samples, self.transform = samples, transform
 
     def __len__(self) -> int:
-        return len(self.samples.targets)
+        return len(self.samples)
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         index, seed = sample
@@ -92,7 +132,6 @@ class FolderLoader(WorkerLoader):
     def __init__(
         self,
         samples: Samples,
-        keys: list[str],
         notes: Annotations,
         transform: Transform,
         config: PhotosConfig,
@@ -103,7 +142,7 @@ class FolderLoader(WorkerLoader):
         images = Images(samples, transform)
         refuse_unfit_transform(images)
         super().__init__(images, config, device, seed, chances=chances)
-        self.keys, self.notes = keys, notes
+        self.keys, self.notes = samples.keys, notes
 
     def __iter__(self) -> Iterator[Batch]:
         for images, target, index in self.epochs:
@@ -124,17 +163,15 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
         UserError: a folder, an image or a setting is wrong.
     """
     root = existing_folder("data.root", absolute(config.root, ROOT / "data"))
-    found = {name: _files(f"data.{name}", path, config.channels) for name, path in _folders(root, config).items()}
+    found = {name: _files(f"data.{name}", root, path, config.channels) for name, path in _folders(root, config).items()}
     for name, files in found.items():
         if odd := sorted(set(found["train"].classes) ^ set(files.classes)):
             raise UserError(f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only.")
     found = dict(zip(found, without_corrupt(root, list(found.values()), config), strict=True))
     held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
     if "val" not in found:
-        train, val, _ = split(config, found["train"].targets.tolist(), found["train"].classes)
-        found |= {"train": found["train"].only(train), "val": found["train"].only(val)}
-    keys = {name: [os.path.relpath(path, root).replace(os.sep, "/") for path in files.paths] for name, files in found.items()}
-    data = photos_data(found, keys, held_out, config, norm_of_files(found["train"], config, norm, saved), device, seed)
+        found = hold_out(found, config)
+    data = photos_data(found, held_out, config, norm, device, seed, saved)
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
     return data
 
@@ -159,41 +196,43 @@ def norm_of_files(samples: Samples, config: PhotosConfig, norm: Norm, saved: Nor
 
 def photos_data(
     found: Mapping[str, Samples],
-    keys: Mapping[str, list[str]],
     held_out: str,
     config: PhotosConfig,
     norm: Norm,
     device: torch.device,
     seed: int,
+    saved: Norm | None,
     known: Mapping[str, Annotations] | None = None,
 ) -> Data:
     """Return the data of samples that are read and transformed by workers.
 
     Args:
         found: samples of train, val and, if there are any, test.
-        keys: the name of each sample.
         held_out: which images are held out, in words.
+        config, norm, device, seed, saved: as in lab.data.load.load_data.
         known: weights and groups of the parts; None for those of the settings.
     """
-    classes, seen, parts = found["train"].classes, held_out_transform(config, norm), {}
-    for name, samples in found.items():
-        notes = known[name] if known else annotate(config, samples.targets, classes, keys[name], needed=name == "train")
-        parts[name] = samples, keys[name], notes
-    evaluated = {name: FolderLoader(*part, seen, config, device) for name, part in parts.items() if name != "train"}
-    samples, names, notes = parts["train"]
-    targets, chances = samples.targets, chances_of(config, samples.targets, notes.weight)
-    weighed = Annotations(None, notes.group) if config.sampler == "weighted" else notes  # drawn by their weights, not weighed again
+    train = found["train"]
+    norm = norm_of_files(train, config, norm, saved)
+    seen = held_out_transform(config, norm)
+    notes = known or {
+        name: annotate(config, samples.targets, samples.classes, samples.keys, needed=samples is train) for name, samples in found.items()
+    }
+    evaluated = {name: FolderLoader(found[name], notes[name], seen, config, device) for name in found if name != "train"}
+    chances = chances_of(config, train.targets, notes["train"].weight)
+    # drawn by their weights, not weighed again
+    weighed = Annotations(None, notes["train"].group) if config.sampler == "weighted" else notes["train"]
     return Data(
-        classes,
+        train.classes,
         config.channels or 3,
         norm,
-        FolderLoader(samples, names, weighed, train_transform(config, norm), config, device, seed, chances),
+        FolderLoader(train, weighed, train_transform(config, norm), config, device, seed, chances),
         evaluated["val"],
-        count_groups(*(notes for _, _, notes in parts.values())),
-        torch.bincount(targets, minlength=len(classes)) if targets.ndim == 1 else targets.sum(0).round().long(),
+        count_groups(*notes.values()),
+        torch.bincount(train.targets, minlength=len(train.classes)) if train.targets.ndim == 1 else train.targets.sum(0).round().long(),
         evaluated.get("test"),
         held_out,
-        lambda: FolderLoader(*parts["train"], seen, config, device),
+        lambda: FolderLoader(train, notes["train"], seen, config, device),
     )
 
 
@@ -217,7 +256,7 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
     return folders
 
 
-def _files(setting: str, path: Path, channels: int | None) -> Files:
+def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import is_image_file
 
@@ -237,7 +276,9 @@ def _files(setting: str, path: Path, channels: int | None) -> Files:
             f"{setting}={path}: one folder of images per class is expected. "
             f"{str(error).strip()} Remove a folder that is not a class.{arrays}"
         ) from None
-    return Files(path, list(found.classes), [name for name, _ in found.samples], torch.tensor(found.targets), channels)
+    files, targets = [name for name, _ in found.samples], torch.tensor(found.targets)
+    keys = [os.path.relpath(file, root).replace(os.sep, "/") for file in files]
+    return Files(classes=list(found.classes), targets=targets, keys=keys, channels=channels, folder=path, files=files)
 
 
 def without_corrupt(root: Path, parts: list[Files], config: FolderConfig | TableConfig) -> list[Files]:
@@ -248,20 +289,16 @@ def without_corrupt(root: Path, parts: list[Files], config: FolderConfig | Table
     """
     paths = [path for files in parts for path in files.paths]
     about = sorted({Path(path).parent for path in paths})
-    wrong = find_corrupt(
-        {number: (path, None) for number, path in enumerate(paths)},
-        about,
-        config.check,
-        PixelFault(config.channels) if config.channels else None,
-    )
+    fault = PixelFault(config.channels) if config.channels else None
+    wrong = find_corrupt({number: (path, None) for number, path in enumerate(paths)}, about, config.check, fault)
     faults = Faults(root)
     for number, said in sorted(wrong.items(), key=lambda fault: paths[fault[0]]):
         hint = "; data.channels reads it as it is" if "8 bits a channel" in said else ""
         faults.add(f"{os.path.relpath(paths[number], root)}: {said}{hint}")
     faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(paths))
     left_out = {paths[number] for number in wrong}
-    kept = [files.only(i for i, path in enumerate(files.paths) if path not in left_out) for files in parts]
+    kept = [files.only([i for i, path in enumerate(files.paths) if path not in left_out]) for files in parts]
     for files in kept:
-        if not files.paths:
+        if not len(files):
             raise UserError(f"{files.folder}: has no image to use.")
     return kept

@@ -5,8 +5,8 @@ Rows are read as Arrow holds them, because the library's own decoding opens the 
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,40 +16,32 @@ import yaml
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from lab.config.errors import UserError, unknown
+from lab.config.errors import UserError, first_line, unknown
 from lab.config.schema import HubConfig
 from lab.config.settings import absolute
 from lab.data.images import UNREADABLE, CorruptError, is_inside, unreadable
 from lab.data.sets import Data, Norm
-from lab.data.sources.folder import norm_of_files, photos_data
+from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
-from lab.data.split import held_out_by, split
+from lab.data.split import held_out_by
 
 HELD_OUT = ("validation", "valid", "val", "dev")
 MOST_CLASSES = 10000
 
 
-@dataclass
-class HubSamples:
+@dataclass(kw_only=True)
+class HubSamples(Samples):
     """Some rows of a data set.
 
     Args:
         dataset: its rows, as Arrow holds them.
         column: the column of the images.
         folders: where the files lie whose paths the rows may have; None: anywhere on this machine.
-        classes: names of the classes.
-        positions: the rows.
-        targets: class indices (N,).
-        channels: as data.channels.
     """
 
     dataset: Any
     column: str
     folders: list[str] | None
-    classes: list[str]
-    positions: list[int]
-    targets: Tensor
-    channels: int | None = None
 
     def image(self, index: int) -> Image.Image | Tensor:
         row = f"data.image={self.column}, row {self.positions[index]}"
@@ -80,10 +72,6 @@ class HubSamples:
             image.load()
         return image.convert(mode) if mode else image
 
-    def only(self, positions: Iterable[int]) -> "HubSamples":
-        kept = list(positions)
-        return replace(self, positions=[self.positions[i] for i in kept], targets=self.targets[kept])
-
 
 def hub_data(config: HubConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
     """Open a Hugging Face data set; `norm` and `saved` as in lab.data.load.load_data.
@@ -94,17 +82,16 @@ def hub_data(config: HubConfig, norm: Norm, device: torch.device, seed: int, sav
     whole = _opened(config)
     parts = _splits(config, whole)
     image, label = _columns(config, parts["train"])
-    classes = _classes(config, parts["train"], label)
-    found = {name: _samples(config, name, part, image, label, classes) for name, part in parts.items()}
+    classes, index = _classes(config, parts["train"], label)
+    found = {name: _samples(config, name, part, image, label, classes, index) for name, part in parts.items()}
     held_out = "the set's own held-out images"
     if "val" not in found:
-        train, val, test = split(config, found["train"].targets.tolist(), classes, config.test_share)
-        everything, held_out = found["train"], f"of {config.path}, {held_out_by(config)}"
-        found |= {"train": everything.only(train), "val": everything.only(val)} | ({"test": everything.only(test)} if test else {})
+        found, held_out = hold_out(found, config, config.test_share), f"of {config.path}, {held_out_by(config)}"
     elif config.fold is not None or config.test_share is not None:
         raise UserError("data.fold and data.test_share divide the training split, but the data set has a held-out split, too.")
-    keys = {name: [f"{name}-{position}" for position in samples.positions] for name, samples in found.items()}
-    return photos_data(found, keys, held_out, config, norm_of_files(found["train"], config, norm, saved), device, seed)
+    for name, samples in found.items():
+        samples.keys = [f"{name}-{row}" for row in samples.keys]
+    return photos_data(found, held_out, config, norm, device, seed, saved)
 
 
 def _opened(config: HubConfig) -> Any:
@@ -129,9 +116,8 @@ def _opened(config: HubConfig) -> Any:
     except UserError:
         raise
     except Exception as error:  # the library raises many kinds of errors
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"data.path={config.path}: cannot be opened: {reason}\n"
+            f"data.path={config.path}: cannot be opened: {first_line(error)}\n"
             "A name of the hub (or of its cache), a folder that save_to_disk wrote, or a folder of images is expected."
         ) from None
 
@@ -199,28 +185,25 @@ def _columns(config: HubConfig, part: Any) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _classes(config: HubConfig, part: Any, label: str) -> list[str]:
-    names = getattr(part.features[label], "names", None)
-    if names:
-        return [str(name) for name in names]
+def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], dict[str, int]]:
+    """Return the classes' names, and the class of each value of the labels' column, as a text."""
+    if names := getattr(part.features[label], "names", None):
+        return [str(name) for name in names], {str(number): number for number in range(len(names))}
     found = sorted({str(each) for each in _values(part, label)})
     if not 2 <= len(found) <= MOST_CLASSES:
         raise UserError(f"data.label={label}: has {len(found)} values; 2 to {MOST_CLASSES} classes are expected.")
-    return found
+    return found, {name: number for number, name in enumerate(found)}
 
 
-def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, classes: list[str]) -> HubSamples:
+def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, classes: list[str], index: dict[str, int]) -> HubSamples:
     given = _values(part, label)
-    if getattr(part.features[label], "names", None):
-        targets = torch.tensor([-1 if each is None else int(each) for each in given])
-    else:
-        index = {each: number for number, each in enumerate(classes)}
-        targets = torch.tensor([index.get(str(each), -1) for each in given])
+    targets = torch.tensor([index.get(str(each), -1) for each in given])
     if (targets < 0).any():
         row = int((targets < 0).int().argmax())
         raise UserError(f"data.label={label}, split {name}, row {row}: {given[row]!r} is not one of the classes; leave it out, or name it.")
-    images = part.select_columns([image]).with_format("arrow")
-    return HubSamples(images, image, _folders(config), classes, list(range(len(targets))), targets, config.channels)
+    keys, rows = [str(row) for row in range(len(targets))], part.select_columns([image]).with_format("arrow")
+    known: dict[str, Any] = {"classes": classes, "targets": targets, "keys": keys, "channels": config.channels}
+    return HubSamples(**known, dataset=rows, column=image, folders=_folders(config))
 
 
 def _values(part: Any, column: str) -> list[Any]:

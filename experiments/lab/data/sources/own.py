@@ -1,8 +1,7 @@
 """A user's own data set: any torch.utils.data.Dataset of images and class indices."""
 
 import inspect
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,29 +13,21 @@ from lab.config.objects import find
 from lab.config.schema import CustomDataConfig
 from lab.data.pixels import as_pixels
 from lab.data.sets import Data, Norm
-from lab.data.sources.folder import norm_of_files, photos_data
-from lab.data.split import held_out_by, split
+from lab.data.sources.folder import Samples, hold_out, photos_data
+from lab.data.split import held_out_by
 
 SPLITS = ("train", "val", "test")
 
 
-@dataclass
-class OwnSamples:
-    """Some samples of a user's data set, by their positions in it."""
+@dataclass(kw_only=True)
+class OwnSamples(Samples):
+    """Some samples of a user's data set."""
 
     dataset: Any
-    classes: list[str]
-    positions: list[int]
-    targets: Tensor  # (N,)
-    channels: int | None = None
 
     def image(self, index: int) -> Image.Image | Tensor:
         image = self.dataset[self.positions[index]][0]
         return as_rgb(image) if self.channels is None else of_channels(image, self.channels)
-
-    def only(self, positions: Iterable[int]) -> "OwnSamples":
-        kept = list(positions)
-        return replace(self, positions=[self.positions[i] for i in kept], targets=self.targets[kept])
 
 
 def as_rgb(image: Any) -> Image.Image:
@@ -66,7 +57,7 @@ def of_channels(image: Any, channels: int) -> Tensor:
     if pixels is None or pixels.ndim != 3 or pixels.shape[0] != channels:
         got = type(image).__name__ if pixels is None else f"tensor {tuple(pixels.shape)}"
         raise TypeError(f"an image is a {got}; data.channels={channels} expects a PIL image or a tensor ({channels}, H, W)")
-    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+    return pixels
 
 
 def own_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
@@ -88,13 +79,10 @@ def own_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed: i
     if odd := [name for name, samples in found.items() if samples.classes != classes]:
         raise UserError(f"{setting}: split={odd[0]!r} has other classes than split='train'.")
     if "val" not in found:
-        train, val, _ = split(config, found["train"].targets.tolist(), classes)
-        held_out = f"of the data set, {held_out_by(config)}"
-        found |= {"train": found["train"].only(train), "val": found["train"].only(val)}
+        found, held_out = hold_out(found, config), f"of the data set, {held_out_by(config)}"
     elif config.fold is not None:
         raise UserError(f"data.fold={config.fold}: divides split='train', but {setting} has split='val', too.")
-    keys = {name: [str(position) for position in samples.positions] for name, samples in found.items()}
-    return photos_data(found, keys, held_out, config, norm_of_files(found["train"], config, norm, saved), device, seed)
+    return photos_data(found, held_out, config, norm, device, seed, saved)
 
 
 def _made(setting: str, function: Any, options: dict[str, Any]) -> Any:
@@ -121,4 +109,5 @@ def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> Own
         wrong = next((target for target in targets if not 0 <= target < len(classes)), None)
         found = f"{len(targets)} targets of {len(dataset)} samples" if wrong is None else f"the class {wrong}"
         raise UserError(f"{setting}: {name} has {found}; each sample needs a class from 0 to {len(classes) - 1}.")
-    return OwnSamples(dataset, [str(each) for each in classes], list(range(len(dataset))), torch.tensor(targets), channels)
+    keys, names = [str(position) for position in range(len(dataset))], [str(each) for each in classes]
+    return OwnSamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=channels, dataset=dataset)

@@ -5,8 +5,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from lab.data.images import UNREADABLE, CorruptError, Faults, ImageBytes, fault_
 from lab.data.pixels import ARRAY, PixelFault, read_image
 from lab.data.samples import class_of
 from lab.data.sets import Data, Norm
-from lab.data.sources.folder import norm_of_files, photos_data
+from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.table import by_number
-from lab.data.split import held_out_by, split
+from lab.data.split import held_out_by
 
 LABELS = ("cls", "txt", "json")
 LONGEST = 2**20  # bytes of a label
@@ -32,29 +31,23 @@ BLOCK = 512
 Member = tuple[int, int]  # first byte and size
 
 
-@dataclass
-class ShardSamples:
+@dataclass(kw_only=True)
+class ShardSamples(Samples):
     """Samples of shards.
 
     Args:
         shards: the files.
-        members: shard, first byte and size of each image (N, 3).
+        members: shard, first byte and size of each image of the source (M, 3).
+        stems: name of each sample of the source in its shard.
         endings: ending of each image's name.
-        keys: name of each sample.
         labels: class of each sample, as its shard says it.
-        channels: as data.channels.
-        classes: names of the classes.
-        targets: class indices (N,).
     """
 
     shards: list[Path]
     members: Tensor
+    stems: list[str]
     endings: list[str]
-    keys: list[str]
     labels: list[str]
-    channels: int | None
-    classes: list[str] = field(default_factory=list)
-    targets: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def image(self, index: int) -> Image.Image | Tensor:
         try:
@@ -63,19 +56,18 @@ class ShardSamples:
             raise unreadable(self.where(index), error) from None
 
     def content(self, index: int) -> ImageBytes:
-        shard, first, size = self.members[index].tolist()
+        position = self.positions[index]
+        shard, first, size = self.members[position].tolist()
         with self.shards[shard].open("rb") as file:
             file.seek(first)
-            return ImageBytes(file.read(size), f"{self.keys[index]}.{self.endings[index]}")
+            return ImageBytes(file.read(size), f"{self.stems[position]}.{self.endings[position]}")
 
     def where(self, index: int) -> str:
-        return f"{self.shards[int(self.members[index, 0])]}: sample {self.keys[index]}"
+        position = self.positions[index]
+        return f"{self.shards[int(self.members[position, 0])]}: sample {self.stems[position]}"
 
-    def only(self, positions: Iterable[int]) -> "ShardSamples":
-        kept = list(positions)
-        lists: Any = {name: [getattr(self, name)[i] for i in kept] for name in ("endings", "keys", "labels")}
-        targets = self.targets[kept] if len(self.targets) else self.targets
-        return replace(self, members=self.members[kept], targets=targets, **lists)
+    def known_labels(self) -> list[str]:
+        return [self.labels[position] for position in self.positions]
 
 
 @dataclass(frozen=True)
@@ -105,19 +97,18 @@ def shards_data(config: ShardsConfig, norm: Norm, device: torch.device, seed: in
     if again := [path for path in every if every.count(path) > 1]:
         raise UserError(f"data.shards, data.val and data.test: {again[0]} is named twice; different files are expected.")
     found = {name: _usable(paths, config) for name, paths in files.items()}
-    classes = config.classes or sorted(set(found["train"].labels), key=by_number)
+    classes = config.classes or sorted(set(found["train"].known_labels()), key=by_number)
     if len(classes) < 2:
         raise UserError(f"data.shards={config.shards}: has only the class {', '.join(classes)}; two or more are expected.")
+    root = os.path.commonpath([path.parent for paths in files.values() for path in paths])
     for samples in found.values():
         samples.classes, samples.targets = classes, _targets(samples, classes, numbers=config.classes is not None)
+        names, held_by = [os.path.relpath(path, root) for path in samples.shards], samples.members[samples.positions, 0].tolist()
+        samples.keys = [f"{names[shard]}/{key}" for shard, key in zip(held_by, samples.keys, strict=True)]
     held_out = f"of {config.val}"
     if "val" not in found:
-        everything, held_out = found["train"], f"of {config.shards}, {held_out_by(config)}"
-        train, val, _ = split(config, everything.targets.tolist(), classes)
-        found |= {"train": everything.only(train), "val": everything.only(val)}
-    root = os.path.commonpath([path.parent for paths in files.values() for path in paths])
-    keys = {name: _names(samples, root) for name, samples in found.items()}
-    return photos_data(found, keys, held_out, config, norm_of_files(found["train"], config, norm, saved), device, seed)
+        found, held_out = hold_out(found, config), f"of {config.shards}, {held_out_by(config)}"
+    return photos_data(found, held_out, config, norm, device, seed, saved)
 
 
 def expanded(setting: str, pattern: str) -> list[Path]:
@@ -165,7 +156,9 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
                 endings.append(ending)
                 keys.append(key)
                 labels.append(label)
-    found = ShardSamples(paths, torch.tensor(members, dtype=torch.int64).view(-1, 3), endings, keys, labels, config.channels)
+    known: dict[str, Any] = {"classes": [], "targets": torch.zeros(len(keys)), "keys": keys, "channels": config.channels}
+    places = torch.tensor(members, dtype=torch.int64).view(-1, 3)
+    found = ShardSamples(**known, shards=paths, members=places, stems=keys, endings=endings, labels=labels)
     entries: Any = {index: (index, member) for index, member in enumerate(members)}
     wrong = find_corrupt(entries, paths, config.check, ImageFault(config.check, config.channels, found))
     for index, said in wrong.items():
@@ -173,7 +166,7 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
     faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(keys))
     if len(wrong) == len(keys):
         raise UserError(f"{paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''}: hold no sample to use.")
-    return found.only(index for index in range(len(keys)) if index not in wrong) if wrong else found
+    return found.only([index for index in range(len(keys)) if index not in wrong])
 
 
 def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
@@ -267,14 +260,10 @@ def _label(file: Any, sample: dict[str, Member], config: ShardsConfig) -> str:
 def _targets(samples: ShardSamples, classes: list[str], *, numbers: bool) -> Tensor:
     """Return the class index of each sample, whose label is a class's name, or with `numbers` its index."""
     known = {name: number for number, name in enumerate(classes)}
-    for index, label in enumerate(samples.labels):
+    labels = samples.known_labels()
+    for index, label in enumerate(labels):
         if label not in known:
             if not numbers:
                 raise unknown(f"{samples.where(index)}: class", label, classes)
             known[label] = class_of(label, classes, samples.where(index))
-    return torch.tensor([known[label] for label in samples.labels])
-
-
-def _names(samples: ShardSamples, root: str) -> list[str]:
-    shards = [os.path.relpath(path, root) for path in samples.shards]
-    return [f"{shards[shard]}/{key}" for shard, key in zip(samples.members[:, 0].tolist(), samples.keys, strict=True)]
+    return torch.tensor([known[label] for label in labels])

@@ -15,7 +15,7 @@ from lab.data.images import leads_out
 from lab.data.pixels import alpha_note
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Norm, existing_folder
-from lab.data.sources.folder import Files, norm_of_files, photos_data, without_corrupt
+from lab.data.sources.folder import Files, photos_data, without_corrupt
 from lab.data.split import fold_of, held_out_by, split, split_any
 
 if TYPE_CHECKING:
@@ -71,17 +71,14 @@ def table_data(
     classes, targets = _targets(config, kind, table, names, where)
     notes = _annotations(config, table, where)
     _refuse_no_image(config, root, keys)
-    everything = Files(root, classes, [str(root / key) for key in keys], targets, config.channels)
+    files = [str(root / key) for key in keys]
+    everything = Files(classes=classes, targets=targets, keys=keys, channels=config.channels, folder=root, files=files)
     positions = _parts(config, table, everything, kind, where)
     found = without_corrupt(root, [everything.only(each) for each in positions.values()], config)
-    kept = {path: number for number, path in enumerate(everything.paths)}
     parts = dict(zip(positions, found, strict=True))
-    rows = {name: [kept[path] for path in files.paths] for name, files in parts.items()}
-    known = {name: Annotations(*(None if each is None else each[rows[name]] for each in (notes.weight, notes.group))) for name in parts}
+    known = {name: notes.only(part.positions) for name, part in parts.items()}
     held_out = f"of {file.name}, " + (f"data.split={config.split}" if config.split else held_out_by(config))
-    chosen = norm_of_files(parts["train"], config, norm, saved)
-    named = {name: [keys[number] for number in numbers] for name, numbers in rows.items()}
-    data = photos_data(parts, named, held_out, config, chosen, device, seed, known)
+    data = photos_data(parts, held_out, config, norm, device, seed, saved, known)
     data.notes += [] if config.channels else alpha_note(parts["train"].paths)
     return data, parts["train"].targets
 
@@ -208,7 +205,7 @@ def _parts(config: TableConfig, table: Any, files: Files, kind: str, where: Wher
         if kind == "class":
             train, val, test = split(config, files.targets.tolist(), files.classes, config.test)
         else:
-            train, val, test = split_any(config, len(files.paths), config.test)
+            train, val, test = split_any(config, len(files), config.test)
         return {"train": train, "val": val} | ({"test": test} if test else {})
     given = texts(table, config.split, where)
     if strange := [number for number, text in enumerate(given) if text.lower() not in PARTS]:

@@ -1,12 +1,13 @@
 """The classification task: images of one class each."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from lab.config.schema import ClassificationConfig, ImagesConfig, TrainConfig
+from lab.config.schema import ImagesConfig, TrainConfig
 from lab.data.augment import Mix
 from lab.data.batch import Batch
 from lab.data.load import load_data
@@ -23,15 +24,22 @@ from lab.tasks.task import ClassifierTask, table_of
 
 class Classification(ClassifierTask):
     monitor = "top1"
-    score_names: tuple[str, ...]
+    score_names: tuple[str, ...] = ("top1",)
+    line = "held-out top-1 {top1:.2%} · loss {loss:.4f} · ECE {ece:.4f}"
+    table: Mapping[str, str] = {
+        "held-out top-1": "{top1:.2%}",
+        "balanced accuracy": "{balanced_accuracy:.2%}",
+        "calibration error": "{ece:.4f}",
+    }
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
         images = cast(ImagesConfig, config.data)
         criterion = Criterion(config.loss, images, len(data.classes), data.groups, device, data.counts)
-        super().__init__(config, criterion, images.image_size, device)
-        self.score_names = ("top1", "top5") if len(data.classes) > 5 else ("top1",)
-        self.data, self.channels, self.settings = data, data.channels, cast(ClassificationConfig, config.task)
-        self.notes = data.notes
+        super().__init__(config, data, criterion, images.image_size, device)
+        if len(data.classes) > 5:
+            self.score_names = ("top1", "top5")
+            self.line = self.line.replace(" ·", " · top-5 {top5:.2%} ·", 1)
+            self.table = {"held-out top-1": "{top1:.2%}", "held-out top-5": "{top5:.2%}", **self.table}
         self.counts(data.val)  # checks the metrics before training starts
         self.mix = Mix(images.mixup, images.cutmix, images.mix_probability, device, own_seed(config.seed))
 
@@ -67,10 +75,8 @@ class Classification(ClassifierTask):
         )
 
     def count(self, counts: ClassificationCounts, output: Tensor, batch: Batch) -> None:
-        one = torch.ones((), device=output.device)
-        loss = self.loss(output, batch, one)
-        probability, share = self.criterion.probabilities(output.float()), self.normalizer(batch)
-        counts.add(probability, batch.target, batch.group, loss.float(), share, batch.index)
+        probability = self.criterion.probabilities(output.float())
+        counts.add(probability, batch.target, batch.group, *self.whole_loss(output, batch), batch.index)
 
     def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
         probability = self.criterion.probabilities(output.float())
@@ -95,19 +101,8 @@ class Classification(ClassifierTask):
         calibration_picture(result, calibration)
         return [confusion, calibration]
 
-    def headline(self, result: ClassificationResult) -> str:
-        values = result.values
-        top5 = f" · top-5 {values['top5']:.2%}" if "top5" in values else ""
-        return f"held-out top-1 {values['top1']:.2%}{top5} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
-
     def rows(self, best: dict[str, float]) -> dict[str, str]:
-        rows = {
-            "held-out top-1": f"{best['top1']:.2%}",
-            **({"held-out top-5": f"{best['top5']:.2%}"} if "top5" in best else {}),
-            "balanced accuracy": f"{best['balanced_accuracy']:.2%}",
-            "calibration error": f"{best['ece']:.4f}",
-        }
-        rows |= {f"held-out {name}": f"{best[name]:.4f}" for name in self.settings.metrics}
+        rows = super().rows(best)
         if self.data.groups:
             weights = self.criterion.group_weight
             use = f"loss weights {weights.tolist()}" if weights is not None else "measured only: the loss has no group weights"

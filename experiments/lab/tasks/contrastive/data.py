@@ -1,21 +1,19 @@
 """Drawn images of two coloured digits, each with its caption."""
 
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.schema import DigitsConfig
-from lab.data.samples import Annotations
-from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resize_all
+from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
 from lab.tasks.contrastive.captions import CAPTIONS, COLORS, WORDS, caption, choices, tokens_of
 from lab.tasks.contrastive.spec import DigitCaptionsConfig
 
 
 def digit_captions(config: DigitCaptionsConfig, device: torch.device, seed: int, saved: Norm | None) -> Data:
     """Draw the pairs of all parts; the targets are the tokens of the captions (N, L)."""
-    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed, test=config.test))
+    known = digits(config)
     sizes = [config.train_pairs, config.val_pairs, config.test_pairs if config.test else 0]
     if sum(sizes) > CAPTIONS:
         raise UserError(
@@ -24,22 +22,9 @@ def digit_captions(config: DigitCaptionsConfig, device: torch.device, seed: int,
         )
     order = torch.randperm(CAPTIONS, generator=torch.Generator().manual_seed(config.pair_seed))
     numbers = order[: sum(sizes)].split(sizes)
-    parts = enumerate(zip((known.train, known.val, known.test), numbers, strict=True))
-    splits = [drawn(part, each, config, number) for number, (part, each) in parts if part]
-    mean, std = norm_of(splits[0].images, saved)
-    make = partial(MemoryLoader, notes=Annotations(), device=device, norm=(mean, std))
-    plain, val, *test = (partial(make, split, batch_size=config.eval_batch_size) for split in splits)
-    return Data(
-        WORDS,
-        3,
-        Norm(mean.tolist(), std.tolist()),
-        make(splits[0], batch_size=config.batch_size).shuffled(seed, None),
-        val(),
-        counts=torch.bincount(splits[0].targets.flatten(), minlength=len(WORDS) + 1)[1:],
-        test=test[0]() if test else None,
-        held_out=known.held_out,
-        plain=plain,
-    )
+    pairs = replace(known.mapped(lambda split, part: drawn(split, numbers[part], config, part)), classes=WORDS)
+    counts = torch.bincount(pairs.train.targets.flatten(), minlength=len(WORDS) + 1)[1:]
+    return memory_data(pairs, config, norm_of(pairs.train.images, saved), device, seed, counts=counts)
 
 
 def drawn(known: Split, numbers: Tensor, config: DigitCaptionsConfig, part: int) -> Split:

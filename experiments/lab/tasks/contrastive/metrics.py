@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.processes import distributed
+from lab.tasks.counts import Counts, Kept
 
 ROWS = 1024  # of the matrix of similarities, computed at once
 SHOWN, NEAREST = 6, 3  # images of the picture, and captions of each
@@ -23,14 +23,13 @@ class RetrievalResult:
         return {"retrieval": {name: value for name, value in self.values.items() if "recall" in name}}
 
 
-class RetrievalCounts:
+class RetrievalCounts(Counts):
     """Keep every pair's features, because each is compared with all."""
 
     def __init__(self, device: torch.device) -> None:
-        self.features: list[Tensor] = []  # (2, N, D) of each batch
-        self.tokens: list[Tensor] = []
+        super().__init__(device)
+        self.kept = Kept()  # features of images and of texts, tokens
         self.images: list[Tensor] = []
-        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
 
     def add(self, images: Tensor, tokens: Tensor, features: tuple[Tensor, Tensor], loss_sum: Tensor, divisor: Tensor) -> None:
         """Count a batch.
@@ -43,19 +42,13 @@ class RetrievalCounts:
             divisor: the batch's part of the divisor.
         """
         self.images.append(images[: max(SHOWN - sum(map(len, self.images)), 0)])
-        self.tokens.append(tokens)
-        self.features.append(torch.stack(features).float())
-        self.loss += torch.stack([loss_sum, divisor]).double()
+        self.kept.add(*(each.float() for each in features), tokens)
+        self.add_loss(loss_sum, divisor)
 
     def result(self) -> RetrievalResult:
         """Return the result among the pairs of all ranks; the pictured images are those of the first rank."""
-        features, tokens = torch.cat(self.features, dim=1).cpu(), torch.cat(self.tokens).cpu()
-        images, texts = torch.cat(distributed.gathered(features), dim=1).unbind()
-        tokens = torch.cat(distributed.gathered(tokens))
-        distributed.total(self.loss)
-        values = recalls(images, texts)
-        total, divisor = self.loss.tolist()
-        values |= {"loss": total / divisor if divisor else float("nan"), "samples": float(len(images))}
+        images, texts, tokens = self.kept.gathered()
+        values = recalls(images, texts) | {"loss": self.mean_loss(), "samples": float(len(images))}
         shown = torch.cat(self.images).cpu()
         nearest = (images[: len(shown)] @ texts.T).topk(min(NEAREST, len(texts))).indices
         return RetrievalResult(values, shown, tokens[: len(shown)], tokens[nearest])

@@ -1,6 +1,6 @@
 """The contrastive task: an image encoder and a text encoder, trained on images with captions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,17 +24,24 @@ from lab.tasks.contrastive.plots import retrieval_picture
 from lab.tasks.contrastive.spec import ContrastiveConfig, DigitCaptionsConfig
 from lab.tasks.inference import image_size, reader
 from lab.tasks.models import build_model
-from lab.tasks.task import Task
+from lab.tasks.task import BaseTask
 
 AT_ONCE = 4096  # captions that predict.py encodes together
 
 
-class Contrastive(Task):
+class Contrastive(BaseTask):
     monitor = "recall1"
     score_names: tuple[str, ...] = ("cosine",)
+    line = (
+        "among {samples:.0f} held-out pairs recall@1 {recall1:.2%} · text @5 {text_recall5:.2%} · image @5 {image_recall5:.2%} · "
+        "loss {loss:.4f}"
+    )
+    table: Mapping[str, str] = {
+        f"held-out recall@{most} of {what}s": f"{{{what}_recall{most}:.2%}}" for what in ("text", "image") for most in (1, 5)
+    }
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
-        self.config, self.data, self.device = config, data, device
+        super().__init__(config, data, device)
         self.criterion = pair_loss(cast(ClipConfig, config.loss))
         if config.trainer.accumulate > 1 or distributed.ranks() > 1:
             self.notes = [f"each image is compared with the captions of its own batch and process alone, {config.data.batch_size} at most"]
@@ -59,9 +66,7 @@ class Contrastive(Task):
         return RetrievalCounts(self.device)
 
     def count(self, counts: RetrievalCounts, output: Features, batch: Batch) -> None:
-        divisor = self.normalizer(batch)
-        loss = self.loss(output, batch, torch.ones_like(divisor))
-        counts.add(batch.images, batch.target, (output.images, output.texts), loss, divisor)
+        counts.add(batch.images, batch.target, (output.images, output.texts), *self.whole_loss(output, batch))
 
     def samples(self, output: Features, batch: Batch) -> list[dict[str, Any]]:
         """Return each pair's caption, and the cosine of its features."""
@@ -73,18 +78,6 @@ class Contrastive(Task):
         path = folder / "retrieval.png"
         retrieval_picture(result, self.data.classes, self.data.norm, path)
         return [path]
-
-    def headline(self, result: RetrievalResult) -> str:
-        values = result.values
-        return (
-            f"among {values['samples']:.0f} held-out pairs recall@1 {values['recall1']:.2%} · "
-            f"text @5 {values['text_recall5']:.2%} · image @5 {values['image_recall5']:.2%} · loss {values['loss']:.4f}"
-        )
-
-    def rows(self, best: dict[str, float]) -> dict[str, str]:
-        return {
-            f"held-out recall@{most} of {what}s": f"{best[f'{what}_recall{most}']:.2%}" for what in ("text", "image") for most in (1, 5)
-        }
 
 
 def pair_loss(config: ClipConfig) -> Callable[[Features, Tensor], Tensor]:

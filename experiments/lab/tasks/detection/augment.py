@@ -11,7 +11,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from lab.config.detection_schema import DetectionDataConfig
-from lab.config.errors import UserError
 
 Size = tuple[int, int]  # height, width
 OUTSIDE = 255  # the value of a mask's pixels that have no class
@@ -46,8 +45,6 @@ class RandomScale(v2.Transform):
 
     def __init__(self, scale: list[float], fit: Callable[[Size], Size], fixed_size: list[int] | None, fill: list[int]) -> None:
         super().__init__()
-        if len(scale) != 2 or scale[0] > scale[1]:
-            raise UserError(f"data.scale={scale}: the smallest and the largest factor are expected.")
         self.factors, self.fit, self.fixed_size, self.fill = scale, fit, fixed_size, fill
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:

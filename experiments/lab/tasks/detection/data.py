@@ -283,8 +283,6 @@ def _parts(config: DetectionDataConfig) -> list[Part]:
 
 
 def _check_sizes(config: DetectionDataConfig, fixed_size: list[int] | None) -> None:
-    if len(config.batch_scale) != 2 or config.batch_scale[0] > config.batch_scale[1]:
-        raise UserError(f"data.batch_scale={config.batch_scale}: the smallest and the largest factor are expected.")
     if fixed_size is None:
         return
     if len(fixed_size) != 2:

@@ -75,23 +75,20 @@ class DetectionLoss:
         total: dict[str, Any] = {"reduction": "sum", "normalizer": normalizer}
         deltas = _of_positives(output.regression, matched)
         weight = matched.positive.float() if matched.scores is None else matched.scores
-        if self.encoded:
-            first, second = deltas, coder.encode(matched.anchors, matched.boxes)
-        else:
-            first, second = coder.decode(deltas, matched.anchors), matched.boxes
+        encoded = coder.encode(matched.anchors, matched.boxes)
+        first, second = (deltas, encoded) if self.encoded else (coder.decode(deltas, matched.anchors), matched.boxes)
         losses = {
             "classification": self._of(self.classes)(output.logits, matched.labels, **self.hyper, **scores, **total),
             "boxes": self.box_weight * self._of(self.boxes)(first, second, weight=weight, **self.box_hyper, **total),
         }
         if output.centerness is not None:
-            target = centerness(coder.encode(matched.anchors, matched.boxes))
+            target = centerness(encoded)
             logits = torch.where(matched.positive, _wide(output.centerness), 0.0)
             losses["centerness"] = self._of(LOSSES["bce"])(logits, target, weight=weight, **total)
         if self.l1_weight:
-            encoded = coder.encode(matched.anchors, matched.boxes)
             losses["l1"] = self.l1_weight * self._of(LOSSES["box_l1"])(deltas, encoded, weight=weight, **total)
         if output.sides is not None:
-            distance = coder.encode(matched.anchors, matched.boxes).clamp(0, output.sides.shape[-1] - 1)
+            distance = encoded.clamp(0, output.sides.shape[-1] - 1)
             sides = torch.where(matched.positive[..., None, None], output.sides, 0.0)
             of_sides = self._of(LOSSES["distribution_focal"])(sides, distance, weight=weight[..., None], **total)
             losses["sides"] = self.side_weight * of_sides

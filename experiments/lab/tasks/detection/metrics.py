@@ -13,6 +13,7 @@ from torch import Tensor
 from lab.data.coco_file import CocoFile
 from lab.processes import distributed
 from lab.runs.files import write_text
+from lab.tasks.counts import Counts
 from lab.tasks.detection.batch import DetectionBatch
 
 # torchmetrics' defaults are float32: a recall of exactly 0.6 would be below the threshold 0.6
@@ -52,7 +53,7 @@ class DetectionResult:
         write_text(path, json.dumps(rows))
 
 
-class DetectionCounts:
+class DetectionCounts(Counts):
     """Collect detections on the device; only the result waits for it.
 
     Args:
@@ -63,7 +64,8 @@ class DetectionCounts:
     """
 
     def __init__(self, classes: list[str], category_ids: list[int], device: torch.device, truth: CocoFile) -> None:
-        self.classes, self.category_ids, self.device, self.truth = classes, category_ids, device, truth
+        super().__init__(device)
+        self.classes, self.category_ids, self.truth = classes, category_ids, truth
         self.rows: list[Tensor] = []  # (D, 6) xywh, score, label
         self.lengths: list[int] = []
         self.index: list[Tensor] = []
@@ -94,6 +96,7 @@ class DetectionCounts:
         result = distributed.of_first(result)
         assert result is not None
         result.truth = self.truth
+        result.values["loss"] = self.mean_loss()
         if first:
             result.found = {self.truth.image_ids[position]: each for position, each in found.items()}
         return result

@@ -12,9 +12,7 @@ from lab.config.detection_schema import DetectionDataConfig
 from lab.config.errors import UserError
 from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
-from lab.data.coco_file import CocoFile
 from lab.data.sets import Norm
-from lab.processes import distributed
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.data import DetectionData, FileLoader, enlarged, load_detection_data, size_of
 from lab.tasks.detection.loss import DetectionLoss
@@ -24,40 +22,25 @@ from lab.tasks.detection.models.dense import FCOS, Detector, RetinaNet
 from lab.tasks.detection.models.detr import Detr
 from lab.tasks.detection.models.yolo import Yolo
 from lab.tasks.detection.plots import detections_picture, precision_recall_picture
-from lab.tasks.detection.spec import CustomBoxConfig, DetectionConfig, DetectorConfig, DetrConfig, FcosConfig, RetinaNetConfig, YoloConfig
+from lab.tasks.detection.spec import CustomBoxConfig, DetectorConfig, DetrConfig, FcosConfig, RetinaNetConfig, YoloConfig
 from lab.tasks.detection.types import DetectorOutput
 from lab.tasks.fonts import letters_of
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
-from lab.tasks.task import Task, table_of
+from lab.tasks.task import BaseTask, table_of
 from lossforge.losses.registry import LOSSES, Loss
 
-FIGURES = ("map", "map50", "map75")
 
-
-class Counts:
-    """Counts of an evaluation: detections and loss."""
-
-    def __init__(self, data: DetectionData, device: torch.device, truth: CocoFile) -> None:
-        self.detections = DetectionCounts(data.classes, data.category_ids, device, truth)
-        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, positives
-
-    def result(self) -> DetectionResult:
-        result = self.detections.result()
-        total, positives = distributed.total(self.loss).tolist()
-        result.values["loss"] = total / positives if positives else float("nan")
-        return result
-
-
-class Detection(Task):
+class Detection(BaseTask):
     monitor = "map"
     score_names: tuple[str, ...] = ("positives",)
+    line = "held-out mAP {map:.4f} · mAP50 {map50:.4f} · mAP75 {map75:.4f} · loss {loss:.4f}"
+    table: Mapping[str, str] = {f"held-out {name}": f"{{{name.lower()}:.4f}}" for name in ("mAP", "mAP50", "mAP75")}
     data: DetectionData
 
     def __init__(self, config: TrainConfig, data: DetectionData, image_size: tuple[int, int], device: torch.device) -> None:
         """Make the detector; image_size: height and width of a batch, for backbones of fixed size."""
-        self.data, self.device = data, device
-        self.settings = cast(DetectionConfig, config.task)
+        super().__init__(config, data, device)
         model = cast(DetectorConfig, config.model)
         self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
 
@@ -81,14 +64,13 @@ class Detection(Task):
     def scores(self, output: DetectorOutput, batch: DetectionBatch) -> Tensor:
         return self.normalizer(batch)[None]
 
-    def counts(self, loader: FileLoader) -> Counts:
-        return Counts(self.data, self.device, loader.file)
+    def counts(self, loader: FileLoader) -> DetectionCounts:
+        return DetectionCounts(self.data.classes, self.data.category_ids, self.device, loader.file)
 
-    def count(self, counts: Counts, output: DetectorOutput, batch: DetectionBatch) -> None:
-        positives = self.normalizer(batch)
-        counts.loss += torch.stack([self.loss(output, batch, torch.ones_like(positives)), positives]).double()
+    def count(self, counts: DetectionCounts, output: DetectorOutput, batch: DetectionBatch) -> None:
+        counts.add_loss(*self.whole_loss(output, batch))
         height, width = batch.images.shape[-2:]
-        counts.detections.add(self.detector.detections(output, batch.sizes, (height, width)), batch)
+        counts.add(self.detector.detections(output, batch.sizes, (height, width)), batch)
 
     def per_class(self, result: DetectionResult) -> list[dict[str, Any]]:
         assert result.truth is not None
@@ -106,13 +88,6 @@ class Detection(Task):
             precision_recall_picture(result, curves)
         result.export_coco(results)
         return [found, curves, results]
-
-    def headline(self, result: DetectionResult) -> str:
-        figures = " · ".join(f"{name} {result.values[name.lower()]:.4f}" for name in ("mAP", "mAP50", "mAP75"))
-        return f"held-out {figures} · loss {result.values['loss']:.4f}"
-
-    def rows(self, best: dict[str, float]) -> dict[str, str]:
-        return {f"held-out {name}": f"{best[name.lower()]:.4f}" for name in ("mAP", "mAP50", "mAP75")}
 
 
 def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig) -> DetectionLoss:

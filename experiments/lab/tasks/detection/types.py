@@ -30,14 +30,6 @@ class Matched(NamedTuple):
     scores: Tensor | None = None  # (N, A) float32, of task-aligned matching: the target in the class of a positive; else 0
 
 
-class Targets(Protocol):
-    """The fields of a batch that matching reads."""
-
-    images: Tensor  # (N, 3, H, W)
-    boxes: Tensor  # (N, K, 4)
-    labels: Tensor  # (N, K) int64, -1 in rows without a box
-
-
 class Coder(Protocol):
     """Encode boxes as regression targets, and decode them: boxes (..., 4), and anchors that broadcast to them."""
 

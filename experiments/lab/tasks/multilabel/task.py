@@ -17,9 +17,9 @@ from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Loader, MemoryLoader, Norm, Split
 from lab.data.sources.table import table_data
-from lab.processes import distributed
 from lab.runs.export import Exportable
 from lab.runs.predict import Asked, Predictor
+from lab.tasks.counts import Counts, Kept
 from lab.tasks.detection.data import DetectionData, DetectionLoader, enlarged, load_detection_data, size_of
 from lab.tasks.detection.inference import batches
 from lab.tasks.fonts import letters_of
@@ -62,21 +62,6 @@ class HeldLabelSets(MemoryLoader):
             self.shuffled(seed, random_affine if config.augment else None)
 
 
-def load_label_sets(
-    config: DetectionDataConfig, size: list[int], norm: Norm, device: torch.device, seed: int, *, in_memory: bool
-) -> DetectionData:
-    """Open COCO files whose images are labelled with the set of their boxes' classes.
-
-    Raises:
-        UserError: as `load_detection_data`; or images in memory would need an augmentation that exists only for files.
-    """
-    if in_memory and config.augment:
-        for name in ("horizontal_flip", "photometric"):
-            if given := getattr(config, name):
-                raise UserError(f"data.{name}={given}: 0 is expected with task.in_memory=true, which only turns, scales and shifts images.")
-    return load_detection_data(config, size, norm, device, seed, HeldLabelSets if in_memory else LabelSetLoader)
-
-
 def multi_hot(labels: Tensor, classes: int) -> Tensor:
     """Return (N, C) of 0 and 1 from labels (N, K), which are -1 where there are none."""
     present = torch.zeros(len(labels), classes + 1, device=labels.device)
@@ -94,47 +79,43 @@ class MultilabelResult:
         return {"per_class": self.per_class}
 
 
-class MultilabelCounts:
+class MultilabelCounts(Counts):
     """Keep every sample's probabilities, because average precision ranks them."""
 
     def __init__(self, classes: list[str], threshold: float, device: torch.device, own: Mapping[str, str] | None = None) -> None:
         """Make empty counts; own: the targets of custom metrics, by name."""
-        self.own = OwnMetrics(own or {})
+        super().__init__(device)
+        self.own, self.kept = OwnMetrics(own or {}), Kept()
         self.classes, self.threshold = classes, threshold
-        self.probability: list[Tensor] = []
-        self.target: list[Tensor] = []
-        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
 
     def add(self, probability: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
-        self.own.add(probability, target)
-        self.probability.append(probability)
-        self.target.append(target)
-        self.loss += torch.stack([loss_sum, share]).double()
+        self.kept.add(probability, target)
+        self.add_loss(loss_sum, share)
 
     def result(self) -> MultilabelResult:
         """Return the result over all ranks. mAP is the mean over classes that occur in an image."""
         from torchmetrics.functional.classification import binary_average_precision, binary_f1_score
 
-        everyone = distributed.gathered([(p.cpu(), t.long().cpu()) for p, t in zip(self.probability, self.target, strict=True)])
-        probability, target = (torch.cat([batch[part] for batches in everyone for batch in batches]) for part in (0, 1))
-        distributed.total(self.loss)
+        probability, given = self.kept.gathered()
+        target = given.long()
         each = torch.full((len(self.classes),), torch.nan, dtype=torch.float64)
         for label in target.any(0).nonzero()[:, 0].tolist():
             each[label] = binary_average_precision(probability[:, label], target[:, label])
-        total, divisor = self.loss.tolist()
         values = {
             "map": each.nanmean().item(),
             "f1": binary_f1_score(probability.flatten(), target.flatten(), self.threshold).item(),
-            "loss": total / divisor if divisor else float("nan"),
+            "loss": self.mean_loss(),
             "samples": float(len(target)),
         }
-        values |= self.own.values()
+        values |= self.own.values(probability.float(), given)
         return MultilabelResult(values, dict(zip(self.classes, each.tolist(), strict=True)), probability, target)
 
 
 class Multilabel(ClassifierTask):
     monitor = "map"
     score_names: tuple[str, ...] = ("right_labels",)
+    line = "held-out mAP {map:.4f} · F1 {f1:.4f} · loss {loss:.4f}"
+    table: Mapping[str, str] = {"held-out mAP": "{map:.4f}", "held-out F1": "{f1:.4f}"}
 
     def __init__(self, config: TrainConfig, data: Data, image_size: int, device: torch.device, labelled: Tensor, images: int) -> None:
         """Make the task; labelled: (C,) how many of the training images have each class, of all `images`."""
@@ -143,9 +124,8 @@ class Multilabel(ClassifierTask):
             raise UserError(
                 f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
             )
-        super().__init__(config, criterion, image_size, device)
-        self.data, self.settings, self.share = data, cast(MultilabelConfig, config.task), labelled.mean().item() / images
-        self.notes, self.channels = data.notes, data.channels
+        super().__init__(config, data, criterion, image_size, device)
+        self.share = labelled.mean().item() / images
         if isinstance(data, DetectionData):
             scenes = cast(DetectionDataConfig, config.data)
             self.notes = enlarged(scenes, list(size_of(scenes, None)), data.train.file.sizes)
@@ -167,8 +147,7 @@ class Multilabel(ClassifierTask):
         return MultilabelCounts(self.data.classes, self.settings.threshold, self.device, self.settings.metrics)
 
     def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:
-        loss = self.loss(output, batch, torch.ones((), device=output.device))
-        counts.add(self.criterion.probabilities(output.float()), batch.target, loss.float(), self.normalizer(batch))
+        counts.add(self.criterion.probabilities(output.float()), batch.target, *self.whole_loss(output, batch))
 
     def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
         """Return the rows; names of several classes are separated by semicolons."""
@@ -202,14 +181,6 @@ class Multilabel(ClassifierTask):
             average_precision_picture(result.per_class, path)
         return [path]
 
-    def headline(self, result: MultilabelResult) -> str:
-        values = result.values
-        return f"held-out mAP {values['map']:.4f} · F1 {values['f1']:.4f} · loss {values['loss']:.4f}"
-
-    def rows(self, best: dict[str, float]) -> dict[str, str]:
-        own = {f"held-out {name}": f"{best[name]:.4f}" for name in self.settings.metrics}
-        return {"held-out mAP": f"{best['map']:.4f}", "held-out F1": f"{best['f1']:.4f}"} | own
-
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Multilabel:
     norm, settings = model_norm(config.model, saved), cast(MultilabelConfig, config.task)
@@ -220,7 +191,12 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Mult
         return Multilabel(config, data, image_size(config), device, targets.sum(0), len(targets))
     scenes = cast(DetectionDataConfig, config.data)
     size = size_of(scenes, None)
-    boxes = load_label_sets(scenes, list(size), norm, device, config.seed, in_memory=settings.in_memory)
+    if settings.in_memory and scenes.augment:
+        for name in ("horizontal_flip", "photometric"):
+            if given := getattr(scenes, name):
+                raise UserError(f"data.{name}={given}: 0 is expected with task.in_memory=true, which only turns, scales and shifts images.")
+    loader = HeldLabelSets if settings.in_memory else LabelSetLoader
+    boxes = load_detection_data(scenes, list(size), norm, device, config.seed, loader)
     return Multilabel(config, boxes, size[0], device, labelled_images(boxes.train.file), len(boxes.train.file))
 
 

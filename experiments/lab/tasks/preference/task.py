@@ -3,6 +3,7 @@
 The model gives every image a reward; the first image of a pair is preferred with probability σ(r₁ - r₂).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,19 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from lab.config.loss_schema import BradleyTerryConfig
-from lab.config.schema import ClassifierConfig, TrainConfig
-from lab.config.task_schema import DigitPairsConfig
-from lab.data.pairs import PairBatch, load_pairs
+from lab.config.schema import TrainConfig
 from lab.data.sets import Data, Loader, Norm
 from lab.processes import distributed
 from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
+from lab.tasks.counts import Counts, binned
 from lab.tasks.inference import classifier, image_size, reader
 from lab.tasks.losses import Criterion
-from lab.tasks.models import build_model
 from lab.tasks.plots import calibration_picture
-from lab.tasks.preference.spec import PreferenceTaskConfig
-from lab.tasks.task import Task
+from lab.tasks.preference.data import PairBatch, load_pairs
+from lab.tasks.preference.spec import DigitPairsConfig
+from lab.tasks.task import BaseTask
 
 
 @dataclass
@@ -35,12 +35,13 @@ class PreferenceResult:
         return {"calibration": self.calibration}
 
 
-class PreferenceCounts:
+class PreferenceCounts(Counts):
     """Sum over batches of held-out pairs."""
 
     def __init__(self, bins: int, device: torch.device) -> None:
+        super().__init__(device)
         self.calibration = torch.zeros(bins, 3, dtype=torch.float64, device=device)
-        self.sums = torch.zeros(5, dtype=torch.float64, device=device)  # right, as voted, margin, loss, divisor
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # right, as voted, margin
 
     def add(self, lead: Tensor, truth: Tensor, share: Tensor, loss_sum: Tensor, divisor: Tensor) -> None:
         """Count one batch.
@@ -52,47 +53,51 @@ class PreferenceCounts:
             loss_sum: the batch's loss before division.
             divisor: the batch's part of the divisor.
         """
-        first, bins = lead > 0, len(self.calibration)
+        first = lead > 0
         right, voted = (first == (given > 0.5) for given in (truth, share))
         margin = torch.where(truth > 0.5, lead, -lead)
-        self.sums += torch.stack([right.sum(), voted.sum(), margin.sum(), loss_sum, divisor]).double()
+        self.sums += torch.stack([right.sum(), voted.sum(), margin.sum()]).double()
+        self.add_loss(loss_sum, divisor)
         probability = lead.sigmoid()
-        place = (probability * bins).long().clamp(0, bins - 1)
-        chosen = (place[:, None] == torch.arange(bins, device=place.device)).double()
-        self.calibration += chosen.T @ torch.stack([torch.ones_like(share), share, probability], dim=1).double()
+        self.calibration += binned(probability, len(self.calibration), torch.ones_like(share), share, probability)
 
     def result(self) -> PreferenceResult:
         """Return the result over all ranks."""
         for counts in (self.calibration, self.sums):
             distributed.total(counts)
         pairs, share, probability = self.calibration.cpu().unbind(1)
-        right, voted, margin, loss, divisor = self.sums.tolist()
+        right, voted, margin = self.sums.tolist()
         count = pairs.sum().item() or 1
         values = {
             "accuracy": right / count,
             "agreement": voted / count,
             "margin": margin / count,
             "ece": (share - probability).abs().sum().item() / count,
-            "loss": loss / divisor if divisor else float("nan"),
+            "loss": self.mean_loss(),
             "samples": pairs.sum().item(),
         }
         return PreferenceResult(values, self.calibration.tolist())
 
 
-class Preference(Task):
+class Preference(BaseTask):
     monitor = "accuracy"
     score_names: tuple[str, ...] = ("agreement",)
+    line = "held-out pairs {accuracy:.2%} right · {agreement:.2%} as voted · margin {margin:.3f} · loss {loss:.4f} · ECE {ece:.4f}"
+    table: Mapping[str, str] = {
+        "held-out pairs right": "{accuracy:.2%}",
+        "held-out pairs as voted": "{agreement:.2%}",
+        "mean margin": "{margin:.3f}",
+        "calibration error": "{ece:.4f}",
+    }
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
-        self.config, self.data, self.device = config, data, device
-        self.settings = cast(PreferenceTaskConfig, config.task)
+        super().__init__(config, data, device)
         self.criterion: Criterion | BradleyTerryConfig = (
             config.loss if isinstance(config.loss, BradleyTerryConfig) else Criterion(config.loss, config.data, 1, data.groups, device)
         )
 
     def model(self) -> nn.Module:
-        size = cast(DigitPairsConfig, self.config.data).image_size
-        return build_model(cast(ClassifierConfig, self.config.model), channels=self.data.channels, classes=1, image_size=size)
+        return self.network(1, image_size(self.config))
 
     def normalizer(self, batch: PairBatch) -> Tensor:
         return torch.full((), float(len(batch)), device=batch.images.device)
@@ -122,11 +127,9 @@ class Preference(Task):
         return PreferenceCounts(self.settings.calibration_bins, self.device)
 
     def count(self, counts: PreferenceCounts, output: Tensor, batch: PairBatch) -> None:
-        divisor = self.normalizer(batch)
-        loss = self.loss(output, batch, torch.ones_like(divisor))
         assert batch.truth is not None
         assert batch.share is not None
-        counts.add(self.lead(output), batch.truth, batch.share, loss.float(), divisor)
+        counts.add(self.lead(output), batch.truth, batch.share, *self.whole_loss(output, batch))
 
     def samples(self, output: Tensor, batch: PairBatch) -> list[dict[str, Any]]:
         assert batch.truth is not None
@@ -140,21 +143,6 @@ class Preference(Task):
         path = folder / "calibration.png"
         calibration_picture(result, path, "share of votes for the first", "probability that the first is preferred")
         return [path]
-
-    def headline(self, result: PreferenceResult) -> str:
-        values = result.values
-        return (
-            f"held-out pairs {values['accuracy']:.2%} right · {values['agreement']:.2%} as voted · "
-            f"margin {values['margin']:.3f} · loss {values['loss']:.4f} · ECE {values['ece']:.4f}"
-        )
-
-    def rows(self, best: dict[str, float]) -> dict[str, str]:
-        return {
-            "held-out pairs right": f"{best['accuracy']:.2%}",
-            "held-out pairs as voted": f"{best['agreement']:.2%}",
-            "mean margin": f"{best['margin']:.3f}",
-            "calibration error": f"{best['ece']:.4f}",
-        }
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Preference:

@@ -1,16 +1,13 @@
 """Images whose targets are numbers."""
 
 import math
-from functools import partial
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.config.errors import UserError
-from lab.config.schema import DigitsConfig
-from lab.data.samples import Annotations
-from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resize_all
+from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
 from lab.tasks.regression.spec import DigitTurnsConfig
 
 TARGETS = ["turn", "size"]
@@ -18,17 +15,10 @@ TARGETS = ["turn", "size"]
 
 def digit_turns(config: DigitTurnsConfig, device: torch.device, seed: int, saved: Norm | None) -> Data:
     """Turn and scale every digit once; no digit is in two parts."""
-    if len(config.sizes) != 2 or config.sizes[0] > config.sizes[1]:
-        raise UserError(f"data.sizes={config.sizes}: the smallest and the largest size are expected, such as [0.5,1.0].")
-    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed, test=config.test))
-    splits = [turned(part, config, number) for number, part in enumerate((known.train, known.val, known.test)) if part]
-    mean, std = norm_of(splits[0].images, saved)
-    make = partial(MemoryLoader, notes=Annotations(), device=device, norm=(mean, std))
-    plain, val, *test = (partial(make, split, batch_size=config.eval_batch_size) for split in splits)
-    train = make(splits[0], batch_size=config.batch_size).shuffled(seed, None)
-    counts = torch.full((len(TARGETS),), train.samples)
-    norm = Norm(mean.tolist(), std.tolist())
-    return Data(TARGETS, 1, norm, train, val(), 0, counts, test[0]() if test else None, known.held_out, plain)
+    known = digits(config)
+    turns = replace(known.mapped(lambda split, part: turned(split, config, part)), classes=TARGETS)
+    counts = torch.full((len(TARGETS),), len(turns.train.keys))
+    return memory_data(turns, config, norm_of(turns.train.images, saved), device, seed, counts=counts)
 
 
 def turned(split: Split, config: DigitTurnsConfig, part: int) -> Split:

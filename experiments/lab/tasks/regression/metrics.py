@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.processes import distributed
+from lab.tasks.counts import Counts, Kept
 from lab.tasks.own_metrics import OwnMetrics
 
 
@@ -24,25 +24,22 @@ class RegressionResult:
         return {"targets": {name: each.tolist() for name, each in self.figures.items()}}
 
 
-class RegressionCounts:
+class RegressionCounts(Counts):
     """Keep every sample's prediction, because the picture of residuals shows them."""
 
     def __init__(self, device: torch.device, own: Mapping[str, str]) -> None:
         """Make empty counts; own: the targets of custom metrics, by name."""
-        self.own = OwnMetrics(own)
-        self.pairs: list[Tensor] = []  # (2, N, K) of each batch
-        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
+        super().__init__(device)
+        self.own, self.kept = OwnMetrics(own), Kept()
 
     def add(self, prediction: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
-        self.own.add(prediction, target)
-        self.pairs.append(torch.stack([prediction, target]))
-        self.loss += torch.stack([loss_sum, share]).double()
+        self.kept.add(prediction, target)
+        self.add_loss(loss_sum, share)
 
     def result(self) -> RegressionResult:
         """Return the result over all ranks; R² is 1 - Σ (y - x)² / Σ (y - ȳ)², and nan where all targets are equal."""
-        parts = distributed.gathered(torch.cat(self.pairs, dim=1).cpu())
-        prediction, target = torch.cat(parts, dim=1).double().unbind()
-        distributed.total(self.loss)
+        said, wanted = self.kept.gathered()
+        prediction, target = said.double(), wanted.double()
         difference, around = prediction - target, target - target.mean(0)
         squared, spread = difference.square().sum(0), around.square().sum(0)
         figures = {
@@ -51,10 +48,9 @@ class RegressionCounts:
             "bias": difference.mean(0),
             "r2": torch.where(spread > 0, 1 - squared / spread, torch.nan),
         }
-        total, divisor = self.loss.tolist()
         values = {name: figures[name].mean().item() for name in ("mae", "rmse")} | {
             "r2": figures["r2"].nanmean().item(),
-            "loss": total / divisor if divisor else float("nan"),
+            "loss": self.mean_loss(),
             "samples": float(len(target)),
         }
-        return RegressionResult(values | self.own.values(), figures, prediction.float(), target.float())
+        return RegressionResult(values | self.own.values(said.float(), wanted), figures, prediction.float(), target.float())

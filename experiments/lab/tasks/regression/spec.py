@@ -25,7 +25,7 @@ class DigitTurnsConfig(SplitConfig, DataConfig):
     augment: bool = setting(False, "no effect: every change of these images would change their targets")
     image_size: int = number(32, "pixels a side that the model sees", least=8)
     turn: float = number(45.0, "largest turn in degrees, in either direction", above=0, most=180)
-    sizes: list[float] = some(lambda: [0.5, 1.0], "smallest and largest size, as a factor", above=0, most=1)
+    sizes: list[float] = some(lambda: [0.5, 1.0], "smallest and largest size, as a factor", above=0, most=1, pair=True)
     turn_seed: int = number(0, "seed of what is drawn", least=0)
     test: float | None = number(None, "share of test images, scored once at the end", above=0, below=1)
 

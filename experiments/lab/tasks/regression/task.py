@@ -1,5 +1,6 @@
 """The regression task: numbers for each image."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.config.errors import UserError
-from lab.config.schema import ClassifierConfig, TableConfig, TrainConfig
+from lab.config.schema import TableConfig, TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
 from lab.data.sources.table import table_data
@@ -17,23 +18,24 @@ from lab.tasks.finetuning import MEASURED
 from lab.tasks.fonts import letters_of
 from lab.tasks.inference import classifier, image_size, reader
 from lab.tasks.losses import loss_of
-from lab.tasks.models import build_model, model_norm
+from lab.tasks.models import model_norm
 from lab.tasks.plain_loss import PlainLoss
 from lab.tasks.regression.data import digit_turns, spread
 from lab.tasks.regression.metrics import RegressionCounts, RegressionResult
 from lab.tasks.regression.plots import residual_picture
-from lab.tasks.regression.spec import DigitTurnsConfig, RegressionConfig
-from lab.tasks.task import Task, table_of
+from lab.tasks.regression.spec import DigitTurnsConfig
+from lab.tasks.task import BaseTask, table_of
 
 
-class Regression(Task):
+class Regression(BaseTask):
     monitor = "r2"
     score_names: tuple[str, ...] = ("mae",)
+    line = "held-out R² {r2:.4f} · MAE {mae:.4g} · RMSE {rmse:.4g} · loss {loss:.4f}"
+    table: Mapping[str, str] = {"held-out R²": "{r2:.4f}", "held-out MAE": "{mae:.4g}", "held-out RMSE": "{rmse:.4g}"}
 
     def __init__(self, config: TrainConfig, data: Data, targets: Tensor, device: torch.device) -> None:
         """Make the task; targets: those of the training samples, (N, K)."""
-        self.config, self.data, self.device = config, data, device
-        self.settings, self.notes = cast(RegressionConfig, config.task), data.notes
+        super().__init__(config, data, device)
         self.mean, self.deviation = spread(targets)
         if not self.settings.standardize:
             self.mean, self.deviation = torch.zeros_like(self.mean), torch.ones_like(self.deviation)
@@ -41,10 +43,7 @@ class Regression(Task):
         self.counts(data.val)  # checks the metrics before training starts
 
     def model(self) -> nn.Module:
-        size = int(cast(Any, self.config.data).image_size)
-        names = self.data.classes
-        model = build_model(cast(ClassifierConfig, self.config.model), channels=self.data.channels, classes=len(names), image_size=size)
-        return in_units(model, self.mean, self.deviation)
+        return in_units(self.network(len(self.data.classes), image_size(self.config)), self.mean, self.deviation)
 
     def normalizer(self, batch: Batch) -> Tensor:
         return torch.full((), float(batch.target.numel()), device=batch.images.device)
@@ -64,8 +63,7 @@ class Regression(Task):
         return RegressionCounts(self.device, self.settings.metrics)
 
     def count(self, counts: RegressionCounts, output: Tensor, batch: Batch) -> None:
-        loss = self.loss(output, batch, torch.ones((), device=output.device))
-        counts.add(output, batch.target, loss, self.normalizer(batch))
+        counts.add(output, batch.target, *self.whole_loss(output, batch))
 
     def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
         names = self.data.classes
@@ -84,14 +82,6 @@ class Regression(Task):
         with letters_of(self.data.classes):
             residual_picture(result, self.data.classes, path)
         return [path]
-
-    def headline(self, result: RegressionResult) -> str:
-        values = result.values
-        return f"held-out R² {values['r2']:.4f} · MAE {values['mae']:.4g} · RMSE {values['rmse']:.4g} · loss {values['loss']:.4f}"
-
-    def rows(self, best: dict[str, float]) -> dict[str, str]:
-        rows = {"held-out R²": f"{best['r2']:.4f}", "held-out MAE": f"{best['mae']:.4g}", "held-out RMSE": f"{best['rmse']:.4g}"}
-        return rows | {f"held-out {name}": f"{best[name]:.4f}" for name in self.settings.metrics}
 
 
 class ValueLoss:

@@ -1,10 +1,9 @@
 """Images with a class for each pixel: drawn and held in device memory, or files that workers read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
 from lab.config.errors import UserError
-from lab.config.schema import DigitsConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import (
@@ -24,7 +22,6 @@ from lab.data.images import (
     CorruptError,
     Faults,
     cached,
-    faulty,
     find_corrupt,
     hidden,
     read_rgb,
@@ -33,40 +30,12 @@ from lab.data.images import (
     unreadable,
 )
 from lab.data.loading import WorkerLoader
-from lab.data.samples import Annotations
 from lab.data.seeds import seeded
-from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of
+from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 
 FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-
-
-@dataclass
-class Masks:
-    """Images (N, C, H, W) from 0 to 1, with masks (N, H, W) of classes, uint8."""
-
-    images: Tensor
-    masks: Tensor
-    keys: list[str]
-
-
-class MaskLoader(MemoryLoader):
-    """A mask is one more channel of its image, so that both are selected together."""
-
-    def __init__(self, masks: Masks, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
-        images = torch.cat([masks.images, masks.masks[:, None] / 255], 1)
-        mean, std = (torch.cat([value, torch.tensor([last])]) for value, last in zip(norm, (0.0, 1 / 255), strict=True))
-        split = Split(images, torch.zeros(len(images), dtype=torch.int64), masks.keys)
-        super().__init__(split, Annotations(), batch_size, device, (mean, std))
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in super().__iter__():
-            yield replace(batch, images=batch.images[:, :-1].contiguous(), target=batch.images[:, -1].round().long())
-
-    def size(self, position: int) -> tuple[int, int]:
-        height, width = self.images.shape[-2:]
-        return height, width
 
 
 def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> Data:
@@ -88,31 +57,20 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
         test = load(parts["test"], seed=None) if "test" in parts else None
         train, val, plain = load(parts["train"], seed=seed), load(parts["val"], seed=None), partial(load, parts["train"], seed=None)
         return Data(config.classes, 3, norm, train, val, test=test, held_out="the images of val/", plain=plain)
-    classes, drawn = _drawn(cast(DigitMasksConfig, config))
-    mean, std = norm_of(drawn["train"].images, norm)
-    make = partial(MaskLoader, device=device, norm=(mean, std))
-    return Data(
-        classes,
-        drawn["train"].images.shape[1],
-        Norm(mean.tolist(), std.tolist()),
-        make(drawn["train"], config.batch_size).shuffled(seed, None),  # a mirrored digit is not a digit
-        make(drawn["val"], config.eval_batch_size),
-        held_out="images of held-out digits",
-        plain=partial(make, drawn["train"], config.eval_batch_size),
-    )
+    scenes = _drawn(cast(DigitMasksConfig, config))
+    return memory_data(scenes, config, norm_of(scenes.train.images, norm), device, seed)  # a mirrored digit is not a digit
 
 
-def _drawn(config: DigitMasksConfig) -> tuple[list[str], dict[str, Masks]]:
-    """Draw scenes of digits; each part has different digits."""
-    known = digits(DigitsConfig(held_out=config.held_out, split_seed=config.split_seed))
-    counts = {"train": (known.train, config.train_scenes), "val": (known.val, config.val_scenes)}
+def _drawn(config: DigitMasksConfig) -> Splits:
+    """Draw scenes of digits, whose targets are masks (N, H, W); each part has different digits."""
+    known = digits(config)
     parts = {}
-    for number, (name, (split, count)) in enumerate(counts.items()):
+    for number, (name, split) in enumerate({"train": known.train, "val": known.val}.items()):
         generator = torch.Generator().manual_seed(2 * config.scene_seed + number)
-        scenes = [_scene(config, split, generator) for _ in range(count)]
-        images, masks = (torch.stack(each) for each in zip(*scenes, strict=True))
-        parts[name] = Masks(images, masks, [f"{name}-{position}" for position in range(count)])
-    return ["background", *known.classes], parts
+        keys = [f"{name}-{position}" for position in range(getattr(config, f"{name}_scenes"))]
+        images, masks = zip(*(_scene(config, split, generator) for _ in keys), strict=True)
+        parts[name] = Split(torch.stack(images), torch.stack(masks).long(), keys)
+    return Splits(["background", *known.classes], parts["train"], parts["val"], None, "images of held-out digits")
 
 
 def _scene(config: DigitMasksConfig, split: Split, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -134,16 +92,15 @@ def _scene(config: DigitMasksConfig, split: Split, generator: torch.Generator) -
     return (image + config.noise * torch.randn(size, size, generator=generator))[None], mask
 
 
-@dataclass
-class Pairs:
-    """Files of images and of their masks, and the name of each pair."""
+class Pair(NamedTuple):
+    """Files of an image and of its mask, and the pair's name."""
 
-    images: list[Path]
-    masks: list[Path]
-    keys: list[str]
+    image: Path
+    mask: Path
+    key: str
 
 
-def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
+def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
     """Find the usable pairs of each part; faults of all parts are reported together.
 
     Raises:
@@ -166,20 +123,17 @@ def _read(config: MaskFolderConfig) -> dict[str, Pairs]:
         damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check)
         wrong = {number: f"{pairs[number][0].relative_to(root)}: {said}" for number, said in damaged.items()}
         rest = {number: pair for number, pair in pairs.items() if number not in wrong}
-        look = partial(faulty, fault=partial(_fault, classes=len(config.classes)))
-        odd = cached(look, rest, about, f"masks of {len(config.classes)} classes")
+        odd = cached(partial(_fault, classes=len(config.classes)), rest, about, f"masks of {len(config.classes)} classes")
         wrong |= {number: f"{pairs[number][1].relative_to(root)}: {said}" for number, said in odd.items()}
     for _, said in sorted(wrong.items()):
         faults.add(said)
     faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(pairs))
-    parts: dict[str, Pairs] = {path.parent.name: Pairs([], [], []) for path in about}
+    parts: dict[str, list[Pair]] = {path.parent.name: [] for path in about}
     for number, ((part, _), (image, mask)) in enumerate(found.items()):
         if number not in wrong:
-            parts[part].images.append(image)
-            parts[part].masks.append(mask)
-            parts[part].keys.append(image.relative_to(root).as_posix())
+            parts[part].append(Pair(image, mask, image.relative_to(root).as_posix()))
     for part, kept in parts.items():
-        if not kept.images:
+        if not kept:
             raise UserError(f"data.root: {root / part} has no image with a mask to use.")
     return parts
 
@@ -230,7 +184,7 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
     The seed makes a sample's augmentation independent of the process that prepares it.
     """
 
-    def __init__(self, pairs: Pairs, config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
+    def __init__(self, pairs: list[Pair], config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
         self.pairs, self.classes, self.augment = pairs, len(config.classes), train and config.augment
         self.size = [config.image_size] * 2
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
@@ -238,17 +192,17 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
         self.after = v2.RandomPhotometricDistort(p=config.photometric)
 
     def __len__(self) -> int:
-        return len(self.pairs.images)
+        return len(self.pairs)
 
     def fit(self, _size: tuple[int, int]) -> tuple[int, int]:
         return self.size[0], self.size[1]
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         position, seed = sample
-        path = self.pairs.images[position]
+        path, mask_path, _ = self.pairs[position]
         try:
             pixels = pil_to_tensor(read_rgb(path))
-            path = self.pairs.masks[position]
+            path = mask_path
             values = read_mask(path, self.classes)
         except UNREADABLE as error:
             raise unreadable(path, error) from None
@@ -265,10 +219,10 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
 class MaskFileLoader(WorkerLoader):
     """Batches on the device; they are copied as uint8 and normalised there."""
 
-    def __init__(self, pairs: Pairs, config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
+    def __init__(self, pairs: list[Pair], config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
         fill = [round(value * 255) for value in norm.mean]
         super().__init__(MaskFiles(pairs, config, fill, train=seed is not None), config, device, seed)
-        self.pairs, self.keys = pairs, pairs.keys
+        self.pairs, self.keys = pairs, [pair.key for pair in pairs]
         self.mean, self.std = (torch.tensor(value).view(1, 3, 1, 1).to(device) for value in (norm.mean, norm.std))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -278,4 +232,4 @@ class MaskFileLoader(WorkerLoader):
 
     def size(self, position: int) -> tuple[int, int]:
         """Return height and width of the file."""
-        return seen_size(self.pairs.images[position])
+        return seen_size(self.pairs[position].image)

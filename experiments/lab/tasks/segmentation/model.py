@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.config.errors import UserError, first_line
 from lab.config.model_view import timm_name
 from lab.tasks.segmentation.spec import SegmenterConfig
 
@@ -50,8 +50,7 @@ def build_segmenter(config: SegmenterConfig, *, channels: int, classes: int, ima
         with torch.no_grad():
             shapes = [tuple(level.shape) for level in backbone.eval()(torch.zeros(2, channels, image_size, image_size))]
     except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"model.name={config.name} cannot be a segmenter's backbone: {reason}") from None
+        raise UserError(f"model.name={config.name} cannot be a segmenter's backbone: {first_line(error)}") from None
     levels = list(backbone.feature_info.channels())
     if [shape[1] for shape in shapes] != levels or any(len(shape) != 4 for shape in shapes):
         raise UserError(f"model.name={config.name}: its levels have the shapes {shapes}; (N, channels, height, width) is expected.")

@@ -58,7 +58,7 @@ class MaskFolderConfig(MasksConfig):
     root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/")
     classes: list[str] = setting("???", "names of the classes, in the order of their values in masks, such as [background,cat]")
     workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
-    scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16)
+    scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16, pair=True)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run; masks completely")

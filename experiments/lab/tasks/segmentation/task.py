@@ -1,6 +1,6 @@
 """The segmentation task: a class for each pixel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,14 +18,15 @@ from lab.data.sets import Data, Norm
 from lab.processes import distributed
 from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
+from lab.tasks.counts import Counts
 from lab.tasks.fonts import letters_of
-from lab.tasks.losses import loss_of
+from lab.tasks.losses import loss_of, per_class
 from lab.tasks.models import model_norm
 from lab.tasks.segmentation.data import load_masks
 from lab.tasks.segmentation.model import build_segmenter
 from lab.tasks.segmentation.plots import Shown, masks_picture, palette
-from lab.tasks.segmentation.spec import OUTSIDE, MaskFolderConfig, MasksConfig, SegmentationConfig, SegmenterConfig
-from lab.tasks.task import Task, table_of
+from lab.tasks.segmentation.spec import OUTSIDE, MaskFolderConfig, MasksConfig, SegmenterConfig
+from lab.tasks.task import BaseTask, table_of
 
 
 @dataclass
@@ -39,16 +40,16 @@ class SegmentationResult:
         return {"confusion": self.confusion}
 
 
-class SegmentationCounts:
+class SegmentationCounts(Counts):
     """Count pixels, and keep the images that will be drawn."""
 
     def __init__(
         self, classes: list[str], pictures: int, device: torch.device, size: Callable[[int], tuple[int, int]] | None = None
     ) -> None:
         """Make empty counts; size: a function from an image's position to its file's height and width; None: those that the model sees."""
+        super().__init__(device)
         self.classes, self.pictures, self.size = classes, pictures, size
         self.confusion = torch.zeros(len(classes) ** 2, dtype=torch.int64, device=device)
-        self.loss = torch.zeros(2, dtype=torch.float64, device=device)  # sum, divisor
         self.samples = torch.zeros((), dtype=torch.int64, device=device)
         self.shown: list[Shown] = []
 
@@ -56,7 +57,7 @@ class SegmentationCounts:
         there = batch.target != OUTSIDE
         pairs = batch.target[there] * len(self.classes) + found[there]
         self.confusion += torch.bincount(pairs, minlength=len(self.confusion))
-        self.loss += torch.stack([loss_sum, divisor]).double()
+        self.add_loss(loss_sum, divisor)
         self.samples += len(batch)
         left = self.pictures - len(self.shown)
         if left:
@@ -68,28 +69,28 @@ class SegmentationCounts:
 
     def result(self) -> SegmentationResult:
         """Return the result over all ranks."""
-        for counts in (self.confusion, self.loss, self.samples):
+        for counts in (self.confusion, self.samples):
             distributed.total(counts)
         confusion = self.confusion.view(len(self.classes), -1).double().cpu()
         right, true, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
         iou = right / (true + said - right)  # 0 / 0 for a class that does not occur
-        total, divisor = self.loss.tolist()
         values = {
             "miou": iou[~iou.isnan()].mean().item(),
             "pixel_accuracy": (right.sum() / true.sum()).item(),
-            "loss": total / divisor if divisor else float("nan"),
+            "loss": self.mean_loss(),
             "samples": float(self.samples),
         }
         return SegmentationResult(values, confusion.long().tolist(), iou, self.shown)
 
 
-class Segmentation(Task):
+class Segmentation(BaseTask):
     monitor = "miou"
     score_names: tuple[str, ...] = ("pixel_accuracy",)
+    line = "held-out mIoU {miou:.4f} · pixels {pixel_accuracy:.2%} · loss {loss:.4f}"
+    table: Mapping[str, str] = {"held-out mIoU": "{miou:.4f}", "held-out pixels right": "{pixel_accuracy:.2%}"}
 
     def __init__(self, config: TrainConfig, data: Data, device: torch.device) -> None:
-        self.config, self.data, self.device = config, data, device
-        self.settings = cast(SegmentationConfig, config.task)
+        super().__init__(config, data, device)
         self.criterion = PixelCriterion(config, len(data.classes), device)
 
     def model(self) -> nn.Module:
@@ -110,11 +111,10 @@ class Segmentation(Task):
         return (right.flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)).sum()[None]
 
     def counts(self, loader: Any) -> SegmentationCounts:
-        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device, loader.size)
+        return SegmentationCounts(self.data.classes, self.settings.pictures, self.device, getattr(loader, "size", None))
 
     def count(self, counts: SegmentationCounts, output: Tensor, batch: Batch) -> None:
-        loss = self.loss(output, batch, torch.ones((), device=output.device))
-        counts.add(output.argmax(1), batch, loss.float(), self.normalizer(batch))
+        counts.add(output.argmax(1), batch, *self.whole_loss(output, batch))
 
     def per_class(self, result: SegmentationResult) -> list[dict[str, Any]]:
         pixels = torch.tensor(result.confusion).sum(1)
@@ -127,13 +127,6 @@ class Segmentation(Task):
         with letters_of(self.data.classes):
             masks_picture(result.shown, self.data.classes, self.data.norm, path)
         return [path]
-
-    def headline(self, result: SegmentationResult) -> str:
-        values = result.values
-        return f"held-out mIoU {values['miou']:.4f} · pixels {values['pixel_accuracy']:.2%} · loss {values['loss']:.4f}"
-
-    def rows(self, best: dict[str, float]) -> dict[str, str]:
-        return {"held-out mIoU": f"{best['miou']:.4f}", "held-out pixels right": f"{best['pixel_accuracy']:.2%}"}
 
 
 OF_REGIONS: dict[str, dict[str, Any]] = {"lovasz": {"per_image": True}, "rowwise": {"empty": "zero"}}
@@ -155,11 +148,8 @@ class PixelCriterion:
         self.torch = loss.implementation == "torch"
         if self.torch and loss.name != "ce":
             raise UserError(f"loss.implementation=torch: torch has no loss={loss.name}; only loss=ce can be compared with.")
-        self.weight: Tensor | None = None
-        if isinstance(loss, CrossEntropyConfig) and loss.class_weight is not None:
-            if len(loss.class_weight) != classes:
-                raise UserError(f"loss.class_weight: has {len(loss.class_weight)} numbers; the data has {classes} classes.")
-            self.weight = torch.tensor(loss.class_weight, device=device)
+        given = loss.class_weight if isinstance(loss, CrossEntropyConfig) else None
+        self.weight = per_class("loss.class_weight", given, classes, device)
 
     def normalizer(self, target: Tensor) -> Tensor:
         if self.regions:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from lab.config.errors import UserError
+from lab.config.errors import UserError, first_line
 from lab.config.model_view import timm_name
 from lab.tasks.models import check_model_name
 
@@ -162,7 +162,7 @@ def backbone(
     try:
         body: Any = timm.create_model(timm_name(name), pretrained=pretrained, **options)
     except (RuntimeError, OSError) as error:
-        raise UserError(f"model.name={name} cannot be made: {_first_line(error)} (model.pretrained=true needs the network once)") from None
+        raise UserError(f"model.name={name} cannot be made: {first_line(error)} (model.pretrained=true needs the network once)") from None
     if frozen_norm:
         body = freeze_batch_norm_2d(body)
     if frozen_stride:
@@ -180,7 +180,7 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
     tries: list[dict[str, Any]] = [{}]
     if known and known.fixed_input_size:  # vision transformers and window models take other sizes only with an option
         tries = [{"dynamic_img_size": True}, {"img_size": image_size, "strict_img_size": False}, {"img_size": image_size}]
-    reason: Exception | None = None
+    reason = Exception()
     for sized in tries:
         try:
             model: Any = timm.create_model(timm_name(name), **(sized | options))
@@ -194,7 +194,7 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
             return timm.create_model(timm_name(name), **options), options
         except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
             reason = error
-    raise _refusal(name, _first_line(reason))
+    raise _refusal(name, first_line(reason))
 
 
 def _levels_are_last(name: str, model: Any, image_size: tuple[int, int]) -> bool:
@@ -203,7 +203,7 @@ def _levels_are_last(name: str, model: Any, image_size: tuple[int, int]) -> bool
     try:
         shapes = [tuple(level.shape[1:]) for level in model.eval()(torch.empty(1, 3, height, width))]
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise _refusal(name, f"it does not take images of {height}×{width}: {_first_line(error)}") from None
+        raise _refusal(name, f"it does not take images of {height}×{width}: {first_line(error)}") from None
     for order in (False, True):
         channels = model.feature_info.channels()
         strides = STRIDES if len(channels) > 1 else (PLAIN,)
@@ -229,7 +229,3 @@ def _freeze(name: str, body: Any, stride: int) -> None:
 
 def _refusal(name: str, reason: str) -> UserError:
     return UserError(f"model.name={name} cannot be a detector's backbone: {reason}.\nModels that can: {WORKING}.")
-
-
-def _first_line(error: Exception | None) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -5,7 +5,7 @@ Parameters have torchvision's names, so that its heads' weights load. Classes co
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +16,11 @@ from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.retinanet import RetinaNetHead
 
 from lab.config.errors import UserError
+from lab.tasks.detection.batch import DetectionBatch
+from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.models.box_coder import DeltaCoder
 from lab.tasks.detection.models.matching import Match, by_centre, by_overlap, in_parts, matched, with_a_row
-from lab.tasks.detection.types import Coder, DetectorOutput, Matched, Targets
-
-
-class Loss(Protocol):
-    """The losses of a batch: of classes, boxes and more.
-
-    Attributes:
-        plain: whether it is computed in plain torch, for comparison.
-    """
-
-    plain: bool
-
-    def __call__(self, output: DetectorOutput, matched: Matched, coder: Coder, normalizer: Tensor) -> dict[str, Tensor]: ...
-
+from lab.tasks.detection.types import Coder, DetectorOutput, Matched
 
 STRIDES = (8, 16, 32, 64, 128)
 DIVISOR = 32  # the sides of a batch's images are multiples of this, so that they determine each level's size
@@ -45,7 +34,7 @@ class Detector(nn.Module):
     """
 
     coder: Coder
-    criterion: Loss
+    criterion: DetectionLoss
     anchor_generator: Any
     backbone: Any
     head: Any
@@ -81,7 +70,7 @@ class Detector(nn.Module):
         )
 
     @torch.no_grad()
-    def match(self, batch: Targets, output: DetectorOutput | None = None) -> Matched:
+    def match(self, batch: DetectionBatch, output: DetectorOutput | None = None) -> Matched:
         """Return the targets of the anchors; images may have no boxes. output: needed where `matches_output`."""
         height, width = batch.images.shape[-2:]
         levels = self.anchors(height, width, batch.boxes.device)
@@ -122,7 +111,7 @@ class RetinaNet(Detector, detection.RetinaNet):
     Args:
         backbone: returns a dict of the levels of strides 8 to 128, with `out_channels` each.
         classes: the number of classes, without the background.
-        criterion: the loss, such as a DetectionLoss.
+        criterion: the loss.
         anchor_sizes: the side of each level's smallest anchor.
         head_norm: whether the head has group norms, as torchvision's second version; the channels are then 64, 96 and so on.
         options: torchvision's, such as score_thresh, nms_thresh, detections_per_img, topk_candidates, fg_iou_thresh, bg_iou_thresh.
@@ -132,7 +121,7 @@ class RetinaNet(Detector, detection.RetinaNet):
         self,
         backbone: nn.Module,
         classes: int,
-        criterion: Loss,
+        criterion: DetectionLoss,
         *,
         anchor_sizes: Sequence[int] = ANCHOR_SIZES,
         head_norm: bool = False,
@@ -159,7 +148,7 @@ class FCOS(Detector, detection.FCOS):
     Args:
         backbone: returns a dict of the levels of strides 8 to 128, with `out_channels` each: 64, 96 and so on, for the head's group norms.
         classes: the number of classes, without the background.
-        criterion: the loss, such as a DetectionLoss.
+        criterion: the loss.
         convolutions: the number in each branch of the head before its output.
         score_thresh: 0.05; torchvision's 0.2 lowers mean average precision.
         options: torchvision's, such as nms_thresh, detections_per_img, topk_candidates, center_sampling_radius.
@@ -169,7 +158,7 @@ class FCOS(Detector, detection.FCOS):
         self,
         backbone: nn.Module,
         classes: int,
-        criterion: Loss,
+        criterion: DetectionLoss,
         *,
         convolutions: int = 4,
         score_thresh: float = 0.05,
@@ -183,10 +172,6 @@ class FCOS(Detector, detection.FCOS):
 
     def match_boxes(self, boxes: Tensor, there: Tensor, levels: list[Tensor]) -> Match:
         return by_centre(boxes, there, levels, cast(float, self.center_sampling_radius))
-
-
-DETECTORS: dict[str, type[RetinaNet] | type[FCOS]] = {"retinanet": RetinaNet, "fcos": FCOS}
-"""Those that torchvision has too."""
 
 
 def check_groups(channels: int) -> None:

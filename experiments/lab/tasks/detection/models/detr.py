@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_convert
 
-from lab.tasks.detection.models.dense import Detector, Loss
+from lab.tasks.detection.batch import DetectionBatch
+from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.models.dense import Detector
 from lab.tasks.detection.models.matching import with_a_row
 from lab.tasks.detection.models.yolo import PRIOR, cells_of
-from lab.tasks.detection.types import BACKGROUND, DetectorOutput, Matched, Targets
+from lab.tasks.detection.types import BACKGROUND, DetectorOutput, Matched
 from lossforge.losses import hungarian_match, matching_cost, plain_torch
 
 STRIDES = (8, 16, 32)
@@ -64,7 +66,7 @@ class Detr(Detector):
     Args:
         backbone: returns a dict of the levels of strides 8, 16 and 32, with `out_channels` each.
         classes: the number of classes.
-        criterion: the loss, such as a DetectionLoss.
+        criterion: the loss.
         queries: how many boxes an image can have.
         layers, encoder_layers: of the decoder, and of the encoder on the coarsest level.
         heads: of the attention.
@@ -79,7 +81,7 @@ class Detr(Detector):
         self,
         backbone: nn.Module,
         classes: int,
-        criterion: Loss,
+        criterion: DetectionLoss,
         *,
         queries: int = 100,
         layers: int = 3,
@@ -149,7 +151,7 @@ class Detr(Detector):
         return [self.anchors_of(height, width, device)[0]]
 
     @torch.no_grad()
-    def match(self, batch: Targets, output: DetectorOutput | None = None) -> Matched:
+    def match(self, batch: DetectionBatch, output: DetectorOutput | None = None) -> Matched:
         """Return the targets of all layers' queries, (layers · N, Q). The costs of all are copied to the host once."""
         assert output is not None
         height, width = batch.images.shape[-2:]

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torchvision.models import detection
 from torchvision.models.detection._utils import BoxLinearCoder
 
-from lab.tasks.detection.models.dense import Detector, Loss
-from lab.tasks.detection.types import DetectorOutput, Matched, Targets
+from lab.tasks.detection.batch import DetectionBatch
+from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.models.dense import Detector
+from lab.tasks.detection.types import DetectorOutput, Matched
 from lossforge.losses import plain_torch, task_aligned_assign
 
 STRIDES = (8, 16, 32)
@@ -89,7 +91,7 @@ class Yolo(Detector):
     Args:
         backbone: returns a dict of the levels of strides 8, 16 and 32, with `out_channels` each.
         classes: the number of classes.
-        criterion: the loss, such as a DetectionLoss.
+        criterion: the loss.
         convolutions: the number in each branch of the head before its output.
         bins: distances of a side, 0 to bins - 1 strides.
         candidates: anchors that a box may have.
@@ -105,7 +107,7 @@ class Yolo(Detector):
         self,
         backbone: nn.Module,
         classes: int,
-        criterion: Loss,
+        criterion: DetectionLoss,
         *,
         convolutions: int = 2,
         bins: int = 17,
@@ -136,7 +138,7 @@ class Yolo(Detector):
         return [cells_of(height, width, stride, device) for stride in self.strides]
 
     @torch.no_grad()
-    def match(self, batch: Targets, output: DetectorOutput | None = None) -> Matched:
+    def match(self, batch: DetectionBatch, output: DetectorOutput | None = None) -> Matched:
         assert output is not None
         height, width = batch.images.shape[-2:]
         cells = torch.cat(self.anchors(height, width, batch.boxes.device))

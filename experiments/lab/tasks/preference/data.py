@@ -1,8 +1,7 @@
 """Pairs of handwritten digits with the preferences of simulated annotators."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.config.task_schema import DigitPairsConfig
 from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.samples import Annotations
-from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, norm_of, resize_all
+from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, memory_data, norm_of
+from lab.tasks.preference.spec import DigitPairsConfig
 
 
 @dataclass
@@ -28,15 +27,18 @@ class PairBatch(Batch):
         return self.target.shape[0]
 
 
+@dataclass
+class PairSplit(Split):
+    """Pairs of images (N, 2, C, H, W), with truth and share as in PairBatch."""
+
+    truth: Tensor = field(kw_only=True)
+    share: Tensor = field(kw_only=True)
+
+
 class PairLoader(MemoryLoader):
-    def __init__(
-        self, digits: Split, pairs: "Pairs", config: DigitPairsConfig, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]
-    ) -> None:
-        """Make batches of `pairs` from the images of `digits`."""
-        notes = Annotations(pairs.weight if config.votes > 1 else None, pairs.group if len(config.rationality) > 1 else None)
-        keys = ["-".join(digits.keys[i] for i in pair) for pair in pairs.digits.tolist()]
-        super().__init__(Split(digits.images[pairs.digits], pairs.preferred, keys), notes, batch_size, device, norm)
-        self.truth, self.share = pairs.truth.to(device), pairs.share.to(device)
+    def __init__(self, split: PairSplit, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
+        super().__init__(split, notes, batch_size, device, norm)
+        self.truth, self.share = split.truth.to(device), split.share.to(device)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in super().__iter__():
@@ -74,24 +76,18 @@ def load_pairs(config: DigitPairsConfig, device: torch.device, seed: int, saved:
         raise UserError(f"data.votes={config.votes}: an odd number is expected, so that no pair is tied.")
     if not config.rationality:
         raise UserError("data.rationality: one number for each group of annotators is expected; none is given.")
-    sets = digits(config)
-    known = [(sets.train, config.train_pairs), (sets.val, config.val_pairs), (sets.test, config.test_pairs)]
-    splits = [(replace(split, images=resize_all(split.images, config.image_size)), count) for split, count in known if split]
-    norm = norm_of(splits[0][0].images, saved)
-    drawn = [(split, draw_pairs(split.targets, count, config, part)) for part, (split, count) in enumerate(splits)]
-    plain, val, *test = (partial(PairLoader, *pair, config, config.eval_batch_size, device, norm=norm) for pair in drawn)
-    return Data(
-        ["reward"],
-        1,
-        Norm(norm[0].tolist(), norm[1].tolist()),
-        PairLoader(*drawn[0], config, config.batch_size, device, norm=norm).shuffled(seed, _each if config.augment else None),
-        val(),
-        len(config.rationality) if len(config.rationality) > 1 else 0,
-        torch.tensor([config.train_pairs]),
-        test[0]() if test else None,
-        sets.held_out,
-        plain,
-    )
+    known, counts = digits(config).resized(config.image_size), (config.train_pairs, config.val_pairs, config.test_pairs)
+    groups = len(config.rationality) if len(config.rationality) > 1 else 0
+
+    def paired(split: Split, part: int) -> Split:
+        pairs = draw_pairs(split.targets, counts[part], config, part)
+        notes = Annotations(pairs.weight if config.votes > 1 else None, pairs.group if groups else None)
+        keys = ["-".join(split.keys[i] for i in pair) for pair in pairs.digits.tolist()]
+        return PairSplit(split.images[pairs.digits], pairs.preferred, keys, notes, truth=pairs.truth, share=pairs.share)
+
+    drawn, norm = replace(known.mapped(paired), classes=["reward"]), norm_of(known.train.images, saved)
+    data = memory_data(drawn, config, norm, device, seed, loader=PairLoader, augment=_each, counts=torch.tensor(counts[:1]))
+    return replace(data, groups=groups)
 
 
 def draw_pairs(labels: Tensor, count: int, config: DigitPairsConfig, part: int) -> Pairs:
