@@ -14,7 +14,7 @@ import tables
 from loss_code import LOSSES as PACKAGE
 from loss_code import check_lists, function_of
 from loss_configs import in_short
-from loss_pages import page
+from loss_pages import CURVES, page
 from loss_text import MissingError, arguments, filled, whole_docstring
 
 from lossforge.kernels.call import BoxesCall
@@ -82,10 +82,11 @@ def test_a_template_that_is_not_entered_is_named(monkeypatch):
 
 
 def test_a_new_family_has_a_page_without_an_edit_of_the_tools(monkeypatch):
-    monkeypatch.delitem(tables.JOINED, "hard_examples")  # as if its file were new
-    assert list(tables.titles().items())[-1] == ("hard_examples", "Hard examples")
-    assert "## Hard examples\n\n::: lossforge.losses.ohem_cross_entropy" in tables.reference(modules=False)
-    assert page("hard_examples", []).startswith('# Hard examples\n\n<a id="ohem_ce"></a>')
+    for known in (tables.FAMILIES, CURVES):
+        monkeypatch.delitem(known, "noise_model")  # as if its file were new
+    assert list(tables.titles().items())[-1] == ("noise_model", "Noise model")
+    assert "## Noise model\n\n::: lossforge.losses.gaussian_nll_loss" in tables.reference(modules=False)
+    assert page("noise_model", []).startswith('# Noise model\n\n<a id="gaussian_nll"></a>')
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "sigmoid_focal_loss", "generalized_box_iou_loss", "linear_cross_entropy", "dpo_loss"])

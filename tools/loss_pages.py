@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import tables as results
 import torch
@@ -166,7 +166,7 @@ def page(family: str, rows: list[Row]) -> str:
     picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)"
     others = [each for each in functions() if family_of(each.definition) == family]
     parts = [*(section(loss, rows) for loss in members), *map(function_section, others)]
-    return "\n\n".join([f"# {titles()[family]}", *([picture, CURVES[family][0]] if family in CURVES else []), *parts]) + "\n"
+    return "\n\n".join([f"# {titles()[family]}", *([picture, CURVES[family].caption] if family in CURVES else []), *parts]) + "\n"
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
@@ -243,119 +243,100 @@ def _teacher(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     return (student, *teacher.log_softmax(1).topk(2, dim=1)) if loss.template.name == "topk" else (student, teacher)
 
 
-Maker = Callable[[Loss, Tensor], tuple[Any, ...]]
-CURVES: dict[str, tuple[str, str, float, float, dict[str, Maker]]] = {
-    "regression": ("Loss and gradient over x - y.", "x - y", -3, 3, {"": lambda loss, x: (x, torch.zeros_like(x))}),
-    "binary": (
-        "Loss and gradient over the logit: where the target is 1 (lines) and where it is 0 (dashes).",
-        *("logit", -6.0, 6.0),
-        {"": lambda loss, x: _logits(loss, x, 1.0), "--": lambda loss, x: _logits(loss, x, 0.0)},
+class Curves(NamedTuple):
+    """What a page's picture shows.
+
+    Attributes:
+        caption: below the picture.
+        make: from a loss and abscissae, and a target where there are some, to the loss's tensors.
+        label: of the abscissae, which lie between low and high.
+        targets: of the lines and of the dashes.
+    """
+
+    caption: str
+    make: Callable[..., tuple[Any, ...]]
+    label: str = "logit"
+    low: float = -6.0
+    high: float = 6.0
+    targets: tuple[float, ...] = ()
+
+
+OF_TARGET = "Loss and gradient over the target's logit, beside two classes at 0."
+CURVES = {
+    "regression": Curves("Loss and gradient over x - y.", lambda loss, x: (x, torch.zeros_like(x)), "x - y", -3.0, 3.0),
+    "binary": Curves(
+        "Loss and gradient over the logit: where the target is 1 (lines) and where it is 0 (dashes).", _logits, targets=(1.0, 0.0)
     ),
-    "cross_entropy": ("Loss and gradient over the target's logit, beside two classes at 0.", "logit of the target", -6, 6, {"": _of_row}),
-    "classification": ("Loss and gradient over the target's logit, beside two classes at 0.", "logit of the target", -6, 6, {"": _of_row}),
-    "angular": (
-        "Loss and gradient over the cosine of the target's class, beside two classes at 0.",
-        *("cosine of the target", -1.0, 1.0),
-        {"": _of_row},
+    "cross_entropy": Curves(OF_TARGET, _of_row, "logit of the target"),
+    "classification": Curves(OF_TARGET, _of_row, "logit of the target"),
+    "angular": Curves(
+        "Loss and gradient over the cosine of the target's class, beside two classes at 0.", _of_row, "cosine of the target", -1.0, 1.0
     ),
-    "likelihood": (
-        "Loss and gradient over ln p of the target's class, of two; the target of `kl_div` is (0.7, 0.3).",
-        "ln p",
-        -5,
-        -0.1,
-        {"": _likelihood},
+    "likelihood": Curves(
+        "Loss and gradient over ln p of the target's class, of two; the target of `kl_div` is (0.7, 0.3).", _likelihood, "ln p", -5.0, -0.1
     ),
-    "noise_model": ("Loss and gradient over the input, where target and variance are 1.", "input", -3, 3, {"": _noise_model}),
-    "margin": (
+    "noise_model": Curves("Loss and gradient over the input, where target and variance are 1.", _noise_model, "input", -3.0, 3.0),
+    "margin": Curves(
         "Loss and gradient over the score, for `hinge_embedding` over the distance: where the label is 1 (lines) and where it is -1 "
         "(dashes).",
-        *("score", -3.0, 3.0),
-        {"": lambda loss, x: _margin(loss, x, 1.0), "--": lambda loss, x: _margin(loss, x, -1.0)},
+        *(_margin, "score", -3.0, 3.0, (1.0, -1.0)),
     ),
-    "embedding": (
+    "embedding": Curves(
         "Loss and gradient: of `cosine_embedding` over the angle between the vectors, where they belong together (line) and where not "
         "(dashes); of `triplet_margin` over the positive's place on a line through the anchor at 0, where the negative's distance is 1.",
-        *("angle in radians, or place", -3.0, 3.0),
-        {"": lambda loss, x: _embedding(loss, x, 1.0), "--": lambda loss, x: _embedding(loss, x, -1.0)},
+        *(_embedding, "angle in radians, or place", -3.0, 3.0, (1.0, -1.0)),
     ),
-    "detection": (
+    "detection": Curves(
         "Loss and gradient over the logit of a box of quality 0.7; of `gaussian_focal` over that of a peak, where the target is 1; of "
         "`distribution_focal` over twice the distance of the distribution's mean from the target.",
-        *("logit", -6.0, 6.0),
-        {"": _detection},
+        _detection,
     ),
-    "iou": (
-        "Loss and gradient over the shift of a box of side 1 along one axis, away from an equal one.",
-        "shift",
-        -2.5,
-        2.5,
-        {"": _boxes},
+    "iou": Curves(
+        "Loss and gradient over the shift of a box of side 1 along one axis, away from an equal one.", _boxes, "shift", -2.5, 2.5
     ),
-    "dice": (
-        "Loss and gradient over the logit with which each pixel is told right, a quarter of which are of the region.",
-        "logit",
-        -6,
-        6,
-        {"": _regions},
+    "dice": Curves("Loss and gradient over the logit with which each pixel is told right, a quarter of which are of the region.", _regions),
+    "divergence": Curves(
+        "Loss and gradient over the student's logit of the first of three classes; the teacher has 1, 0, -1.", _teacher, high=8.0
     ),
-    "divergence": (
-        "Loss and gradient over the student's logit of the first of three classes; the teacher has 1, 0, -1.",
-        "logit",
-        -6,
-        8,
-        {"": _teacher},
-    ),
-    "contrastive": (
+    "contrastive": Curves(
         "Loss and gradient over the logit of one pair: that belongs together (line) and that does not (dashes).",
-        *("logit", -6.0, 6.0),
-        {"": lambda loss, x: (x, torch.ones_like(x)), "--": lambda loss, x: (x, torch.zeros_like(x))},
+        _logits,
+        targets=(1.0, 0.0),
     ),
 }
 
 
-def curve(loss: Loss, family: str, make: Maker) -> tuple[Tensor, Tensor, Tensor]:
-    """Abscissae, values and slopes, in float64."""
-    _, _, low, high, _ = CURVES[family]
-    x = torch.linspace(low, high, POINTS, dtype=torch.float64)
-    values = torch.stack([_value(loss, make, at) for at in x])
-    leaf = x.clone().requires_grad_()
-    slopes = torch.autograd.grad(torch.stack([_value(loss, make, at) for at in leaf]).sum(), leaf)[0]
+def curve(loss: Loss, drawn: Curves, *target: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return abscissae, values and slopes, in float64."""
+    x = torch.linspace(drawn.low, drawn.high, POINTS, dtype=torch.float64, requires_grad=True)
+    options = {"log_prior": torch.tensor([0.1, 0.45, 0.45], dtype=x.dtype).log()} if loss.name == "logit_adjusted_ce" else {}
+    values = torch.stack([loss.function(*drawn.make(loss, at.unsqueeze(0), *target), reduction="mean", **options) for at in x])
+    slopes = torch.autograd.grad(values.sum(), x)[0]
     slopes[values.isnan()] = torch.nan
-    return x, values.detach(), slopes
-
-
-def _value(loss: Loss, make: Maker, at: Tensor) -> Tensor:
-    options = {"log_prior": torch.tensor([0.1, 0.45, 0.45], dtype=at.dtype).log()} if loss.name == "logit_adjusted_ce" else {}
-    made = make(loss, at.unsqueeze(0))
-    return loss.function(*made, reduction="mean", **options)
+    return x.detach(), values.detach(), slopes
 
 
 def draw(family: str) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    _, label, _, _, lines = CURVES[family]
+    drawn = CURVES[family]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
     for number, loss in enumerate(members):
-        for style, make in lines.items():
-            x, values, slopes = curve(loss, family, make)
-            look = {
-                "color": f"C{number % 10}",
-                "linestyle": style or "-",
-                "linewidth": 3.4 - 2.2 * number / len(members),
-            }  # where lines fall together, all show
-            left.plot(x, values, label=None if style else loss.name, **look)
-            right.plot(x, slopes, **look)
+        width = 3.4 - 2.2 * number / len(members)  # where lines fall together, all show
+        for style, target in zip(("-", "--"), [(each,) for each in drawn.targets] or [()], strict=False):
+            x, values, slopes = curve(loss, drawn, *target)
+            left.plot(x, values, style, label=loss.name if style == "-" else None, color=f"C{number % 10}", linewidth=width)
+            right.plot(x, slopes, style, color=f"C{number % 10}", linewidth=width)
     for axes, title in ((left, "loss"), (right, "gradient")):
-        axes.set(title=title, xlabel=label)
+        axes.set(title=title, xlabel=drawn.label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(fontsize=8, frameon=False)
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.2}
-    ):
+    settings = {"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.2}
+    with matplotlib.rc_context(settings):
         save_figure(figure, PICTURES / f"{family}.svg", metadata={"Date": None})
 
 

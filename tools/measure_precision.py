@@ -168,13 +168,11 @@ def _by_chunks(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Ten
 
 
 def _liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    found: Tensor = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy(x, weight, target)
-    return found
+    return import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy(x, weight, target)
 
 
 def _cut(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-    found: Tensor = import_module("cut_cross_entropy").linear_cross_entropy(x, weight, target, **options)
-    return found
+    return import_module("cut_cross_entropy").linear_cross_entropy(x, weight, target, **options)
 
 
 def _entropy(logits: Tensor) -> Tensor:
@@ -183,17 +181,13 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _trl(x: Tensor, weight: Tensor, target: Tensor, outputs: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
-    function = import_module("trl.kernels").ChunkedLogProbFunction
-    found: tuple[Tensor, ...] = function.apply(x, weight, None, target, 1.0, TRL_CLASSES, None, 1.0, outputs)
-    return found
+    return import_module("trl.kernels").ChunkedLogProbFunction.apply(x, weight, None, target, 1.0, TRL_CLASSES, None, 1.0, outputs)
 
 
 def _verl(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy(x, weight, target, 1.0)
-    return found
+    return import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy(x, weight, target, 1.0)
 
 
 def _quack(x: Tensor, weight: Tensor, target: Tensor, scaled: bool) -> Tensor:
     function = import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
-    found: Tensor = function(x, weight, target, tuned=False, use_scaled_exp=scaled)
-    return found
+    return function(x, weight, target, tuned=False, use_scaled_exp=scaled)

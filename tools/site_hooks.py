@@ -1,8 +1,8 @@
 """What MkDocs does not do by itself for the documentation: the order of its pages, and a check of what they quote from the code."""
 
-import importlib
 import inspect
 import logging
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 def named(name: str) -> Any:
     """Return what Python has under a dotted name, or None. A function may hide the module of its name, as lossforge.losses.check does."""
-    first, *rest = name.split(".")
+    place, _, last = name.rpartition(".")
     try:
-        found, path = importlib.import_module(first), first
-        for part in rest:
-            if not hasattr(found, part):
-                found = importlib.import_module(path)
-            path = f"{path}.{part}"
-            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(path)
-    except ImportError:
+        found = pkgutil.resolve_name(place)
+        return getattr(found, last) if hasattr(found, last) else pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
         return None
-    return found

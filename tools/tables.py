@@ -8,10 +8,11 @@ import inspect
 import itertools
 import json
 import statistics
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from loss_text import MissingError, file_of
 
@@ -98,23 +99,11 @@ FAMILIES = {
     "divergence": "Distillation",
     "contrastive": "Contrastive learning",
 }
-JOINED = {
-    "asymmetric": "classification",
-    "siglip": "contrastive",
-    "similarity": "contrastive",
-    "long_tail": "binary",
-    "multilabel": "binary",
-    "views": "classification",
-    "hard_examples": "dice",
-    "lovasz": "dice",
-}
-"""Files of one loss, by the family that they stand with."""
 
 
 def family_of(definition: Callable[..., Any]) -> str:
-    """Return the page of docs/losses that has a loss: the file of its definition, joined with its relatives'."""
-    file = definition.__module__.rpartition(".")[2]
-    return JOINED.get(file, file)
+    """Return the page of docs/losses that has a loss: the file of its definition."""
+    return definition.__module__.rpartition(".")[2]
 
 
 def titles() -> dict[str, str]:
@@ -211,43 +200,45 @@ def source(found: dict[str, Any], *more: str, gpus: str = "One") -> str:
     return ", ".join([place, *named, f"commit {found['commit']}", found["date"]])
 
 
-def number(value: float | None, digits: int = 0) -> str:
-    """Write a figure; nothing where it was not measured."""
-    return "" if value is None else f"{value:,.{digits}f}"
+class Figures(string.Formatter):
+    """Writes figures; nothing for one that was not measured, and a text as it is."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return value or "" if value is None or isinstance(value, str) else super().format_field(value, format_spec)
+
+
+def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
+    """Return a table of rows, whose cells are written by formats such as `{ms:,.1f}`; both with | between the columns."""
+    return tables.markdown(header.split(" | "), [[Figures().format(cell, **row) for cell in cells.split(" | ")] for row in rows])
 
 
 def end_to_end(file: Path) -> str:
-    found, rows = found_in(file), []
-    for each in found["rows"]:
-        costs = [number(each["ms"], 1), number(each["peak_mib"])] if each["status"] == "ok" else [each["status"], ""]
-        rows.append([each["work"], each["loss"], *costs])
-    return f"{source(found)}.\n\n{tables.markdown(('a whole step', 'loss', 'ms', 'peak MiB'), rows)}"
+    found = found_in(file)
+    rows = [each if each["status"] == "ok" else each | {"ms": each["status"], "peak_mib": None} for each in found["rows"]]
+    made = table("a whole step | loss | ms | peak MiB", "{work} | {loss} | {ms:,.1f} | {peak_mib:,.0f}", rows)
+    return f"{source(found)}.\n\n{made}"
 
 
+STEP = "{step_ms:,.1f} | {peak_mib:,.0f}"
 COMMAND = "`uv run experiments/train.py`"
 
 
 def training(file: Path) -> str:
     found = found_in(file)
     found["commit"] = " and ".join(dict.fromkeys(each["commit"] for part in ("runs", "presets", "parity") for each in found[part]))
-    rows = []
-    for each in found["runs"]:
-        costs = number(each["loss_ms"], 2), number(each["peak_mib"]), number(each["seconds"] if each["whole"] else None)
-        rows.append([f"`{each['command']}`", f"{each['top1']:.2f} %", *costs, each["backend"]])
-    return f"{source(found)}.\n\n{tables.markdown((COMMAND, 'top-1, last epoch', 'loss, ms', 'peak MiB', 's', 'loss computed by'), rows)}"
+    header = f"{COMMAND} | top-1, last epoch | loss, ms | peak MiB | s | loss computed by"
+    cells = "`{command}` | {top1:.2f} % | {loss_ms:,.2f} | {peak_mib:,.0f} | {seconds:,.0f} | {backend}"
+    rows = [each if each["whole"] else each | {"seconds": None} for each in found["runs"]]
+    return f"{source(found)}.\n\n{table(header, cells, rows)}"
 
 
 def parity(file: Path) -> str:
-    rows = [[each["loss"], f"{each['largest_difference']:.1e}", str(each["steps"])] for each in found_in(file)["parity"]]
-    return tables.markdown(("loss", "largest difference", "steps"), rows)
+    return table("loss | largest difference | steps", "{loss} | {largest_difference:.1e} | {steps}", found_in(file)["parity"])
 
 
 def presets(file: Path) -> str:
-    rows = [
-        [f"`{each['command']}`", number(each["step_ms"], 1), number(each["images_per_second"]), f"{each['data_wait_share']:.1%}"]
-        for each in found_in(file)["presets"]
-    ]
-    return tables.markdown((COMMAND, "step, ms", "images/s", "waiting for data"), rows)
+    cells = "`{command}` | {step_ms:,.1f} | {images_per_second:,.0f} | {data_wait_share:.1%}"
+    return table(f"{COMMAND} | step, ms | images/s | waiting for data", cells, found_in(file)["presets"])
 
 
 def detection(file: Path) -> str:
@@ -255,53 +246,53 @@ def detection(file: Path) -> str:
     found, places = found_in(file), {}
     for part in ("defaults", "tables", "more", "large"):
         for run in found.get(part, {}).get("runs", ()):
-            command = run["command"] if part == "large" else f"task=detection {run['command']}"
-            figures = [f"{run[name]:.3f}" for name in ("map", "map50", "map75")]
-            costs = [number(run["loss_ms"], 2), number(run["step_ms"], 1), number(run["peak_mib"]), number(run["seconds"])]
-            places.setdefault(source(found[part], "torchvision"), []).append([f"`{command}`", *figures, *costs, run["backend"]])
-    header = (COMMAND, "mAP", "mAP50", "mAP75", "loss, ms", "step, ms", "peak MiB", "s", "loss computed by")
-    return "\n\n".join(f"{place}.\n\n{tables.markdown(header, rows)}" for place, rows in places.items())
+            words = "" if part == "large" else "task=detection "
+            places.setdefault(source(found[part], "torchvision"), []).append(run | {"command": words + run["command"]})
+    header = f"{COMMAND} | mAP | mAP50 | mAP75 | loss, ms | step, ms | peak MiB | s | loss computed by"
+    cells = "`{command}` | {map:.3f} | {map50:.3f} | {map75:.3f} | {loss_ms:,.2f} | " + STEP + " | {seconds:,.0f} | {backend}"
+    return "\n\n".join(f"{place}.\n\n{table(header, cells, rows)}" for place, rows in places.items())
+
+
+def with_loss(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run with its loss as code, where that is a setting."""
+    return run | {"loss": f"`{run['loss']}`"} if "=" in run["loss"] else run
 
 
 def detector_steps(file: Path) -> str:
     """Return what a step of each detector takes, and how much of it its loss and assignment do."""
     if (found := found_in(file).get("steps")) is None:
         return NOT_MEASURED
-    rows = []
-    for run in found["runs"]:
-        ours = run["loss_ms"] + run["match_ms"]
-        costs = [number(run["images_per_second"]), number(run["peak_mib"]), number(run["step_ms"], 1), number(ours, 2)]
-        name = f"`{run['loss']}`" if "=" in run["loss"] else run["loss"]
-        rows.append([run["model"], name, *costs, f"{ours / run['step_ms']:.1%}", f"{run['difference']:.1e}"])
-    header = ("detector", "loss", "images/s", "peak MiB", "step, ms", "loss and assignment, ms", "of a step", "off by, of float64")
-    return f"{source(found, 'torchvision')}.\n\n{tables.markdown(header, rows)}"
+    rows = [with_loss(run) | {"ours": run["loss_ms"] + run["match_ms"]} for run in found["runs"]]
+    header = "detector | loss | images/s | peak MiB | step, ms | loss and assignment, ms | of a step | off by, of float64"
+    cells = "{model} | {loss} | {images_per_second:,.0f} | {peak_mib:,.0f} | {step_ms:,.1f} | {ours:,.2f} | {share:.1%} | {difference:.1e}"
+    rows = [row | {"share": row["ours"] / row["step_ms"]} for row in rows]
+    return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
 
 
 def retinanet(file: Path) -> str:
     if (found := found_in(file).get("retinanet")) is None:
         return NOT_MEASURED
-    rows = []
-    for run in found["runs"]:
-        name = f"`{run['loss']}`" if "=" in run["loss"] else run["loss"]
-        costs = number(run["step_ms"], 1), number(run["loss_ms"], 2), number(run["peak_mib"])
-        rows.append([name, *costs, f"{run['difference']:.1e}"])
-    header = ("loss", "step, ms", "loss, ms", "peak MiB", "off by, of float64")
-    return f"{source(found, 'torchvision')}.\n\n{tables.markdown(header, rows)}"
+    cells = "{loss} | {step_ms:,.1f} | {loss_ms:,.2f} | {peak_mib:,.0f} | {difference:.1e}"
+    made = table("loss | step, ms | loss, ms | peak MiB | off by, of float64", cells, map(with_loss, found["runs"]))
+    return f"{source(found, 'torchvision')}.\n\n{made}"
 
 
 def assignment(file: Path) -> str:
     """Return each contender's time for a problem of assignment, and how far its result is plain torch's."""
-    found, rows, names = found_in(file), [], {"torch": "plain torch"}
+    found, rows = found_in(file), []
     for each in found["rows"]:
-        share = each["problem"].startswith(("task_aligned_assign", "hungarian_match"))
-        agrees = each.get("agrees")
-        alike = "other rules" if agrees is None else f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
-        first = each["contender"] == "torch"
-        costs = number(each["ms"], 3), number(each.get("peak_mib"), 1), "waits" if each.get("waits") else ""
-        what = "`{}` {}".format(*each["problem"].split()) if first else ""
-        rows.append([what, names.get(each["contender"], each["contender"]), *costs, "" if first else alike])
-    header = ("", "by", "ms", "peak MiB", "the host", "beside plain torch")
-    return f"{source(found)}.\n\n{tables.markdown(header, rows)}"
+        share, agrees = each["problem"].startswith(("task_aligned_assign", "hungarian_match")), each.get("agrees")
+        equal = "other rules" if agrees is None else f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
+        told = {"contender": each["contender"], "what": "", "equal": equal}
+        if each["contender"] == "torch":
+            told = {"contender": "plain torch", "what": "`{}` {}".format(*each["problem"].split()), "equal": ""}
+        rows.append({"peak_mib": None, **each, **told, "waits": "waits" if each.get("waits") else ""})
+    made = table(
+        " | by | ms | peak MiB | the host | beside plain torch",
+        "{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}",
+        rows,
+    )
+    return f"{source(found)}.\n\n{made}"
 
 
 def several_gpus(file: Path) -> str:
@@ -323,50 +314,36 @@ def several_gpus(file: Path) -> str:
 PARALLEL = {"none": "one process", "ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
 
 
+def on_gpus(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows without what only several GPUs have, where they are of one."""
+    for each in rows:
+        alone = {"scaling": None, "gradient_difference": None} if each["gpus"] == 1 else {}
+        yield {"optimizer": "sgd", **each, **alone, "parallel": PARALLEL[each["parallel"]]}
+
+
 def speed(file: Path) -> str:
-    rows = []
-    for each in found_in(file)["speed"]:
-        what = each["model"], PARALLEL[each["parallel"]], each.get("optimizer", "sgd"), str(each["gpus"]), str(each["batch"])
-        scaling = number(each["scaling"] if each["gpus"] > 1 else None, 2)
-        rows.append([*what, number(each["images_per_second"]), scaling, number(each["step_ms"], 1), number(each["peak_mib"])])
-    return tables.markdown(("model", "by", "optimiser", "GPUs", "batch a GPU", "images/s", "scaling", "step, ms", "peak MiB a GPU"), rows)
+    header = "model | by | optimiser | GPUs | batch a GPU | images/s | scaling | step, ms | peak MiB a GPU"
+    cells = "{model} | {parallel} | {optimizer} | {gpus} | {batch} | {images_per_second:,.0f} | {scaling:,.2f} | " + STEP
+    return table(header, cells, on_gpus(found_in(file)["speed"]))
 
 
 def fused_on_several(file: Path) -> str:
     """Return the figures of a model that ends in a loss fused with its layer."""
     if not (found := found_in(file).get("fused")):
         return NOT_MEASURED
-    rows = []
-    for each in found:
-        several = each["gpus"] > 1
-        shape = f"{each['tokens']} × {each['features']} × {each['classes']}"
-        figures = number(each["scaling"] if several else None, 2), number(each["step_ms"], 1), number(each["peak_mib"])
-        difference = f"{each['gradient_difference']:.1e}" if several else ""
-        rows.append([PARALLEL[each["parallel"]], str(each["gpus"]), shape, number(each["tokens_per_second"]), *figures, difference])
-    names = ("by", "GPUs", "tokens a GPU × features × classes", "tokens/s", "scaling", "step, ms", "peak MiB a GPU", "gradients differ by")
-    return tables.markdown(names, rows)
+    header = "by | GPUs | tokens a GPU × features × classes | tokens/s | scaling | step, ms | peak MiB a GPU | gradients differ by"
+    cells = "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | "
+    return table(header, cells + STEP + " | {gradient_difference:.1e}", on_gpus(found))
 
 
 def large_model(file: Path) -> str:
     """Return the figures of a model that one GPU cannot hold, under FSDP2."""
     if (each := found_in(file).get("large")) is None:
         return NOT_MEASURED
-    memory = [number(each[name]) for name in ("needed_mib", "gpu_mib", "peak_mib")]
-    shape = [each["model"], str(each["depth"]), f"{each['parameters'] / 1e9:.2f}", *memory, str(each["gpus"]), str(each["batch"])]
     losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
-    header = (
-        "model",
-        "blocks",
-        "10⁹ parameters",
-        "MiB needed",
-        "MiB of a GPU",
-        "peak MiB a GPU",
-        "GPUs",
-        "batch a GPU",
-        "step, ms",
-        "loss",
-    )
-    return tables.markdown(header, [[*shape, number(each["step_ms"]), losses]])
+    header = "model | blocks | 10⁹ parameters | MiB needed | MiB of a GPU | peak MiB a GPU | GPUs | batch a GPU | step, ms | loss"
+    cells = "{model} | {depth} | {billions:.2f} | {needed_mib:,.0f} | {gpu_mib:,.0f} | {peak_mib:,.0f} | {gpus} | {batch} | "
+    return table(header, cells + "{step_ms:,.0f} | {told}", [each | {"billions": each["parameters"] / 1e9, "told": losses}])
 
 
 CLASSES_SHOWN = 151_936
@@ -397,11 +374,10 @@ def language_model(file: Path) -> str:
     found, rows = found_in(file), []
     for each in found["rows"]:
         size, losses = found["sizes"][each["dtype"]], each["losses"]
-        what = f"{size['batch'] * size['length']:,} × {size['width']} → {size['vocabulary']:,}, {each['dtype']}"
-        costs = number(each["ms"], 1), number(each["peak_mib"]), f"{losses[0]:.4f} → {losses[-1]:.4f}", f"{each['largest_difference']:.1e}"
-        rows.append([what, f"`{each['loss']}`", *costs])
-    header = ("head, tokens × hidden → classes", "loss", "step, ms", "peak MiB", "loss", "largest difference")
-    return f"{source(found)}.\n\n{tables.markdown(header, rows)}"
+        rows.append({**size, **each, "tokens": size["batch"] * size["length"], "first": losses[0], "last": losses[-1]})
+    header = "head, tokens × hidden → classes | loss | step, ms | peak MiB | loss | largest difference"
+    cells = "{tokens:,} × {width} → {vocabulary:,}, {dtype} | `{loss}` | {ms:,.1f} | {peak_mib:,.0f} | {first:.4f} → {last:.4f} | "
+    return f"{source(found)}.\n\n{table(header, cells + '{largest_difference:.1e}', rows)}"
 
 
 METRICS = {
@@ -458,6 +434,15 @@ def corrected(found: list[Difference]) -> list[float | None]:
     return [None if each.p is None else next(adjusted) for each in found]
 
 
+Key = TypeVar("Key")
+
+
+def judged(reached: dict[Key, list[float]], beside: dict[Key, Key]) -> dict[Key, tuple[Difference, float | None]]:
+    """Return how each contender differs from the baseline that it is beside, and Holm's p over all of them."""
+    tested = [differences(reached[key], reached[baseline]) for key, baseline in beside.items()]
+    return dict(zip(beside, zip(tested, corrected(tested), strict=True), strict=True))
+
+
 EFFECT_HEADER = (
     *(COMMAND, "seeds", "held-out, %, ± standard deviation", "paired difference (95 %)", "p", "p, corrected", "effect", "", "CPU s"),
 )
@@ -471,17 +456,15 @@ def effect_rows(file: Path = EFFECTS) -> list[list[str]]:
         beside = baselines(of)
         metrics = [what[name] for name in ("metric", "also") if name in what]
         reached = {(metric, command): [run["values"][metric] for run in runs] for metric in metrics for command, runs in of.items()}
-        contenders = [key for key in reached if of[key[1]][0]["role"] == "contender"]
-        tested = [differences(reached[key], reached[key[0], beside[key[1]]]) for key in contenders]
-        judged = dict(zip(contenders, zip(tested, corrected(tested), strict=True), strict=True))
+        found = judged(reached, {key: (key[0], beside[key[1]]) for key in reached if of[key[1]][0]["role"] == "contender"})
         for (metric, command), values in reached.items():
             runs = of[command]
             figure = f"{METRICS[metric]} {100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
             said = [runs[0]["role"], "", "", ""]
-            if (metric, command) in judged:
-                found, p = judged[metric, command]
-                said = [interval(found, 100, 1), p_text(found.p), p_text(p), verdict(found, p)]
-            cost = number(statistics.mean(run.get("cpu_seconds", run["seconds"]) for run in runs))
+            if (metric, command) in found:
+                difference, p = found[metric, command]
+                said = [interval(difference, 100, 1), p_text(difference.p), p_text(p), verdict(difference, p)]
+            cost = f"{statistics.mean(run.get('cpu_seconds', run['seconds']) for run in runs):,.0f}"
             rows.append([f"`{command}`", str(len(values)), figure, *said, second_figure(preset, [run["values"] for run in runs]), cost])
     return rows
 
@@ -522,14 +505,11 @@ def calibration(file: Path) -> str:
     baseline = next(command for command, runs in of.items() if runs[0]["role"] == "baseline")
     values = {(command, metric): [run["values"][metric] for run in runs] for command, runs in of.items() for metric in metrics}
     first = baseline, metrics[1]
-    others = [key for key in values if key != first]
-    tested = [differences(values[key], values[first]) for key in others]
-    judged = dict(zip(others, zip(tested, corrected(tested), strict=True), strict=True))
-    rows = []
+    tested, rows = judged(values, {key: first for key in values if key != first}), []
     for (command, metric), errors in values.items():
         said = ["baseline", "", "", ""]
-        if (command, metric) in judged:
-            difference, p = judged[command, metric]
+        if (command, metric) in tested:
+            difference, p = tested[command, metric]
             better = verdict(difference, p, worse=True).replace("**the opposite**", "**worse**").replace("**yes**", "**better**")
             said = [interval(difference, 1, 3), p_text(difference.p), p_text(p), better]
         scaled = metric == metrics[1]
@@ -546,17 +526,14 @@ def detectors(file: Path) -> str:
         return NOT_MEASURED
     of = by_command(found["runs"])
     baseline = next(command for command in of if "fcos" in command)
-    contenders = [command for command in of if command != baseline]
     reached = {command: [run["map"] for run in runs] for command, runs in of.items()}
-    tested = [differences(reached[command], reached[baseline]) for command in contenders]
-    judged = dict(zip(contenders, zip(tested, corrected(tested), strict=True), strict=True))
-    rows = []
+    tested, rows = judged(reached, {command: baseline for command in of if command != baseline}), []
     for command, runs in of.items():
         mean = mean_of(reached[command], 0.95)
         others = [f"{statistics.mean(run[name] for run in runs):.3f}" for name in ("map50", "map75")]
         said = ["baseline", ""]
-        if command in judged:
-            difference, p = judged[command]
+        if command in tested:
+            difference, p = tested[command]
             said = [interval(difference, 1, 3), p_text(p)]
         spread = f"{mean.mean:.3f} ± {mean.half:.3f}" if mean.half is not None else f"{mean.mean:.3f}"
         rows.append([f"`{command}`", str(len(runs)), spread, *others, *said])

@@ -171,7 +171,7 @@ def test_a_loss_that_cannot_run_is_a_problem(no_compilation, monkeypatch):
 
 
 def test_a_fused_loss_that_fails_is_a_problem(no_compilation, monkeypatch):
-    monkeypatch.delattr(engine.Chunks, "by_rows")
+    monkeypatch.delattr(engine.Chunks, "along")
     report = doctor.attempts()
     assert [finding.name for finding in report.failures] == [doctor.FUSED]
     (found,) = doctor.failures(report, "")

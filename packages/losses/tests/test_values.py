@@ -1,13 +1,14 @@
 """Values and gradients of every registered loss against float64, in every mode, dtype, reduction and layout."""
 
 import contextlib
+import inspect
 
 import pytest
 import torch
 from loss_calls import Operators
 
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.testing import BOUNDS, Sample, error, has_gradient, has_inplace, names_of_two, plain_sample, run, samples
+from lossforge.losses.testing import BOUNDS, Sample, error, has_inplace, plain_sample, run, samples
 
 TWICE = ("dense", "class index", "class index, scores", "probabilities", "mixup pair, λ a sample", "one pair")
 GPU = torch.cuda.is_available()
@@ -37,6 +38,16 @@ CALLS = [
     for dtype in dtypes(number)
 ]
 OF_EACH_TEMPLATE = [pytest.param(loss, name, id=f"{loss.name}-{name}") for loss, name in ALL if GPU or loss is FIRST[loss.template]]
+
+
+def names_of_two(loss) -> list[str]:
+    """Return what a loss calls the two tensors of a sample."""
+    return list(inspect.signature(loss.function).parameters)[:2]
+
+
+def has_gradient(loss, name: str) -> bool:
+    """Return whether a loss has a gradient in a floating argument."""
+    return f"gradient of {name}" not in loss.without
 
 
 def find(loss, name: str, device: str, dtype: torch.dtype = torch.float32) -> Sample:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lossforge.losses import arcface_loss, cosface_loss, cross_entropy, fuse_linear
-from lossforge.losses.oracles.margin import arcface, cosface
+from lossforge.losses.oracles.classification import arcface, cosface
 from lossforge.losses.testing import error
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])

@@ -439,7 +439,7 @@ def test_disjoint_and_identical_regions(loss, pixels, smooth, device):
         (TypeError, "include_background must be True or False, got NoneType", {"include_background": None}),
         (TypeError, "ignore_index must be a whole number, got NoneType", {"ignore_index": None}),
         (ValueError, "gradient=\"forward\" needs a scalar result", {"gradient": "forward", "reduction": "none"}),
-        (TypeError, "'target_b'; did you mean 'target'. It takes input, target, include_background", {"target_b": torch.zeros(2, 4)}),
+        (TypeError, "'target_b'; did you mean 'target'. It takes input, target, squared_pred", {"target_b": torch.zeros(2, 4)}),
     ],
     ids=lambda v: v[:40] if isinstance(v, str) else None,
 )  # fmt: skip

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.plans import layout
 from lossforge.losses import checks
-from lossforge.losses.operators import define
+from lossforge.losses.operators import define, launched
 from lossforge.losses.pairwise import pairwise_reference
 from lossforge.losses.reference import accurate
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
@@ -136,22 +135,18 @@ def _checked(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, tar
         checks.floating_beside(name, t, scores, "scores")
     checks.integer("labels", labels)
     checks.beside("labels", labels, scores, "scores")
-    if scores.ndim != 3 or not scores.shape[2]:
-        raise ValueError(f"scores must have shape (B, A, C), got {tuple(scores.shape)}")
+    checks.fits("scores", scores, scores.ndim == 3 and scores.shape[2] > 0, "have shape (B, A, C)")
     batch, count, classes = scores.shape
-    if target_boxes.ndim != 3 or target_boxes.shape[0] != batch or target_boxes.shape[2] != 4:
-        raise ValueError(f"target_boxes must have shape ({batch}, G, 4), got {tuple(target_boxes.shape)}")
+    checks.fits("target_boxes", target_boxes, target_boxes.shape == (batch, *target_boxes.shape[1:2], 4), "have shape ({}, G, 4)", batch)
     several = target_boxes.shape[1]
     for name, t, shape in (("boxes", boxes, (batch, count, 4)), ("anchors", anchors, (count, 2))):
-        if t.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(t.shape)}")
+        checks.fits(name, t, t.shape == shape, "have shape {}", shape)
     mask = torch.ones(batch, several, dtype=torch.bool, device=scores.device) if mask is None else mask
     flat = []
     for name, t in (("labels", labels), ("mask", mask)):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        checks.tensor(name, t)
         checks.beside(name, t, scores, "scores")
-        if t.shape != (batch, several) and t.shape != (batch, several, 1):
+        if t.shape not in ((batch, several), (batch, several, 1)):
             raise ValueError(f"{name} must have shape ({batch}, {several}) or ({batch}, {several}, 1), got {tuple(t.shape)}")
         flat.append(t.reshape(batch, several))
     if checks.known(labels) and labels.device.type == "cpu":
@@ -211,10 +206,8 @@ def assignment_reference(
 
 
 def _assign(*arguments: Any) -> tuple[Tensor, ...]:
-    launch = kernels.of_folder("assignment")
-    tensors, rest = arguments[:6], arguments[6:]
-    key = "task_aligned_assign", *map(layout, tensors), *rest
-    found: tuple[Tensor, ...] = kernels.planned(key, tensors, lambda: (launch.assign, *tensors, launch.Numbers(*rest)))
+    numbers = kernels.of_folder("assignment").Numbers(*arguments[6:])
+    found: tuple[Tensor, ...] = launched("assignment", "assign", arguments[:6], numbers)
     return found
 
 

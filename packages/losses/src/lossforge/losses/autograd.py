@@ -5,7 +5,7 @@ that of the logits. The operators differentiate all others by the same functions
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 import torch
@@ -43,9 +43,10 @@ class ExecutionSpec(Generic[C]):
         inplace: whether the gradient takes the memory of the logits.
         key: what the plans of its launches follow from, but what backward takes beside the call's tensors. A spec that is kept for equal
             calls is its own key.
+        planned: launches by a plan under a key; for the engine of fused losses, whose chunks have plans of their own, without one.
     """
 
-    __slots__ = ("formula", "in_forward", "inplace", "keeps", "key", "numbers", "template")
+    __slots__ = ("formula", "in_forward", "inplace", "keeps", "key", "numbers", "planned", "template")
 
     def __init__(
         self, template: Template[C], formula: str, numbers: tuple[Any, ...], in_forward: bool = False, inplace: bool = False
@@ -53,6 +54,7 @@ class ExecutionSpec(Generic[C]):
         self.template, self.formula, self.numbers = template, formula, numbers
         self.in_forward, self.inplace = in_forward, inplace
         self.key: Any = None
+        self.planned: Callable[..., Any] = unplanned if self.chunked else kernels.planned
         # backward needs what forward keeps where the gradient is written there, or other results may be differentiated too
         self.keeps = not in_forward or (template.graded > 1 and any(numbers[-1][: template.graded - 1]))
 
@@ -68,7 +70,7 @@ class ExecutionSpec(Generic[C]):
     @property
     def formulas(self) -> Formulas | None:
         formula = FORMULAS.get(self.formula)
-        return None if formula is None or isinstance(self.template, FusedTemplate) else formula.kernels
+        return None if formula is None or self.chunked else formula.kernels
 
     @property
     def chunked(self) -> bool:
@@ -95,12 +97,14 @@ class ExecutionSpec(Generic[C]):
     def results(self, tensors: Several) -> list[Tensor]:
         """Launch without a gradient; return the results that were asked for."""
         none = [None] * len(self.template.differentiable)
-        if self.chunked:
-            start, *arguments = self.forward(tensors, none, False)
-            found = start(*arguments)
-        else:
-            found = kernels.planned((self.keyed(tensors), "results"), tensors, self.forward, tensors, none, False)
+        found = self.planned((self.keyed(tensors), "results"), tensors, self.forward, tensors, none, False)
         return [t for t in self.split(found)[0] if t is not None]
+
+
+def unplanned(key: Any, tensors: Several, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Call what a function returns, which is followed by its arguments. key, tensors: as `kernels.planned` takes them."""
+    start, *given = function(*arguments)
+    return start(*given)
 
 
 def with_values(tensors: Several) -> Several:
@@ -267,12 +271,8 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
         anew = _second_order(spec.call(tensors), tensors, grads, missing)
     elif plain(*tensors, *grads):
         anew = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, missing, strict=False)]
-        if spec.chunked:
-            start, *arguments = spec.backward(tensors, kept, grads, anew)
-            start(*arguments)
-        else:
-            key = (spec.keyed(tensors), "backward", *map(layout, grads), *missing, *[t is None for t in kept])
-            kernels.planned(key, (*tensors, *kept, *grads, *anew), spec.backward, tensors, kept, grads, anew)
+        key = (spec.keyed(tensors), "backward", *map(layout, grads), *missing, *[t is None for t in kept])
+        spec.planned(key, (*tensors, *kept, *grads, *anew), spec.backward, tensors, kept, grads, anew)
     else:
         arguments = (ctx.numbers, spec.formula, *tensors, *spec.numbers, *kept, *grads, *missing)
         results = getattr(torch.ops.lossforge, f"{spec.template.name}_backward")(*arguments)
@@ -312,8 +312,7 @@ def _written_again(ctx: Any, which: Sequence[bool], wanted: Sequence[bool]) -> l
     tensors, _ = recalled(ctx)
     if plain(*tensors):
         written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
-        start, *arguments = spec.forward(tensors, written, True)
-        start(*arguments)
+        unplanned(None, tensors, spec.forward, tensors, written, True)
     else:
         results = getattr(torch.ops.lossforge, spec.template.name)(ctx.numbers, spec.formula, *tensors, *spec.numbers, *which, False)
         written = results[-len(which) :]
@@ -335,13 +334,9 @@ class LossFunction(torch.autograd.Function):
             written = [torch.empty_like(t) if want else None for t, want in zip(inputs, ctx.needs_input_grad[2:], strict=True)]
         else:
             written = [None] * len(inputs)
-        if spec.chunked:
-            start, *arguments = spec.forward(tensors, written, True)
-            found = start(*arguments)
-        else:
-            key = spec.keyed(tensors), "forward", spec.inplace, spec.in_forward, ctx.needs_input_grad
-            given = tensors if spec.inplace else (*tensors, *written)  # in place the gradient's memory is the logits'
-            found = kernels.planned(key, given, spec.forward, tensors, written, True)
+        key = spec.keyed(tensors), "forward", spec.inplace, spec.in_forward, ctx.needs_input_grad
+        given = tensors if spec.inplace else (*tensors, *written)  # in place the gradient's memory is the logits'
+        found = spec.planned(key, given, spec.forward, tensors, written, True)
         results, kept = spec.split(found)
         if spec.inplace and spec.in_forward:  # backward takes nothing but the gradient
             tensors, kept = (), ()

@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
 
 import torch
@@ -51,6 +51,13 @@ def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 
+def only(accepted: Collection[str], given: Iterable[str], owner: str) -> None:
+    """Refuse a keyword that `owner` does not take."""
+    for name in given:
+        if name not in accepted:
+            raise unexpected(owner, name, accepted)
+
+
 def names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of a function's parameters, without those of `*args` and `**options`."""
     code = function.__code__
@@ -76,9 +83,7 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in accepted:
-                raise unexpected(owner, name, accepted)
+        only(accepted, kwargs, owner)
         return function(*args, **kwargs)
 
     return call
@@ -156,6 +161,13 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
+def tensor(name: str, t: object) -> Tensor:
+    """Return a tensor as it is; refuse anything else."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    return t
+
+
 def floating(name: str, t: object) -> None:
     if not isinstance(t, (Tensor, Head)):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
@@ -187,9 +199,15 @@ def expands(t: Tensor, shape: Sequence[int]) -> bool:
     return t.ndim <= len(shape) and all(a == 1 or a == b for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
 
 
+def fits(name: str, t: Tensor, condition: bool, needed: str, *sizes: object) -> None:
+    """Refuse a tensor whose shape does not meet a condition. needed: what the tensor must do, with {} for each of `sizes`."""
+    if not condition:
+        told = [tuple(each) if isinstance(each, torch.Size) else each for each in sizes]
+        raise ValueError(f"{name} must {needed.format(*told)}, got {tuple(t.shape)}")
+
+
 def broadcasts(name: str, t: Tensor, x: Tensor) -> None:
-    if not expands(t, x.shape):
-        raise ValueError(f"{name} must broadcast to the shape of input, {tuple(x.shape)}, got {tuple(t.shape)}")
+    fits(name, t, expands(t, x.shape), "broadcast to the shape of input, {}", x.shape)
 
 
 def same_dimensions(tensors: Mapping[str, object]) -> None:
@@ -200,9 +218,8 @@ def same_dimensions(tensors: Mapping[str, object]) -> None:
         raise ValueError(f"{', '.join(names)} and {last} must have the same number of dimensions, got {', '.join(map(str, shapes))}")
 
 
-def integer(name: str, t: object) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+def integer(name: str, value: object) -> None:
+    t = tensor(name, value)
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         meant = f": did you mean {name}.long()?" if t.is_floating_point() else ""
         raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}{meant}")

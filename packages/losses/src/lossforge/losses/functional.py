@@ -1872,7 +1872,7 @@ def distribution_balanced_loss(
 
     Source: arXiv 2007.09654.
     """
-    return definitions.long_tail.distribution_balanced_loss(
+    return definitions.binary.distribution_balanced_loss(
         input,
         target,
         class_counts,
@@ -1957,9 +1957,7 @@ def zlpr_loss(
         >>> logits = torch.randn(8, 80, requires_grad=True)
         >>> zlpr_loss(logits, torch.rand(8, 80) > 0.9).backward()
     """
-    return definitions.multilabel.zlpr_loss(
-        input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer
-    )
+    return definitions.binary.zlpr_loss(input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer)
 
 
 @entry_point
@@ -2015,7 +2013,7 @@ def two_way_loss(
         >>> logits = torch.randn(8, 80, requires_grad=True)
         >>> two_way_loss(logits, torch.rand(8, 80) > 0.9).backward()
     """
-    return definitions.multilabel.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient)
+    return definitions.binary.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient)
 
 
 @entry_point
@@ -3249,118 +3247,6 @@ def distribution_focal_loss(
     )
 
 
-@entry_point
-def siglip_loss(
-    input: Tensor,
-    target: Tensor | None = None,
-    *,
-    offset: int = 0,
-    negative_only: bool = False,
-    reduction: Reduction = "mean",
-    weight: Tensor | None = None,
-    empty: Empty = "nan",
-    gradient: Gradient | None = None,
-    inplace: bool = False,
-    validate: bool | None = None,
-    normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
-    dim: int = -1,
-    score: Tensor | None = None,
-) -> Tensor:
-    """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et
-    al. 2023, arXiv 2303.15343).
-
-    L = w softplus(-z x), z = 1 where image i and text j belong together, -1
-    elsewhere; "mean" divides their sum by the number of rows N.
-
-    The logits are x = scale · (images @ texts.T) + bias, computed outside, so
-    that autograd gives scale and bias their gradients. `torch.addmm(bias,
-    scale * images, texts.T)`, bias of shape (1,), adds the bias within the
-    matrix product.
-
-    It takes no embeddings. siglip_loss(images, texts) is refused where the
-    texts are seen not to be a dense target: their shape is not that of the
-    images, they hold values outside [0, 1] (checked on CPU; on CUDA with
-    validate), or a network gave them.
-
-    When to use it: Take it for pairs of images and texts. Each pair is a
-    decision of its own, so a batch can be split over devices without a softmax
-    over all of it.
-
-    When not: Leave it without a learned scale and a bias of about -10, because
-    nearly all pairs are negatives at the start. For very small batches the
-    negatives are too few.
-
-    Args:
-        input: similarities (N, M), any floating dtype: row i is an image,
-            column j a text.
-        target: None: the pairs are j = i + offset, and no matrix of labels is
-            built. Class indices (N,): the text of each image, -1 none, -2 an
-            image that is ignored. Dense (N, M): y = (z + 1) / 2, for images
-            with several texts.
-        offset: the column of the first row's pair: on device r with N images, r
-            N where the texts of all devices are gathered, -r N where all images
-            are.
-        negative_only: there are no pairs, as with the texts of another device.
-        reduction: "mean" averages over the rows not ignored, "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
-            in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss,
-            "backward" computes it when it is asked for. Default: forward where
-            the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an
-            intermediate result. A gradient that arrives from a later use of
-            them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device.
-            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
-            an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's
-            divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the
-            shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
-        dim: dimension of the classes.
-        score: with class indices, the target of each row's class, in the shape
-            of target; without it 1.
-
-    Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" a
-        tensor in the shape and dtype of input.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
-
-    Examples:
-        >>> import torch
-        >>> from lossforge.losses import siglip_loss
-        >>> similarities = torch.randn(8, 8, requires_grad=True)  # scale * images @ texts.T + bias
-        >>> siglip_loss(similarities).backward()
-
-    Source: arXiv 2303.15343.
-    """
-    return definitions.siglip.siglip_loss(
-        input,
-        target,
-        offset=offset,
-        negative_only=negative_only,
-        reduction=reduction,
-        weight=weight,
-        empty=empty,
-        gradient=gradient,
-        inplace=inplace,
-        validate=validate,
-        normalizer=normalizer,
-        target_b=target_b,
-        lam=lam,
-        dim=dim,
-        score=score,
-    )
-
-
 @overload
 def cross_entropy(
     input: Tensor,
@@ -4488,7 +4374,7 @@ def asymmetric_loss_single_label(
 
     Source: arXiv 2009.14119.
     """
-    return definitions.asymmetric.asymmetric_loss_single_label(
+    return definitions.classification.asymmetric_loss_single_label(
         input,
         target,
         gamma_pos,
@@ -4508,6 +4394,66 @@ def asymmetric_loss_single_label(
         softcap=softcap,
         z_loss=z_loss,
     )
+
+
+@entry_point
+def jsd_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    num_splits: int = 3,
+    alpha: float = 12.0,
+    smoothing: float = 0.1,
+    *,
+    gradient: Gradient | None = None,
+    validate: bool | None = None,
+) -> Tensor:
+    """Cross entropy of clean samples and the Jensen-Shannon divergence of their
+    views, as timm.loss.JsdCrossEntropy (AugMix, Hendrycks et al. 2019,
+    arXiv 1912.02781).
+
+    L = cross_entropy(x₁, t) + α JS(p₁, …, p_S), JS = 1 / (S N) Σ Σⱼ p (ln
+    p - ln max(m, 1e-7)) with p = softmax(x), m = Σ p / S.
+
+    When to use it: Take it with AugMix and other augmentations in several
+    views, for a classifier that is robust to corrupted images.
+
+    When not: Leave it where a sample has one view. Each further view costs
+    another pass of the model.
+
+    The first N rows are the clean samples, the next N their first augmented
+    views in the same order, and so on. The divergence reads the views of a
+    sample together, once for its value and once for its gradient; no
+    probabilities are kept.
+
+    Args:
+        input: logits (S N, C) of S views of N samples, one view of all samples
+            after the other.
+        target: class indices of any integer dtype, of the clean samples (N,),
+            or of all rows, of which the first N are used.
+        num_splits: S in [2, 64], the number of views.
+        alpha: α of at least 0, the weight of the divergence.
+        smoothing: in [0, 1], the share of label smoothing of the cross entropy.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+
+    Returns:
+        a scalar, in float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import jsd_cross_entropy
+        >>> logits = torch.randn(3 * 8, 10, requires_grad=True)
+        >>> jsd_cross_entropy(logits, torch.randint(10, (3 * 8,))).backward()
+    """
+    return definitions.classification.jsd_cross_entropy(input, target, num_splits, alpha, smoothing, gradient=gradient, validate=validate)
 
 
 @entry_point
@@ -4695,118 +4641,6 @@ def cosface_loss(
         inplace=inplace,
         validate=validate,
         normalizer=normalizer,
-    )
-
-
-@entry_point
-def ohem_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    threshold: float = 0.7,
-    min_kept: int = 100000,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-    *,
-    empty: Empty = "nan",
-    gradient: Gradient | None = None,
-    inplace: bool = False,
-    validate: bool | None = None,
-    normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-) -> Tensor:
-    """Cross entropy with online hard example mining (OHEM; Shrivastava et al.
-    2016, arXiv 1604.03540), for segmentation.
-
-    L = w_t (-ln p_t) [p_t < θ], p = softmax(x): rows with a smaller probability
-    of their class than θ = threshold are kept; where these are fewer than
-    min_kept, the min_kept rows of smallest p_t in the whole batch.
-
-    The other rows count as ignored ones do: the mean divides by the weights of
-    the classes of the kept rows. The rows are chosen in one pass over the
-    logits, without waiting for the device; the loss then reads the kept rows
-    alone. The choice has no gradient.
-
-    When to use it: Take it for segmentation in which most pixels are easy, such
-    as road and sky. It spends the gradient on hard regions.
-
-    When not: Leave it where many labels are wrong, because those are the rows
-    that it keeps; `generalized_ce` does the opposite. On balanced, easy data it
-    only adds a pass.
-
-    Args:
-        input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
-        target: class indices of any integer dtype. A mixup pair's loss is λ
-            L(target) + (1 - λ) L(target_b), and is kept or not as one.
-        threshold: θ in [0, 1], the probability below which a row is hard.
-        min_kept: the least number of rows that are kept of a batch; of a batch
-            with fewer rows all are kept. Rows as hard as the last of them are
-            kept, too.
-        weight: (C,), a factor of each class, which the mean divides by. It does
-            not change which rows are hard.
-        ignore_index: class index of the rows that add nothing, whatever their
-            logits hold.
-        reduction: "mean", "sum" or "none".
-        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
-            in torch, or "zero", with gradient 0.
-        gradient: "forward" writes the gradient in the launch of the loss,
-            "backward" computes it when it is asked for. Default: forward where
-            the result is a scalar, but for float16 and under torch.compile.
-        inplace: the gradient takes the memory of the logits, which must be an
-            intermediate result. A gradient that arrives from a later use of
-            them raises; a plain read gets the gradient.
-        validate: check class indices on CUDA too, which waits for the device.
-            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
-            an index out of range has loss and gradient nan.
-        normalizer: number or 0-d tensor that takes the place of the mean's
-            divisor: Σ loss / normalizer.
-        target_b: with class indices, the second class of a mixup pair, in the
-            shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
-        scale: the logits become scale · x.
-        softcap: the logits become softcap · tanh(scale · x / softcap); None for
-            none.
-        z_loss: coefficient of lse², averaged over the rows not ignored.
-
-    Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one
-        value a row, in float32.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
-
-    Examples:
-        >>> import torch
-        >>> from lossforge.losses import ohem_cross_entropy
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> ohem_cross_entropy(logits, torch.randint(10, (8,))).backward()
-
-    Source: arXiv 1604.03540.
-    """
-    return definitions.hard_examples.ohem_cross_entropy(
-        input,
-        target,
-        threshold,
-        min_kept,
-        weight,
-        ignore_index,
-        reduction,
-        empty=empty,
-        gradient=gradient,
-        inplace=inplace,
-        validate=validate,
-        normalizer=normalizer,
-        target_b=target_b,
-        lam=lam,
-        scale=scale,
-        softcap=softcap,
-        z_loss=z_loss,
     )
 
 
@@ -5427,16 +5261,128 @@ def box_smooth_l1_loss(
 
 
 @entry_point
+def ohem_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    threshold: float = 0.7,
+    min_kept: int = 100000,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    *,
+    empty: Empty = "nan",
+    gradient: Gradient | None = None,
+    inplace: bool = False,
+    validate: bool | None = None,
+    normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """Cross entropy with online hard example mining (OHEM; Shrivastava et al.
+    2016, arXiv 1604.03540), for segmentation.
+
+    L = w_t (-ln p_t) [p_t < θ], p = softmax(x): rows with a smaller probability
+    of their class than θ = threshold are kept; where these are fewer than
+    min_kept, the min_kept rows of smallest p_t in the whole batch.
+
+    The other rows count as ignored ones do: the mean divides by the weights of
+    the classes of the kept rows. The rows are chosen in one pass over the
+    logits, without waiting for the device; the loss then reads the kept rows
+    alone. The choice has no gradient.
+
+    When to use it: Take it for segmentation in which most pixels are easy, such
+    as road and sky. It spends the gradient on hard regions.
+
+    When not: Leave it where many labels are wrong, because those are the rows
+    that it keeps; `generalized_ce` does the opposite. On balanced, easy data it
+    only adds a pass.
+
+    Args:
+        input: logits (C,), (N, C) or (N, C, d…), of any floating dtype.
+        target: class indices of any integer dtype. A mixup pair's loss is λ
+            L(target) + (1 - λ) L(target_b), and is kept or not as one.
+        threshold: θ in [0, 1], the probability below which a row is hard.
+        min_kept: the least number of rows that are kept of a batch; of a batch
+            with fewer rows all are kept. Rows as hard as the last of them are
+            kept, too.
+        weight: (C,), a factor of each class, which the mean divides by. It does
+            not change which rows are hard.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        reduction: "mean", "sum" or "none".
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
+        z_loss: coefficient of lse², averaged over the rows not ignored.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import ohem_cross_entropy
+        >>> logits = torch.randn(8, 10, requires_grad=True)
+        >>> ohem_cross_entropy(logits, torch.randint(10, (8,))).backward()
+
+    Source: arXiv 1604.03540.
+    """
+    return definitions.dice.ohem_cross_entropy(
+        input,
+        target,
+        threshold,
+        min_kept,
+        weight,
+        ignore_index,
+        reduction,
+        empty=empty,
+        gradient=gradient,
+        inplace=inplace,
+        validate=validate,
+        normalizer=normalizer,
+        target_b=target_b,
+        lam=lam,
+        scale=scale,
+        softcap=softcap,
+        z_loss=z_loss,
+    )
+
+
+@entry_point
 def dice_loss(
     input: Tensor,
     target: Tensor,
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: Reduction = "mean",
     smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05,
+    include_background: bool = True,
+    activation: Activation | None = "softmax",
     batch: bool = False,
     weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -5469,15 +5415,15 @@ def dice_loss(
             dense (N, C, d…): floating, bool, or with C > 1 integers. For one
             channel, indices are the mask itself: 1 is the channel's class, 0
             background.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -5518,12 +5464,12 @@ def dice_loss(
     return definitions.dice.dice_loss(
         input,
         target,
-        include_background=include_background,
-        activation=activation,
         squared_pred=squared_pred,
         reduction=reduction,
         smooth_nr=smooth_nr,
         smooth_dr=smooth_dr,
+        include_background=include_background,
+        activation=activation,
         batch=batch,
         weight=weight,
         ignore_index=ignore_index,
@@ -5541,12 +5487,12 @@ def jaccard_loss(
     input: Tensor,
     target: Tensor,
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: Reduction = "mean",
     smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05,
+    include_background: bool = True,
+    activation: Activation | None = "softmax",
     batch: bool = False,
     weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -5576,15 +5522,15 @@ def jaccard_loss(
             dense (N, C, d…): floating, bool, or with C > 1 integers. For one
             channel, indices are the mask itself: 1 is the channel's class, 0
             background.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -5623,12 +5569,12 @@ def jaccard_loss(
     return definitions.dice.jaccard_loss(
         input,
         target,
-        include_background=include_background,
-        activation=activation,
         squared_pred=squared_pred,
         reduction=reduction,
         smooth_nr=smooth_nr,
         smooth_dr=smooth_dr,
+        include_background=include_background,
+        activation=activation,
         batch=batch,
         weight=weight,
         ignore_index=ignore_index,
@@ -5646,13 +5592,13 @@ def tversky_loss(
     input: Tensor,
     target: Tensor,
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     alpha: float = 0.5,
     beta: float = 0.5,
     reduction: Reduction = "mean",
     smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05,
+    include_background: bool = True,
+    activation: Activation | None = "softmax",
     batch: bool = False,
     weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -5682,9 +5628,6 @@ def tversky_loss(
             dense (N, C, d…): floating, bool, or with C > 1 integers. For one
             channel, indices are the mask itself: 1 is the channel's class, 0
             background.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
@@ -5692,6 +5635,9 @@ def tversky_loss(
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -5732,13 +5678,13 @@ def tversky_loss(
     return definitions.dice.tversky_loss(
         input,
         target,
-        include_background=include_background,
-        activation=activation,
         alpha=alpha,
         beta=beta,
         reduction=reduction,
         smooth_nr=smooth_nr,
         smooth_dr=smooth_dr,
+        include_background=include_background,
+        activation=activation,
         batch=batch,
         weight=weight,
         ignore_index=ignore_index,
@@ -5756,14 +5702,14 @@ def focal_tversky_loss(
     input: Tensor,
     target: Tensor,
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     alpha: float = 0.3,
     beta: float = 0.7,
     gamma: float = 0.75,
     reduction: Reduction = "mean",
     smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05,
+    include_background: bool = True,
+    activation: Activation | None = "softmax",
     batch: bool = False,
     weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -5796,9 +5742,6 @@ def focal_tversky_loss(
             dense (N, C, d…): floating, bool, or with C > 1 integers. For one
             channel, indices are the mask itself: 1 is the channel's class, 0
             background.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
         gamma: γ of at least 0, the exponent of 1 - T. Where T is 1 the gradient
@@ -5808,6 +5751,9 @@ def focal_tversky_loss(
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -5848,14 +5794,14 @@ def focal_tversky_loss(
     return definitions.dice.focal_tversky_loss(
         input,
         target,
-        include_background=include_background,
-        activation=activation,
         alpha=alpha,
         beta=beta,
         gamma=gamma,
         reduction=reduction,
         smooth_nr=smooth_nr,
         smooth_dr=smooth_dr,
+        include_background=include_background,
+        activation=activation,
         batch=batch,
         weight=weight,
         ignore_index=ignore_index,
@@ -5873,16 +5819,16 @@ def dice_ce_loss(
     input: Tensor,
     target: Tensor,
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: ScalarReduction = "mean",
     smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05,
-    batch: bool = False,
-    weight: Tensor | None = None,
     lambda_dice: float = 1.0,
     lambda_ce: float = 1.0,
+    include_background: bool = True,
+    activation: Activation | None = "softmax",
+    batch: bool = False,
+    weight: Tensor | None = None,
     ignore_index: int = -100,
     present_only: bool = False,
     empty: Empty = "nan",
@@ -5913,18 +5859,18 @@ def dice_ce_loss(
             dense (N, C, d…): floating, bool, or with C > 1 integers. For one
             channel, indices are the mask itself: 1 is the channel's class, 0
             background.
-        include_background: class 0 counts.
-        activation: "softmax" or "sigmoid".
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" or "sum".
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
+        lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
+        lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
+        include_background: class 0 counts.
+        activation: "softmax" or "sigmoid".
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
-        lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
-        lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
         ignore_index: pixels with this class index belong to no region and get
             gradient 0, whatever their logits are.
         present_only: the loss of a class without target pixels is 0, as in
@@ -5958,16 +5904,16 @@ def dice_ce_loss(
     return definitions.dice.dice_ce_loss(
         input,
         target,
-        include_background=include_background,
-        activation=activation,
         squared_pred=squared_pred,
         reduction=reduction,
         smooth_nr=smooth_nr,
         smooth_dr=smooth_dr,
-        batch=batch,
-        weight=weight,
         lambda_dice=lambda_dice,
         lambda_ce=lambda_ce,
+        include_background=include_background,
+        activation=activation,
+        batch=batch,
+        weight=weight,
         ignore_index=ignore_index,
         present_only=present_only,
         empty=empty,
@@ -6053,7 +5999,7 @@ def lovasz_softmax_loss(
 
     Source: arXiv 1705.08790.
     """
-    return definitions.lovasz.lovasz_softmax_loss(
+    return definitions.dice.lovasz_softmax_loss(
         input, target, classes, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate
     )
 
@@ -6122,7 +6068,7 @@ def lovasz_hinge_loss(
 
     Source: arXiv 1705.08790.
     """
-    return definitions.lovasz.lovasz_hinge_loss(
+    return definitions.dice.lovasz_hinge_loss(
         input, target, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate
     )
 
@@ -6136,9 +6082,9 @@ def kl_div_with_logits(
     *,
     reverse: bool = False,
     temperature_squared: bool = True,
+    ignore_index: int = -100,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
-    ignore_index: int = -100,
     empty: Empty = "nan",
     gradient: Gradient | None = None,
     inplace: bool = False,
@@ -6173,11 +6119,11 @@ def kl_div_with_logits(
         temperature_squared: multiply by T², so that gradients keep their size.
             On by default, as Hinton et al. 2015 have it; off by default in the
             Jensen-Shannon and total variation losses.
+        ignore_index: label of the rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
             Other labels mean nothing here.
-        ignore_index: label of the rows that are left out.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6215,9 +6161,9 @@ def kl_div_with_logits(
         reduction,
         reverse=reverse,
         temperature_squared=temperature_squared,
+        ignore_index=ignore_index,
         weight=weight,
         labels=labels,
-        ignore_index=ignore_index,
         empty=empty,
         gradient=gradient,
         inplace=inplace,
@@ -6235,9 +6181,9 @@ def js_div_with_logits(
     reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
+    ignore_index: int = -100,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
-    ignore_index: int = -100,
     empty: Empty = "nan",
     gradient: Gradient | None = None,
     inplace: bool = False,
@@ -6275,11 +6221,11 @@ def js_div_with_logits(
         temperature_squared: multiply by T², so that gradients keep their size.
             Off by default, as in TRL; on by default in the Kullback-Leibler
             losses.
+        ignore_index: label of the rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
             Other labels mean nothing here.
-        ignore_index: label of the rows that are left out.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6317,9 +6263,9 @@ def js_div_with_logits(
         temperature,
         reduction,
         temperature_squared=temperature_squared,
+        ignore_index=ignore_index,
         weight=weight,
         labels=labels,
-        ignore_index=ignore_index,
         empty=empty,
         gradient=gradient,
         inplace=inplace,
@@ -6336,9 +6282,9 @@ def total_variation_with_logits(
     reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
+    ignore_index: int = -100,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
-    ignore_index: int = -100,
     empty: Empty = "nan",
     gradient: Gradient | None = None,
     inplace: bool = False,
@@ -6370,11 +6316,11 @@ def total_variation_with_logits(
         temperature_squared: multiply by T², so that gradients keep their size.
             Off by default: the value is then a distance in [0, 1]; on by
             default in the Kullback-Leibler losses.
+        ignore_index: label of the rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
             Other labels mean nothing here.
-        ignore_index: label of the rows that are left out.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6411,9 +6357,9 @@ def total_variation_with_logits(
         temperature,
         reduction,
         temperature_squared=temperature_squared,
+        ignore_index=ignore_index,
         weight=weight,
         labels=labels,
-        ignore_index=ignore_index,
         empty=empty,
         gradient=gradient,
         inplace=inplace,
@@ -6528,9 +6474,9 @@ def topk_kl_div_with_logits(
     renormalize: bool = False,
     tail: bool = False,
     temperature_squared: bool = True,
+    ignore_index: int = -100,
     weight: Tensor | None = None,
     labels: Tensor | None = None,
-    ignore_index: int = -100,
     empty: Empty = "nan",
     gradient: Gradient | None = None,
     inplace: bool = False,
@@ -6571,11 +6517,11 @@ def topk_kl_div_with_logits(
         temperature_squared: multiply by T², so that gradients keep their size.
             On by default, as Hinton et al. 2015 have it; off by default in the
             Jensen-Shannon and total variation losses.
+        ignore_index: label of the rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
             Other labels mean nothing here.
-        ignore_index: label of the rows that are left out.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6615,14 +6561,126 @@ def topk_kl_div_with_logits(
         renormalize=renormalize,
         tail=tail,
         temperature_squared=temperature_squared,
+        ignore_index=ignore_index,
         weight=weight,
         labels=labels,
-        ignore_index=ignore_index,
         empty=empty,
         gradient=gradient,
         inplace=inplace,
         validate=validate,
         normalizer=normalizer,
+    )
+
+
+@entry_point
+def siglip_loss(
+    input: Tensor,
+    target: Tensor | None = None,
+    *,
+    offset: int = 0,
+    negative_only: bool = False,
+    reduction: Reduction = "mean",
+    weight: Tensor | None = None,
+    empty: Empty = "nan",
+    gradient: Gradient | None = None,
+    inplace: bool = False,
+    validate: bool | None = None,
+    normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
+    dim: int = -1,
+    score: Tensor | None = None,
+) -> Tensor:
+    """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et
+    al. 2023, arXiv 2303.15343).
+
+    L = w softplus(-z x), z = 1 where image i and text j belong together, -1
+    elsewhere; "mean" divides their sum by the number of rows N.
+
+    The logits are x = scale · (images @ texts.T) + bias, computed outside, so
+    that autograd gives scale and bias their gradients. `torch.addmm(bias,
+    scale * images, texts.T)`, bias of shape (1,), adds the bias within the
+    matrix product.
+
+    It takes no embeddings. siglip_loss(images, texts) is refused where the
+    texts are seen not to be a dense target: their shape is not that of the
+    images, they hold values outside [0, 1] (checked on CPU; on CUDA with
+    validate), or a network gave them.
+
+    When to use it: Take it for pairs of images and texts. Each pair is a
+    decision of its own, so a batch can be split over devices without a softmax
+    over all of it.
+
+    When not: Leave it without a learned scale and a bias of about -10, because
+    nearly all pairs are negatives at the start. For very small batches the
+    negatives are too few.
+
+    Args:
+        input: similarities (N, M), any floating dtype: row i is an image,
+            column j a text.
+        target: None: the pairs are j = i + offset, and no matrix of labels is
+            built. Class indices (N,): the text of each image, -1 none, -2 an
+            image that is ignored. Dense (N, M): y = (z + 1) / 2, for images
+            with several texts.
+        offset: the column of the first row's pair: on device r with N images, r
+            N where the texts of all devices are gathered, -r N where all images
+            are.
+        negative_only: there are no pairs, as with the texts of another device.
+        reduction: "mean" averages over the rows not ignored, "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
+        empty: what a mean over nothing gives, where its divisor is 0: "nan", as
+            in torch, or "zero", with gradient 0.
+        gradient: "forward" writes the gradient in the launch of the loss,
+            "backward" computes it when it is asked for. Default: forward where
+            the result is a scalar, but for float16 and under torch.compile.
+        inplace: the gradient takes the memory of the logits, which must be an
+            intermediate result. A gradient that arrives from a later use of
+            them raises; a plain read gets the gradient.
+        validate: check class indices on CUDA too, which waits for the device.
+            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
+            an index out of range has loss and gradient nan.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor: Σ loss / normalizer.
+        target_b: with class indices, the second class of a mixup pair, in the
+            shape of target.
+        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
+            The target is λ times target plus 1 - λ times target_b.
+        dim: dimension of the classes.
+        score: with class indices, the target of each row's class, in the shape
+            of target; without it 1.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import siglip_loss
+        >>> similarities = torch.randn(8, 8, requires_grad=True)  # scale * images @ texts.T + bias
+        >>> siglip_loss(similarities).backward()
+
+    Source: arXiv 2303.15343.
+    """
+    return definitions.contrastive.siglip_loss(
+        input,
+        target,
+        offset=offset,
+        negative_only=negative_only,
+        reduction=reduction,
+        weight=weight,
+        empty=empty,
+        gradient=gradient,
+        inplace=inplace,
+        validate=validate,
+        normalizer=normalizer,
+        target_b=target_b,
+        lam=lam,
+        dim=dim,
+        score=score,
     )
 
 
@@ -6764,7 +6822,7 @@ def info_nce_loss(
         >>> query, positive = torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)
         >>> info_nce_loss(query, positive, torch.randn(100, 32)).backward()
     """
-    return definitions.similarity.info_nce_loss(
+    return definitions.contrastive.info_nce_loss(
         query,
         positive,
         negatives,
@@ -6832,7 +6890,7 @@ def nt_xent_loss(
         >>> from lossforge.losses import nt_xent_loss
         >>> nt_xent_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
     """
-    return definitions.similarity.nt_xent_loss(
+    return definitions.contrastive.nt_xent_loss(
         input1, input2, temperature, reduction, normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer
     )
 
@@ -6893,7 +6951,7 @@ def supervised_contrastive_loss(
         >>> from lossforge.losses import supervised_contrastive_loss
         >>> supervised_contrastive_loss(torch.randn(8, 32, requires_grad=True), torch.arange(8) % 3).backward()
     """
-    return definitions.similarity.supervised_contrastive_loss(
+    return definitions.contrastive.supervised_contrastive_loss(
         features,
         labels,
         temperature,
@@ -6966,7 +7024,7 @@ def clip_loss_from_features(
         >>> images, texts = (torch.nn.functional.normalize(torch.randn(8, 32)) for _ in range(2))
         >>> clip_loss_from_features(images.requires_grad_(), texts, logit_scale=100.0).backward()
     """
-    return definitions.similarity.clip_loss_from_features(
+    return definitions.contrastive.clip_loss_from_features(
         image_features,
         text_features,
         logit_scale,
@@ -7037,7 +7095,7 @@ def siglip_loss_from_features(
         >>> images, texts = (torch.nn.functional.normalize(torch.randn(8, 32)) for _ in range(2))
         >>> siglip_loss_from_features(images.requires_grad_(), texts, 10.0, -10.0).backward()
     """
-    return definitions.similarity.siglip_loss_from_features(
+    return definitions.contrastive.siglip_loss_from_features(
         image_features,
         text_features,
         logit_scale,
@@ -7166,66 +7224,6 @@ def load_balancing_loss(
         gradient=gradient,
         inplace=inplace,
     )
-
-
-@entry_point
-def jsd_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    num_splits: int = 3,
-    alpha: float = 12.0,
-    smoothing: float = 0.1,
-    *,
-    gradient: Gradient | None = None,
-    validate: bool | None = None,
-) -> Tensor:
-    """Cross entropy of clean samples and the Jensen-Shannon divergence of their
-    views, as timm.loss.JsdCrossEntropy (AugMix, Hendrycks et al. 2019,
-    arXiv 1912.02781).
-
-    L = cross_entropy(x₁, t) + α JS(p₁, …, p_S), JS = 1 / (S N) Σ Σⱼ p (ln
-    p - ln max(m, 1e-7)) with p = softmax(x), m = Σ p / S.
-
-    When to use it: Take it with AugMix and other augmentations in several
-    views, for a classifier that is robust to corrupted images.
-
-    When not: Leave it where a sample has one view. Each further view costs
-    another pass of the model.
-
-    The first N rows are the clean samples, the next N their first augmented
-    views in the same order, and so on. The divergence reads the views of a
-    sample together, once for its value and once for its gradient; no
-    probabilities are kept.
-
-    Args:
-        input: logits (S N, C) of S views of N samples, one view of all samples
-            after the other.
-        target: class indices of any integer dtype, of the clean samples (N,),
-            or of all rows, of which the first N are used.
-        num_splits: S in [2, 64], the number of views.
-        alpha: α of at least 0, the weight of the divergence.
-        smoothing: in [0, 1], the share of label smoothing of the cross entropy.
-        gradient: "forward" writes the gradient in the launch of the loss,
-            "backward" computes it when it is asked for. Default: forward where
-            the result is a scalar, but for float16 and under torch.compile.
-        validate: check class indices on CUDA too, which waits for the device.
-            Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
-            an index out of range has loss and gradient nan.
-
-    Returns:
-        a scalar, in float32 (float64 for float64).
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
-
-    Examples:
-        >>> import torch
-        >>> from lossforge.losses import jsd_cross_entropy
-        >>> logits = torch.randn(3 * 8, 10, requires_grad=True)
-        >>> jsd_cross_entropy(logits, torch.randint(10, (3 * 8,))).backward()
-    """
-    return definitions.views.jsd_cross_entropy(input, target, num_splits, alpha, smoothing, gradient=gradient, validate=validate)
 
 
 @overload

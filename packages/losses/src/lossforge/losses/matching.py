@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.plans import layout
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators import define
+from lossforge.losses.operators import define, launched
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
@@ -80,15 +79,11 @@ def matching_cost(
     checks.integer("labels", labels)
     checks.beside("labels", labels, logits, "logits")
     checks.one_of("format", format, FORMATS)
-    if logits.ndim != 3 or not logits.shape[2]:
-        raise ValueError(f"logits must have shape (B, Q, C), got {tuple(logits.shape)}")
+    checks.fits("logits", logits, logits.ndim == 3 and logits.shape[2] > 0, "have shape (B, Q, C)")
     images, queries, classes = logits.shape
-    if boxes.shape != (images, queries, 4):
-        raise ValueError(f"boxes must have shape {(images, queries, 4)}, got {tuple(boxes.shape)}")
-    if target_boxes.ndim != 2 or target_boxes.shape[1] != 4:
-        raise ValueError(f"target_boxes must have shape (T, 4), got {tuple(target_boxes.shape)}")
-    if labels.shape != target_boxes.shape[:1]:
-        raise ValueError(f"labels must have shape ({len(target_boxes)},), got {tuple(labels.shape)}")
+    checks.fits("boxes", boxes, boxes.shape == (images, queries, 4), "have shape {}", (images, queries, 4))
+    checks.fits("target_boxes", target_boxes, target_boxes.ndim == 2 and target_boxes.shape[1] == 4, "have shape (T, 4)")
+    checks.fits("labels", labels, labels.shape == target_boxes.shape[:1], "have shape ({},)", len(target_boxes))
     if checks.known(labels) and labels.device.type == "cpu":
         checks.in_range("labels", labels, 0, classes, None)
     of_image = _counts(counts, images, len(target_boxes), logits)
@@ -108,8 +103,7 @@ def _counts(counts: Sequence[int] | Tensor, images: int, total: int, x: Tensor) 
     if isinstance(counts, Tensor):
         checks.integer("counts", counts)
         checks.beside("counts", counts, x, "logits")
-        if counts.shape != (images,):
-            raise ValueError(f"counts must have shape ({images},), got {tuple(counts.shape)}")
+        checks.fits("counts", counts, counts.shape == (images,), "have shape ({},)", images)
         return counts
     numbers = [checks.whole_number("counts", n) for n in counts]
     if len(numbers) != images or sum(numbers) != total or min(numbers, default=0) < 0:
@@ -178,8 +172,7 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
     except ModuleNotFoundError:
         raise ModuleNotFoundError("hungarian_match needs scipy, which is not installed: pip install scipy", name="scipy") from None
     checks.whole("cost", cost)
-    if cost.ndim != 2:
-        raise ValueError(f"cost must have shape (Q, T), got {tuple(cost.shape)}")
+    checks.fits("cost", cost, cost.ndim == 2, "have shape (Q, T)")
     numbers = [checks.whole_number("counts", n) for n in (counts.tolist() if isinstance(counts, Tensor) else counts)]
     if sum(numbers) != cost.shape[1] or min(numbers, default=0) < 0:
         raise ValueError(f"counts must hold numbers of at least 0 with the sum {cost.shape[1]}, got {numbers}")
@@ -190,11 +183,9 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
 
 
 def _cost(*arguments: Any) -> Tensor:
-    launch = kernels.of_folder("matching")
     logits, boxes, labels, targets, counts, *numbers, centered = arguments
     tensors = logits, boxes, labels.contiguous(), targets, counts.contiguous()
-    key = "matching_cost", *map(layout, tensors), *numbers, centered
-    found: tuple[Tensor] = kernels.planned(key, tensors, lambda: (launch.costs, *tensors, launch.Weights(*numbers), centered))
+    found: tuple[Tensor] = launched("matching", "costs", tensors, kernels.of_folder("matching").Weights(*numbers), centered)
     return found[0]
 
 

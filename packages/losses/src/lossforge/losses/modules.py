@@ -1486,6 +1486,15 @@ class DiceCELoss(LossModule):
         reduction: "mean" or "sum".
         lambda_dice: λ_dice of at least 0, a factor of the Dice loss.
         lambda_ce: λ_ce of at least 0, a factor of the cross entropy.
+        include_background: class 0 counts.
+        activation: "softmax" or "sigmoid".
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
+        weight: (C,), one a class; a mean does not divide by them.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1497,49 +1506,40 @@ class DiceCELoss(LossModule):
         validate: check class indices on CUDA too, which waits for the device.
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
-        include_background: class 0 counts.
-        activation: "softmax" or "sigmoid".
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in
-            segmentation_models_pytorch; else one of each image, as in MONAI.
-        weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get
-            gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in
-            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_ce_loss)
     shared = {
-        "empty": "nan",
-        "gradient": None,
-        "inplace": False,
-        "validate": None,
         "include_background": True,
         "activation": "softmax",
-        "smooth_nr": 1e-05,
-        "smooth_dr": 1e-05,
         "batch": False,
         "weight": None,
         "ignore_index": -100,
         "present_only": False,
+        "empty": "nan",
+        "gradient": None,
+        "inplace": False,
+        "validate": None,
+        "smooth_nr": 1e-05,
+        "smooth_dr": 1e-05,
     }
     reductions = ("mean", "sum")
     reduction: ScalarReduction
-    empty: Empty
-    gradient: Gradient | None
-    inplace: bool
-    validate: bool | None
     include_background: bool
     activation: Activation | None
-    smooth_nr: float
-    smooth_dr: float
     batch: bool
     weight: Tensor | None
     ignore_index: int
     present_only: bool
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    smooth_nr: float
+    smooth_dr: float
     squared_pred: bool
     lambda_dice: float
     lambda_ce: float
@@ -1552,33 +1552,33 @@ class DiceCELoss(LossModule):
         reduction: ScalarReduction = "mean",
         lambda_dice: float = 1.0,
         lambda_ce: float = 1.0,
-        empty: Empty = "nan",
-        gradient: Gradient | None = None,
-        inplace: bool = False,
-        validate: bool | None = None,
         include_background: bool = True,
         activation: Activation | None = "softmax",
-        smooth_nr: float = 1e-05,
-        smooth_dr: float = 1e-05,
         batch: bool = False,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         present_only: bool = False,
+        empty: Empty = "nan",
+        gradient: Gradient | None = None,
+        inplace: bool = False,
+        validate: bool | None = None,
+        smooth_nr: float = 1e-05,
+        smooth_dr: float = 1e-05,
     ) -> None:
         super().__init__(
             reduction=reduction,
-            empty=empty,
-            gradient=gradient,
-            inplace=inplace,
-            validate=validate,
             include_background=include_background,
             activation=activation,
-            smooth_nr=smooth_nr,
-            smooth_dr=smooth_dr,
             batch=batch,
             weight=weight,
             ignore_index=ignore_index,
             present_only=present_only,
+            empty=empty,
+            gradient=gradient,
+            inplace=inplace,
+            validate=validate,
+            smooth_nr=smooth_nr,
+            smooth_dr=smooth_dr,
             squared_pred=squared_pred,
             lambda_dice=lambda_dice,
             lambda_ce=lambda_ce,
@@ -1601,6 +1601,16 @@ class DiceLoss(LossModule):
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
+        weight: (C,), one a class; a mean does not divide by them.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1612,49 +1622,39 @@ class DiceLoss(LossModule):
         validate: check class indices on CUDA too, which waits for the device.
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in
-            segmentation_models_pytorch; else one of each image, as in MONAI.
-        weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get
-            gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in
-            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.dice_loss)
     shared = {
-        "empty": "nan",
-        "gradient": None,
-        "inplace": False,
-        "validate": None,
         "include_background": True,
         "activation": "softmax",
-        "smooth_nr": 1e-05,
-        "smooth_dr": 1e-05,
         "batch": False,
         "weight": None,
         "ignore_index": -100,
         "present_only": False,
+        "empty": "nan",
+        "gradient": None,
+        "inplace": False,
+        "validate": None,
+        "smooth_nr": 1e-05,
+        "smooth_dr": 1e-05,
     }
     reduction: Reduction
-    empty: Empty
-    gradient: Gradient | None
-    inplace: bool
-    validate: bool | None
     include_background: bool
     activation: Activation | None
-    smooth_nr: float
-    smooth_dr: float
     batch: bool
     weight: Tensor | None
     ignore_index: int
     present_only: bool
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    smooth_nr: float
+    smooth_dr: float
     squared_pred: bool
 
     @constructor
@@ -1663,33 +1663,33 @@ class DiceLoss(LossModule):
         *,
         squared_pred: bool = False,
         reduction: Reduction = "mean",
-        empty: Empty = "nan",
-        gradient: Gradient | None = None,
-        inplace: bool = False,
-        validate: bool | None = None,
         include_background: bool = True,
         activation: Activation | None = "softmax",
-        smooth_nr: float = 1e-05,
-        smooth_dr: float = 1e-05,
         batch: bool = False,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         present_only: bool = False,
+        empty: Empty = "nan",
+        gradient: Gradient | None = None,
+        inplace: bool = False,
+        validate: bool | None = None,
+        smooth_nr: float = 1e-05,
+        smooth_dr: float = 1e-05,
     ) -> None:
         super().__init__(
             reduction=reduction,
-            empty=empty,
-            gradient=gradient,
-            inplace=inplace,
-            validate=validate,
             include_background=include_background,
             activation=activation,
-            smooth_nr=smooth_nr,
-            smooth_dr=smooth_dr,
             batch=batch,
             weight=weight,
             ignore_index=ignore_index,
             present_only=present_only,
+            empty=empty,
+            gradient=gradient,
+            inplace=inplace,
+            validate=validate,
+            smooth_nr=smooth_nr,
+            smooth_dr=smooth_dr,
             squared_pred=squared_pred,
         )
 
@@ -1778,6 +1778,7 @@ class DistributionBalancedLoss(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1790,19 +1791,18 @@ class DistributionBalancedLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.distribution_balanced_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     class_counts: Tensor | None
     num_samples: int | None
     map_alpha: float
@@ -1829,21 +1829,21 @@ class DistributionBalancedLoss(LossModule):
         smoothing: float = 0.0,
         reduction: BatchReduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             class_counts=class_counts,
             num_samples=num_samples,
             map_alpha=map_alpha,
@@ -1971,6 +1971,16 @@ class FocalTverskyLoss(LossModule):
             is taken as 0, also for γ < 1.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
+        weight: (C,), one a class; a mean does not divide by them.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1982,49 +1992,39 @@ class FocalTverskyLoss(LossModule):
         validate: check class indices on CUDA too, which waits for the device.
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in
-            segmentation_models_pytorch; else one of each image, as in MONAI.
-        weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get
-            gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in
-            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.focal_tversky_loss)
     shared = {
-        "empty": "nan",
-        "gradient": None,
-        "inplace": False,
-        "validate": None,
         "include_background": True,
         "activation": "softmax",
-        "smooth_nr": 1e-05,
-        "smooth_dr": 1e-05,
         "batch": False,
         "weight": None,
         "ignore_index": -100,
         "present_only": False,
+        "empty": "nan",
+        "gradient": None,
+        "inplace": False,
+        "validate": None,
+        "smooth_nr": 1e-05,
+        "smooth_dr": 1e-05,
     }
     reduction: Reduction
-    empty: Empty
-    gradient: Gradient | None
-    inplace: bool
-    validate: bool | None
     include_background: bool
     activation: Activation | None
-    smooth_nr: float
-    smooth_dr: float
     batch: bool
     weight: Tensor | None
     ignore_index: int
     present_only: bool
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    smooth_nr: float
+    smooth_dr: float
     alpha: float
     beta: float
     gamma: float
@@ -2037,33 +2037,33 @@ class FocalTverskyLoss(LossModule):
         beta: float = 0.7,
         gamma: float = 0.75,
         reduction: Reduction = "mean",
-        empty: Empty = "nan",
-        gradient: Gradient | None = None,
-        inplace: bool = False,
-        validate: bool | None = None,
         include_background: bool = True,
         activation: Activation | None = "softmax",
-        smooth_nr: float = 1e-05,
-        smooth_dr: float = 1e-05,
         batch: bool = False,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         present_only: bool = False,
+        empty: Empty = "nan",
+        gradient: Gradient | None = None,
+        inplace: bool = False,
+        validate: bool | None = None,
+        smooth_nr: float = 1e-05,
+        smooth_dr: float = 1e-05,
     ) -> None:
         super().__init__(
             reduction=reduction,
-            empty=empty,
-            gradient=gradient,
-            inplace=inplace,
-            validate=validate,
             include_background=include_background,
             activation=activation,
-            smooth_nr=smooth_nr,
-            smooth_dr=smooth_dr,
             batch=batch,
             weight=weight,
             ignore_index=ignore_index,
             present_only=present_only,
+            empty=empty,
+            gradient=gradient,
+            inplace=inplace,
+            validate=validate,
+            smooth_nr=smooth_nr,
+            smooth_dr=smooth_dr,
             alpha=alpha,
             beta=beta,
             gamma=gamma,
@@ -2155,6 +2155,7 @@ class GaussianFocalLoss(LossModule):
             broadcasts to input, such as one a class.
         neg_weight: c₋ of at least 0, a factor of all others.
         reduction: "mean", "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2167,18 +2168,17 @@ class GaussianFocalLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.gaussian_focal_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     alpha: float
     gamma: float
     pos_weight: float | Tensor
@@ -2193,21 +2193,21 @@ class GaussianFocalLoss(LossModule):
         neg_weight: float = 1.0,
         reduction: Reduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             alpha=alpha,
             gamma=gamma,
             pos_weight=pos_weight,
@@ -2284,6 +2284,7 @@ class GeneralRobustLoss(LossModule):
         scale: c above 0, the size of a residual that is not an outlier, in the
             units of input.
         reduction: "mean", "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2296,18 +2297,17 @@ class GeneralRobustLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.general_robust_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     alpha: float | Tensor
     scale: float
 
@@ -2318,21 +2318,21 @@ class GeneralRobustLoss(LossModule):
         scale: float = 1.0,
         reduction: Reduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             alpha=alpha,
             scale=scale,
         )
@@ -2732,6 +2732,16 @@ class JaccardLoss(LossModule):
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
+        weight: (C,), one a class; a mean does not divide by them.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2743,49 +2753,39 @@ class JaccardLoss(LossModule):
         validate: check class indices on CUDA too, which waits for the device.
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in
-            segmentation_models_pytorch; else one of each image, as in MONAI.
-        weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get
-            gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in
-            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.jaccard_loss)
     shared = {
-        "empty": "nan",
-        "gradient": None,
-        "inplace": False,
-        "validate": None,
         "include_background": True,
         "activation": "softmax",
-        "smooth_nr": 1e-05,
-        "smooth_dr": 1e-05,
         "batch": False,
         "weight": None,
         "ignore_index": -100,
         "present_only": False,
+        "empty": "nan",
+        "gradient": None,
+        "inplace": False,
+        "validate": None,
+        "smooth_nr": 1e-05,
+        "smooth_dr": 1e-05,
     }
     reduction: Reduction
-    empty: Empty
-    gradient: Gradient | None
-    inplace: bool
-    validate: bool | None
     include_background: bool
     activation: Activation | None
-    smooth_nr: float
-    smooth_dr: float
     batch: bool
     weight: Tensor | None
     ignore_index: int
     present_only: bool
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    smooth_nr: float
+    smooth_dr: float
     squared_pred: bool
 
     @constructor
@@ -2794,33 +2794,33 @@ class JaccardLoss(LossModule):
         *,
         squared_pred: bool = False,
         reduction: Reduction = "mean",
-        empty: Empty = "nan",
-        gradient: Gradient | None = None,
-        inplace: bool = False,
-        validate: bool | None = None,
         include_background: bool = True,
         activation: Activation | None = "softmax",
-        smooth_nr: float = 1e-05,
-        smooth_dr: float = 1e-05,
         batch: bool = False,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         present_only: bool = False,
+        empty: Empty = "nan",
+        gradient: Gradient | None = None,
+        inplace: bool = False,
+        validate: bool | None = None,
+        smooth_nr: float = 1e-05,
+        smooth_dr: float = 1e-05,
     ) -> None:
         super().__init__(
             reduction=reduction,
-            empty=empty,
-            gradient=gradient,
-            inplace=inplace,
-            validate=validate,
             include_background=include_background,
             activation=activation,
-            smooth_nr=smooth_nr,
-            smooth_dr=smooth_dr,
             batch=batch,
             weight=weight,
             ignore_index=ignore_index,
             present_only=present_only,
+            empty=empty,
+            gradient=gradient,
+            inplace=inplace,
+            validate=validate,
+            smooth_nr=smooth_nr,
+            smooth_dr=smooth_dr,
             squared_pred=squared_pred,
         )
 
@@ -2845,6 +2845,7 @@ class KLDivLoss(LossModule):
             "batchmean" by input.shape[0], which is the divergence itself;
             "sum"; "none".
         log_target: target holds logarithms.
+        weight: broadcasts to input; a mean does not divide by it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2857,19 +2858,18 @@ class KLDivLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input; a mean does not divide by it.
     """
 
     function = staticmethod(functional.kl_div)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     log_target: bool
 
     @constructor
@@ -2880,21 +2880,21 @@ class KLDivLoss(LossModule):
         reduction: BatchReduction = "mean",
         log_target: bool = False,
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=checks.legacy_reduction(size_average, reduce, reduction, frames=4),
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             log_target=log_target,
         )
 
@@ -3780,6 +3780,7 @@ class LogCoshLoss(LossModule):
 
     Args:
         reduction: "mean", "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -3792,32 +3793,31 @@ class LogCoshLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.log_cosh_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
 
     @constructor
     def __init__(
         self,
         reduction: Reduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
-        super().__init__(reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, weight=weight)
+        super().__init__(reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim)
 
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
         return self.compute(input, target, **per_call)
@@ -4651,6 +4651,7 @@ class PolyBinaryCrossEntropy(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -4663,19 +4664,18 @@ class PolyBinaryCrossEntropy(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.poly_binary_cross_entropy)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     epsilon: float
     gamma: float
     alpha: float | Tensor | None
@@ -4690,21 +4690,21 @@ class PolyBinaryCrossEntropy(LossModule):
         smoothing: float = 0.0,
         reduction: BatchReduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             epsilon=epsilon,
             gamma=gamma,
             alpha=alpha,
@@ -4935,6 +4935,8 @@ class QualityFocalLoss(LossModule):
         reduction: "mean" sums over the classes and averages over the rows not
             ignored, as mmdetection does; "sum"; "none" gives the loss of each
             element (mmdetection: of each row).
+        weight: broadcasts to input: one a row has shape (N, 1) for (N, C)
+            logits.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -4947,19 +4949,17 @@ class QualityFocalLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input: one a row has shape (N, 1) for (N, C)
-            logits.
     """
 
     function = staticmethod(functional.quality_focal_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     beta: float
 
     @constructor
@@ -4968,15 +4968,15 @@ class QualityFocalLoss(LossModule):
         beta: float = 2.0,
         reduction: Reduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, weight=weight, beta=beta
+            reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, beta=beta
         )
 
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
@@ -4996,6 +4996,7 @@ class QuantileLoss(LossModule):
         quantile: τ in [0, 1], the share of targets that should lie below the
             prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5008,18 +5009,17 @@ class QuantileLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.quantile_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     quantile: float | Tensor
 
     @constructor
@@ -5028,21 +5028,21 @@ class QuantileLoss(LossModule):
         quantile: float | Tensor = 0.5,
         reduction: Reduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             quantile=quantile,
         )
 
@@ -5239,6 +5239,7 @@ class SigmoidFocalLoss(LossModule):
         gamma: γ of at least 0, the focusing exponent: the larger, the less easy
             examples count.
         reduction: "mean", "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5251,18 +5252,17 @@ class SigmoidFocalLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.sigmoid_focal_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     alpha: float | Tensor
     gamma: float
 
@@ -5273,21 +5273,21 @@ class SigmoidFocalLoss(LossModule):
         gamma: float = 2.0,
         reduction: Reduction = "none",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             alpha=alpha,
             gamma=gamma,
         )
@@ -5358,6 +5358,7 @@ class SmoothL1Loss(LossModule):
         reduction: "mean", "sum" or "none".
         beta: β of at least 0, the distance at which the square becomes a line,
             in the units of input. 0 is the L1 loss.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5370,18 +5371,17 @@ class SmoothL1Loss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.smooth_l1_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     beta: float
 
     @constructor
@@ -5392,21 +5392,21 @@ class SmoothL1Loss(LossModule):
         reduction: Reduction = "mean",
         beta: float = 1.0,
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=checks.legacy_reduction(size_average, reduce, reduction, frames=4),
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             beta=beta,
         )
 
@@ -5883,6 +5883,8 @@ class TotalVariationLoss(LossModule):
         reduction: "batchmean" divides by the number of samples, input.shape[0],
             and is the mean distance of rows (N, C); "mean" divides by the
             number of elements; "sum"; "none".
+        weight: broadcasts to input, such as (N, 1) for one weight a row; no
+            mean divides by it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5895,34 +5897,32 @@ class TotalVariationLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, such as (N, 1) for one weight a row; no
-            mean divides by it.
     """
 
     function = staticmethod(functional.total_variation)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
 
     @constructor
     def __init__(
         self,
         reduction: BatchReduction = "batchmean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
-        super().__init__(reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, weight=weight)
+        super().__init__(reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim)
 
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
         return self.compute(input, target, **per_call)
@@ -6077,6 +6077,16 @@ class TverskyLoss(LossModule):
         beta: weight of false negatives, at least 0.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
+        include_background: class 0 counts.
+        activation: "softmax" over the classes, of which there must be two or
+            more, "sigmoid" of each, or None.
+        batch: a region is a class over all images, as in
+            segmentation_models_pytorch; else one of each image, as in MONAI.
+        weight: (C,), one a class; a mean does not divide by them.
+        ignore_index: pixels with this class index belong to no region and get
+            gradient 0, whatever their logits are.
+        present_only: the loss of a class without target pixels is 0, as in
+            segmentation_models_pytorch; the mean still counts it.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6088,49 +6098,39 @@ class TverskyLoss(LossModule):
         validate: check class indices on CUDA too, which waits for the device.
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
-        include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
         smooth_nr: n, added to the numerator.
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
-        batch: a region is a class over all images, as in
-            segmentation_models_pytorch; else one of each image, as in MONAI.
-        weight: (C,), one a class; a mean does not divide by them.
-        ignore_index: pixels with this class index belong to no region and get
-            gradient 0, whatever their logits are.
-        present_only: the loss of a class without target pixels is 0, as in
-            segmentation_models_pytorch; the mean still counts it.
     """
 
     function = staticmethod(functional.tversky_loss)
     shared = {
-        "empty": "nan",
-        "gradient": None,
-        "inplace": False,
-        "validate": None,
         "include_background": True,
         "activation": "softmax",
-        "smooth_nr": 1e-05,
-        "smooth_dr": 1e-05,
         "batch": False,
         "weight": None,
         "ignore_index": -100,
         "present_only": False,
+        "empty": "nan",
+        "gradient": None,
+        "inplace": False,
+        "validate": None,
+        "smooth_nr": 1e-05,
+        "smooth_dr": 1e-05,
     }
     reduction: Reduction
-    empty: Empty
-    gradient: Gradient | None
-    inplace: bool
-    validate: bool | None
     include_background: bool
     activation: Activation | None
-    smooth_nr: float
-    smooth_dr: float
     batch: bool
     weight: Tensor | None
     ignore_index: int
     present_only: bool
+    empty: Empty
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    smooth_nr: float
+    smooth_dr: float
     alpha: float
     beta: float
 
@@ -6141,33 +6141,33 @@ class TverskyLoss(LossModule):
         alpha: float = 0.5,
         beta: float = 0.5,
         reduction: Reduction = "mean",
-        empty: Empty = "nan",
-        gradient: Gradient | None = None,
-        inplace: bool = False,
-        validate: bool | None = None,
         include_background: bool = True,
         activation: Activation | None = "softmax",
-        smooth_nr: float = 1e-05,
-        smooth_dr: float = 1e-05,
         batch: bool = False,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         present_only: bool = False,
+        empty: Empty = "nan",
+        gradient: Gradient | None = None,
+        inplace: bool = False,
+        validate: bool | None = None,
+        smooth_nr: float = 1e-05,
+        smooth_dr: float = 1e-05,
     ) -> None:
         super().__init__(
             reduction=reduction,
-            empty=empty,
-            gradient=gradient,
-            inplace=inplace,
-            validate=validate,
             include_background=include_background,
             activation=activation,
-            smooth_nr=smooth_nr,
-            smooth_dr=smooth_dr,
             batch=batch,
             weight=weight,
             ignore_index=ignore_index,
             present_only=present_only,
+            empty=empty,
+            gradient=gradient,
+            inplace=inplace,
+            validate=validate,
+            smooth_nr=smooth_nr,
+            smooth_dr=smooth_dr,
             alpha=alpha,
             beta=beta,
         )
@@ -6236,6 +6236,7 @@ class VarifocalLoss(LossModule):
         iou_weighted: weigh positives by their target, which is an IoU; False is
             v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6248,18 +6249,17 @@ class VarifocalLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.varifocal_loss)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "weight": None}
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
     reduction: Reduction
+    weight: Tensor | None
     empty: Empty
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     dim: int
-    weight: Tensor | None
     alpha: float
     gamma: float
     iou_weighted: bool
@@ -6272,21 +6272,21 @@ class VarifocalLoss(LossModule):
         iou_weighted: bool = True,
         reduction: Reduction = "mean",
         *,
+        weight: Tensor | None = None,
         empty: Empty = "nan",
         gradient: Gradient | None = None,
         inplace: bool = False,
         validate: bool | None = None,
         dim: int = -1,
-        weight: Tensor | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction,
+            weight=weight,
             empty=empty,
             gradient=gradient,
             inplace=inplace,
             validate=validate,
             dim=dim,
-            weight=weight,
             alpha=alpha,
             gamma=gamma,
             iou_weighted=iou_weighted,

@@ -71,24 +71,16 @@ def _register(template: Template[Any]) -> None:
     def forwards(*args: Any) -> tuple[Tensor, ...]:
         spec, tensors, keep = spec_of(args), args[1:end], args[-1]
         written = _new(tensors, args[count:-1])
-        if spec.chunked:
-            start, *arguments = spec.forward(tensors, written, keep, alone=False)
-            found = start(*arguments)
-        else:
-            key = spec.keyed(tensors), "operator", keep, *args[count:-1]
-            found = kernels.planned(key, (*tensors, *written), spec.forward, tensors, written, keep, False)
+        key = spec.keyed(tensors), "operator", keep, *args[count:-1]
+        found = spec.planned(key, (*tensors, *written), spec.forward, tensors, written, keep, False)
         return _placeholders(args[1], (*found, *written))
 
     def backwards(*args: Any) -> Any:
         spec, tensors = spec_of(args), args[1:end]
         given: Several = tuple([None if t is None or t.numel() == 0 else t for t in args[count : count + kept]])
         grads, written = args[count + kept : -several], _new(tensors, args[-several:])
-        if spec.chunked:
-            start, *arguments = spec.backward(tensors, given, grads, written)
-            start(*arguments)
-        else:
-            key = spec.keyed(tensors), "operator", *map(layout, grads), *args[-several:], *[t is None for t in given]
-            kernels.planned(key, (*tensors, *given, *grads, *written), spec.backward, tensors, given, grads, written)
+        key = spec.keyed(tensors), "operator", *map(layout, grads), *args[-several:], *[t is None for t in given]
+        spec.planned(key, (*tensors, *given, *grads, *written), spec.backward, tensors, given, grads, written)
         return _one_or_several(args[1], written)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
@@ -142,6 +134,12 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     for device in DEVICES:
         LIBRARY.impl(name, implementation, device)
     torch.library.register_fake(f"lossforge::{name}", fake, lib=LIBRARY)
+
+
+def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
+    """Launch a function of a folder of the kernels by its plan, on tensors followed by what is no tensor."""
+    key = folder, function, *map(layout, tensors), *others
+    return kernels.planned(key, tensors, lambda: (getattr(kernels.of_folder(folder), function), *tensors, *others))
 
 
 def no_double_backward(name: str) -> None:

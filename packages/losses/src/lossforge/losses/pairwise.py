@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge import kernels
-from lossforge.kernels.plans import layout
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.definitions.iou import overlap_ratio
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.operators import LIBRARY, define, no_double_backward
+from lossforge.losses.operators import LIBRARY, define, launched, no_double_backward
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
@@ -137,8 +135,7 @@ def _matrix(name: str, boxes1: Tensor, boxes2: Tensor, fmt: str, eps: float) -> 
     checks.whole("boxes2", boxes2)
     checks.beside("boxes2", boxes2, boxes1, "boxes1")
     for what, boxes in (("boxes1", boxes1), ("boxes2", boxes2)):
-        if boxes.ndim < 2 or boxes.shape[-1] != 4:
-            raise ValueError(f"{what} must have shape (..., boxes, 4), got {tuple(boxes.shape)}")
+        checks.fits(what, boxes, boxes.ndim >= 2 and boxes.shape[-1] == 4, "have shape (..., boxes, 4)")
     checks.one_of("fmt", fmt, FORMATS)
     eps = checks.number("eps", eps, 0.0)
     try:
@@ -170,9 +167,7 @@ def pairwise_reference(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, ce
 
 
 def _forward(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool) -> Tensor:
-    key = "pairwise", layout(boxes1), layout(boxes2), name, eps, centered
-    given = boxes1, boxes2, name, eps, centered
-    found: tuple[Tensor] = kernels.planned(key, (boxes1, boxes2), lambda: (kernels.of_folder("pairwise").forward, *given))
+    found: tuple[Tensor] = launched("pairwise", "forward", (boxes1, boxes2), name, eps, centered)
     return found[0]
 
 
@@ -184,9 +179,7 @@ def _backward(
     grad: Tensor, boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool, want1: bool, want2: bool
 ) -> tuple[Tensor, Tensor]:
     written = [torch.empty_like(b) if want else None for b, want in ((boxes1, want1), (boxes2, want2))]
-    key = "pairwise_backward", *map(layout, (grad, boxes1, boxes2)), name, eps, centered, want1, want2
-    given = boxes1, boxes2, grad, *written
-    kernels.planned(key, given, lambda: (kernels.of_folder("pairwise").backward, *given, name, eps, centered))
+    launched("pairwise", "backward", (boxes1, boxes2, grad, *written), name, eps, centered)
     return _placeholders(written, grad)
 
 

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lossforge import kernels
-from lossforge.kernels.plans import layout
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.functional import cross_entropy
-from lossforge.losses.operators import LIBRARY, define
+from lossforge.losses.operators import LIBRARY, define, launched
 from lossforge.losses.reference import accurate
 from lossforge.losses.state import kernels_apply
 from lossforge.losses.templates.options import weights_of_classes
@@ -73,12 +71,10 @@ def seesaw_loss(
         >>> seesaw_loss(logits, torch.randint(5, (8,)), torch.tensor([900, 400, 30, 5, 1])).backward()
     """
     checks.whole("input", input)
-    if input.ndim != 2 or input.shape[1] == 0:
-        raise ValueError(f"input must have shape (N, C) with at least one class, got {tuple(input.shape)}")
+    checks.fits("input", input, input.ndim == 2 and input.shape[1] > 0, "have shape (N, C) with at least one class")
     rows, classes = input.shape
     target = checks.indices("target", target, input, checks.Allowed(0, classes, ignore_index, None), (rows,))
-    if not isinstance(class_counts, Tensor):
-        raise TypeError(f"class_counts must be a tensor, got {type(class_counts).__name__}")
+    checks.tensor("class_counts", class_counts)
     checks.without_gradient("class_counts", class_counts)
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     counts = weights_of_classes("class_counts", class_counts.to(wide), input, classes)
@@ -174,9 +170,7 @@ class SeesawLoss(nn.Module):
 
 
 def _shifted(x: Tensor, target: Tensor, log_counts: Tensor, p: float, q: float, least: float) -> Tensor:
-    key = "seesaw", layout(x), layout(target), layout(log_counts), p, q, least
-    tensors = x, target, log_counts
-    found: tuple[Tensor] = kernels.planned(key, tensors, lambda: (kernels.of_folder("seesaw").shifted, *tensors, p, q, least))
+    found: tuple[Tensor] = launched("seesaw", "shifted", (x, target, log_counts), p, q, least)
     return found[0]
 
 

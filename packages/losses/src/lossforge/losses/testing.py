@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses.registry import Loss
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.templates.record import Make, Sample
 
 BOUNDS = {
     torch.float32: 3e-6,
@@ -60,11 +60,6 @@ def samples(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.float32,
         yield Sample(f"options {named}", plain.x, plain.target, {**plain.kwargs, **moved})
 
 
-def names_of_two(loss: Loss) -> list[str]:
-    """Return what a loss calls the two tensors of a sample."""
-    return list(inspect.signature(loss.function).parameters)[:2]
-
-
 def third_argument(loss: Loss) -> str:
     """Return the name of the third argument, where a call must give it."""
     required = [name for name, p in inspect.signature(loss.function).parameters.items() if p.default is p.empty]
@@ -74,11 +69,6 @@ def third_argument(loss: Loss) -> str:
 def has_inplace(loss: Loss) -> bool:
     """Return whether the gradient may take the memory of the logits."""
     return "inplace" in inspect.signature(loss.function).parameters
-
-
-def has_gradient(loss: Loss, name: str) -> bool:
-    """Return whether a loss has a gradient in a floating argument."""
-    return f"gradient of {name}" not in loss.without
 
 
 def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:
@@ -96,11 +86,6 @@ def plain_sample(loss: Loss, device: str = "cpu", dtype: torch.dtype = torch.flo
     """Return the simplest call of a loss: with class indices where it takes them, else the first of its template."""
     found = list(samples(loss, device, dtype))
     return next((s for s in found if s.name == "class index"), found[0])
-
-
-def large_sample(loss: Loss, rows: int, classes: int, device: str, dtype: torch.dtype) -> Sample:
-    """Return the loss's usual call, of random logits: class indices where it takes them, else what its template has."""
-    return loss.template.large(Make(device, dtype, loss.domain, third=third_argument(loss)), rows, classes)
 
 
 def _diagonal(make: Make) -> Iterator[Sample]:

@@ -35,20 +35,20 @@ class Report:
     subject: str
     findings: list[Finding] = field(default_factory=list)
     show: Callable[[str], None] = field(default=lambda line: None, repr=False)
+    lines: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.show(self.title)
+        self._say(f"Check of {self.subject}")
 
-    @property
-    def title(self) -> str:
-        return f"Check of {self.subject}"
+    def _say(self, line: str) -> None:
+        self.lines.append(line)
+        self.show(line)
 
     def add(self, section: str, name: str, passed: bool | None, detail: str = "") -> None:
-        finding = Finding(section, name, passed, detail)
         if not self.findings or self.findings[-1].section != section:
-            self.show(f"\n{section}")
-        self.show(str(finding))
-        self.findings.append(finding)
+            self._say(f"\n{section}")
+        self.findings.append(Finding(section, name, passed, detail))
+        self._say(str(self.findings[-1]))
 
     @property
     def failures(self) -> list[Finding]:
@@ -67,10 +67,4 @@ class Report:
         return self.passed
 
     def __str__(self) -> str:
-        lines, section = [self.title], ""
-        for f in self.findings:
-            if f.section != section:
-                section = f.section
-                lines += ["", section]
-            lines.append(str(f))
-        return "\n".join([*lines, "", self.counts])
+        return "\n".join([*self.lines, "", self.counts])

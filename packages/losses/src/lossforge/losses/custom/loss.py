@@ -21,7 +21,7 @@ from lossforge.losses.templates.boxes import BOXES, box_loss
 from lossforge.losses.templates.declare import Module, constructor_of, whole_signature
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
 from lossforge.losses.templates.module import LossModule
-from lossforge.losses.templates.options import CornerOptions, ElementwiseOptions
+from lossforge.losses.templates.options import CornerOptions, WeightedElementwiseOptions
 from lossforge.losses.templates.record import Template
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
 from lossforge.losses.types import Reduction
@@ -29,7 +29,9 @@ from lossforge.losses.types import Reduction
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
 
+Hyper = Mapping[str, float] | None
 Reference = Callable[..., Tensor]
+Decorator = Callable[[Any], "CustomLoss"]
 Domain = Literal["logits", "probabilities"]
 
 
@@ -79,9 +81,7 @@ class CustomModule(LossModule):
         if taken := [name for name in loss.hyper if hasattr(CustomModule, name) or name in vars(nn.Module())]:
             raise TypeError(f"{loss.__name__}: a module has an attribute {taken[0]!r} already; call this hyper-parameter differently")
         accepted = loss.constructor.parameters
-        for name in options:
-            if name not in accepted:
-                raise checks.unexpected(type(self).__name__, name, accepted)
+        checks.only(accepted, options, type(self).__name__)
         self.function, self.shared = loss, loss.shared
         given = {"reduction": reduction, **options}
         names = dict.fromkeys(("reduction", *loss.shared, *accepted))
@@ -105,12 +105,11 @@ def _of_elements(
     target: Tensor,
     *,
     reduction: Reduction = "mean",
-    weight: Tensor | None = None,
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     names = list(hyper)
     parameter = hyper.pop(names[-1]) if names and isinstance(hyper[names[-1]], Tensor) else None
-    call = ElementwiseCall(formula, input, target, weight=weight, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
+    call = ElementwiseCall(formula, input, target, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
     return elementwise_loss(call, options)
 
 
@@ -147,16 +146,12 @@ Computes = Callable[..., Tensor]
 
 
 @overload
-def elementwise(
-    *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None, domain: Domain = "logits"
-) -> Callable[[Any], CustomLoss]: ...
+def elementwise(*, hyper: Hyper = None, reference: Reference | None = None, domain: Domain = "logits") -> Decorator: ...
 @overload
+def elementwise(formula: Any, /, *, hyper: Hyper = None, reference: Reference | None = None, domain: Domain = "logits") -> CustomLoss: ...
 def elementwise(
-    formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None, domain: Domain = "logits"
-) -> CustomLoss: ...
-def elementwise(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None, domain: Domain = "logits"
-) -> CustomLoss | Callable[[Any], CustomLoss]:
+    formula: Any = None, /, *, hyper: Hyper = None, reference: Reference | None = None, domain: Domain = "logits"
+) -> CustomLoss | Decorator:
     """Make a loss of a formula over elements, for use as a decorator above @triton.jit.
 
     The formula takes float32 elements of input and target and the hyper-parameters, all by position: (x, y, *hyper). It returns the value
@@ -196,12 +191,10 @@ def elementwise(
 
 
 @overload
-def rowwise(*, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> Callable[[Any], CustomLoss]: ...
+def rowwise(*, hyper: Hyper = None, reference: Reference | None = None) -> Decorator: ...
 @overload
-def rowwise(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> CustomLoss: ...
-def rowwise(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None
-) -> CustomLoss | Callable[[Any], CustomLoss]:
+def rowwise(formula: Any, /, *, hyper: Hyper = None, reference: Reference | None = None) -> CustomLoss: ...
+def rowwise(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference | None = None) -> CustomLoss | Decorator:
     """Make a loss of a formula over rows under a softmax, for use as a decorator above @triton.jit.
 
     The formula takes (z, *hyper), where z = -ln p of the target's class under the softmax of a row. It returns φ(z) or (φ, φ′), and
@@ -234,12 +227,10 @@ def rowwise(
 
 
 @overload
-def boxes(*, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> Callable[[Any], CustomLoss]: ...
+def boxes(*, hyper: Hyper = None, reference: Reference | None = None) -> Decorator: ...
 @overload
-def boxes(formula: Any, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None) -> CustomLoss: ...
-def boxes(
-    formula: Any = None, /, *, hyper: Mapping[str, float] | None = None, reference: Reference | None = None
-) -> CustomLoss | Callable[[Any], CustomLoss]:
+def boxes(formula: Any, /, *, hyper: Hyper = None, reference: Reference | None = None) -> CustomLoss: ...
+def boxes(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference | None = None) -> CustomLoss | Decorator:
     """Make a loss of a formula over pairs of boxes, for use as a decorator above @triton.jit.
 
     The formula takes the corners of both boxes, (x1, y1, x2, y2, u1, v1, u2, v2, *hyper). It returns the value of the pair, or the value

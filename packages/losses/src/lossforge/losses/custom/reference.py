@@ -19,45 +19,33 @@ def _tensor(like: Tensor, value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
+def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes tensors of numbers, with the dtype and device of its first argument."""
+    return lambda like, *values: function(*[_tensor(like, value) for value in values])
+
+
 def _where(like: Tensor, condition: Any, a: Any, b: Any) -> Any:
     if not isinstance(condition, Tensor):
         return a if condition else b
     return torch.where(condition, _tensor(like, a), _tensor(like, b))
 
 
-def _clamp(like: Tensor, x: Any, low: Any, high: Any) -> Tensor:
-    return torch.clamp(_tensor(like, x), _tensor(like, low), _tensor(like, high))
-
-
-def _pair(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda like, a, b: function(_tensor(like, a), _tensor(like, b))
-
-
-def _one(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda like, x: function(_tensor(like, x))
-
-
-LANGUAGE: dict[str, Callable[..., Any]] = {
-    **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "rsqrt", "sin", "cos", "abs", "erf", "sigmoid")},
-    **{name: _one(getattr(torch, name)) for name in ("floor", "ceil", "zeros_like")},
-    "sqrt": lambda like, x: _sqrt(_tensor(like, x)),
-    "sqrt_rn": lambda like, x: _sqrt(_tensor(like, x)),
-    "maximum": _pair(torch.maximum),
-    "minimum": _pair(torch.minimum),
-    "fdiv": _pair(torch.div),
-    "div_rn": _pair(torch.div),
-    "where": _where,
-    "clamp": _clamp,
-    "fma": lambda like, a, b, c: a * b + c,
-    "cast": lambda like, x, dtype: _tensor(like, x),
-}
-"""torch's counterparts of triton.language's functions. The first argument of each is a tensor with the dtype and device to compute in."""
-
-
 def _sqrt(x: Tensor) -> Tensor:
     """Return √x with a finite derivative at 0, as the kernels have it."""
     zero = x == 0
     return torch.where(zero, x * (0.5 / TINY), torch.where(zero, 1.0, x).sqrt())
+
+
+NAMES = ("exp", "exp2", "log", "log2", "rsqrt", "sin", "cos", "abs", "erf", "sigmoid", "floor", "ceil", "zeros_like")
+LANGUAGE: dict[str, Callable[..., Any]] = {
+    **{name: _of_tensors(getattr(torch, name)) for name in (*NAMES, "maximum", "minimum", "clamp")},
+    **dict.fromkeys(("sqrt", "sqrt_rn"), _of_tensors(_sqrt)),
+    **dict.fromkeys(("fdiv", "div_rn"), _of_tensors(torch.div)),
+    "where": _where,
+    "fma": lambda like, a, b, c: a * b + c,
+    "cast": lambda like, x, dtype: _tensor(like, x),
+}
+"""torch's counterparts of triton.language's functions. The first argument of each is a tensor with the dtype and device to compute in."""
 
 
 def _powers(like: Tensor, q: Any, gamma: Any) -> tuple[Tensor, Tensor]:
@@ -67,32 +55,21 @@ def _powers(like: Tensor, q: Any, gamma: Any) -> tuple[Tensor, Tensor]:
     return base**gamma, base ** (gamma - 1.0)
 
 
-def _logistic(like: Tensor, x: Any) -> tuple[Tensor, Tensor, Tensor]:
-    x = _tensor(like, x)
-    return x.sigmoid(), (-x).sigmoid(), F.softplus(-x.abs())
-
-
-def _atan_ratio(like: Tensor, y: Any, x: Any) -> Tensor:
-    y, x = _tensor(like, y), _tensor(like, x)
+def _atan_ratio(y: Tensor, x: Tensor) -> Tensor:
     return torch.where((y == 0) & (x == 0), 0.0, torch.atan(y / torch.where(x == 0, TINY, x)))
 
 
-def _complement(like: Tensor, t: Any) -> tuple[Tensor, Tensor]:
-    t = _tensor(like, t)
-    return -torch.expm1(-t), torch.exp(-t)
-
-
 SHARED: dict[str, Callable[..., Any]] = {
-    **{name: _one(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "tanh", "reciprocal")},
-    "log2_subnormal": _one(torch.log2),
-    "log1p_unit": _one(torch.log1p),
-    "log1p_ratio": lambda like, e, v: torch.log1p(_tensor(like, e)),
-    "logistic": _logistic,
+    **{name: _of_tensors(getattr(torch, name)) for name in ("exp", "exp2", "log", "log2", "tanh", "reciprocal")},
+    "log2_subnormal": _of_tensors(torch.log2),
+    "log1p_unit": _of_tensors(torch.log1p),
+    "log1p_ratio": _of_tensors(lambda e, v: torch.log1p(e)),
+    "logistic": _of_tensors(lambda x: (x.sigmoid(), (-x).sigmoid(), F.softplus(-x.abs()))),
     "power": lambda like, q, gamma: _powers(like, q, gamma)[0],
     "powers": _powers,
     "product": lambda like, a, b: a * b,
-    "atan_ratio": _atan_ratio,
-    "complement": _complement,
+    "atan_ratio": _of_tensors(_atan_ratio),
+    "complement": _of_tensors(lambda t: (-torch.expm1(-t), torch.exp(-t))),
 }
 """torch's counterparts of the functions of lossforge.kernels.math."""
 

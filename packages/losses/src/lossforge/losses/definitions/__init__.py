@@ -37,27 +37,19 @@ differentiated through the plain-torch reference when it requires grad.
 # isort: off
 from lossforge.losses.definitions import regression as regression
 from lossforge.losses.definitions import binary as binary
-from lossforge.losses.definitions import long_tail as long_tail
-from lossforge.losses.definitions import multilabel as multilabel
 from lossforge.losses.definitions import likelihood as likelihood
 from lossforge.losses.definitions import noise_model as noise_model
 from lossforge.losses.definitions import margin as margin
 from lossforge.losses.definitions import embedding as embedding
 from lossforge.losses.definitions import detection as detection
-from lossforge.losses.definitions import siglip as siglip
 from lossforge.losses.definitions import cross_entropy as cross_entropy
 from lossforge.losses.definitions import classification as classification
-from lossforge.losses.definitions import asymmetric as asymmetric
 from lossforge.losses.definitions import angular as angular
-from lossforge.losses.definitions import hard_examples as hard_examples
 from lossforge.losses.definitions import iou as iou
 from lossforge.losses.definitions import dice as dice
-from lossforge.losses.definitions import lovasz as lovasz
 from lossforge.losses.definitions import divergence as divergence
 from lossforge.losses.definitions import contrastive as contrastive
-from lossforge.losses.definitions import similarity as similarity
 from lossforge.losses.definitions import experts as experts
-from lossforge.losses.definitions import views as views
 from lossforge.losses.definitions import tokens as tokens
 from lossforge.losses.definitions import linear as linear
 from lossforge.losses.definitions import preference as preference

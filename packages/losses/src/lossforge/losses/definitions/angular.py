@@ -13,7 +13,7 @@ from lossforge.losses.templates.record import Deferred
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
 from lossforge.losses.types import NonNegative, Positive, Range, Reduction
 
-ORACLES = "lossforge.losses.oracles.margin"
+ORACLES = "lossforge.losses.oracles.classification"
 WITHOUT = ("probabilities", "label_smoothing", "softcap", "z_loss", "target_b")
 Angle = Annotated[float, Range(least=0, most=math.pi)]
 

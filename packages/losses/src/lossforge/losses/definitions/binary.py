@@ -1,21 +1,41 @@
-"""Losses of independent yes-or-no decisions: one logit or probability each."""
+"""Losses of independent yes-or-no decisions: one logit or probability each, or several labels a sample."""
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import ElementwiseCall, Formulas, Head
+from lossforge.kernels.call import ElementwiseCall, Formulas, Head, MultilabelCall
 from lossforge.losses import checks
+from lossforge.losses.device_names import logistic, power, tl
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, per_sample, summed_over, with_parameter
-from lossforge.losses.templates.options import ElementwiseOptions
+from lossforge.losses.templates.declare import Module, loss, public
+from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
+from lossforge.losses.templates.multilabel import MULTILABEL
+from lossforge.losses.templates.options import (
+    ElementwiseOptions,
+    InplaceOptions,
+    ScalarOptions,
+    WeightedElementwiseOptions,
+    check_options,
+    prepared,
+)
 from lossforge.losses.templates.record import first
-from lossforge.losses.types import Balance, BatchReduction, BelowOne, NonNegative, Real, Reduction, UnitInterval
+from lossforge.losses.types import (
+    Balance,
+    BatchReduction,
+    BelowOne,
+    NonNegative,
+    Positive,
+    Real,
+    Reduction,
+    ScalarReduction,
+    UnitInterval,
+)
 
 
 @formula("bce_with_logits", lambda of: Formulas(of.bce.bce_with_logits, binary=Formulas(of.bce.bce_with_logits_hard)), saturates=True)
@@ -249,9 +269,7 @@ def sigmoid_focal_loss(
     alpha: Balance | Tensor = 0.25,
     gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
-    *,
-    weight: Tensor | None = None,  # broadcasts to inputs
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
@@ -275,9 +293,7 @@ def sigmoid_focal_loss(
     """
     gamma = checks.number("gamma", gamma, 0.0)
     hyper, per_class = with_parameter([gamma], "alpha", alpha, inputs, high=1.0)
-    return elementwise_loss(
-        ElementwiseCall("focal", inputs, targets, weight=weight, parameter=per_class, hyper=hyper, reduction=reduction), options
-    )
+    return elementwise_loss(ElementwiseCall("focal", inputs, targets, parameter=per_class, hyper=hyper, reduction=reduction), options)
 
 
 def smoothed(target: Tensor, input: Tensor, smoothing: float) -> Tensor:
@@ -403,9 +419,7 @@ def poly_binary_cross_entropy(
     alpha: Balance | Tensor | None = None,
     smoothing: float = 0.0,
     reduction: BatchReduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Poly-1 binary cross entropy on logits, as timm.loss.PolyBinaryCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
 
@@ -429,9 +443,7 @@ def poly_binary_cross_entropy(
     hyper, per_class = with_parameter([epsilon, gamma], "alpha", -1.0 if alpha is None else alpha, input, high=1.0)
     target = smoothed(target, input, smoothing)
     kept = per_sample(reduction, input, options)
-    return elementwise_loss(
-        ElementwiseCall("poly_bce", input, target, weight=weight, parameter=per_class, hyper=hyper, reduction=kept), options
-    )
+    return elementwise_loss(ElementwiseCall("poly_bce", input, target, parameter=per_class, hyper=hyper, reduction=kept), options)
 
 
 @loss(
@@ -559,3 +571,240 @@ def binary_cross_entropy(
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     return elementwise_loss(ElementwiseCall("bce", input, target, weight=weight, hyper=[_floor(input)], reduction=reduction), options)
+
+
+def focused_softplus(t, gamma):
+    """Return σ(t)^γ softplus(t), and its slope by t."""
+    hit, missed, rest = logistic(t)
+    entropy = tl.maximum(t, 0.0, propagate_nan=tl.PropagateNan.ALL) + rest
+    modulation = power(hit, gamma)
+    return modulation * entropy, modulation * (hit + gamma * (missed * tl.where(gamma == 0.0, 0.0, entropy)))
+
+
+def distribution_balanced(x, y, neg_scale, gamma, balance, bias):
+    z = x + bias
+    positive, falls = focused_softplus(-z, gamma)
+    negative, rises = focused_softplus(neg_scale * z, gamma)
+    return balance * (y * positive + (1.0 - y) * (negative / neg_scale)), balance * ((1.0 - y) * rises - y * falls)
+
+
+@formula("distribution_balanced", lambda of: Formulas(of(distribution_balanced), heavy=True))
+def distribution_balanced_reference(x: Tensor, y: Tensor, neg_scale: float, gamma: float, balance: float, bias: float | Tensor) -> Tensor:
+    tiny = torch.finfo(x.dtype).tiny
+    z = x + bias
+    positive = -F.logsigmoid(z) * torch.sigmoid(-z).clamp(min=tiny) ** gamma
+    negative = -F.logsigmoid(-neg_scale * z) / neg_scale * torch.sigmoid(neg_scale * z).clamp(min=tiny) ** gamma
+    return lost(balance * (y * positive + (1 - y) * negative), x, gamma != 0)
+
+
+@loss(
+    "distribution_balanced",
+    ELEMENTWISE,
+    Module("DistributionBalancedLoss", "Distribution-balanced loss as timm.loss.DistributionBalancedLoss"),
+    options=({"neg_scale": 5.0, "focal_gamma": 0.0}, {"neg_scale": 1.0, "focal_gamma": 1.5, "focal_balance": 0.7}, {"focal_gamma": 0.5}),
+    like="lossforge.losses.oracles.elements:distribution_balanced",
+    paper="arXiv 2007.09654",
+)
+def distribution_balanced_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    class_counts: Tensor | None = None,  # (C,)
+    num_samples: int | None = None,
+    map_alpha: Real = 0.1,
+    map_beta: Real = 10.0,
+    map_mu: Real = 0.2,
+    neg_scale: Positive = 2.0,
+    init_bias: Real = 0.05,
+    focal_gamma: NonNegative = 2.0,
+    focal_balance: Real = 2.0,
+    smoothing: float = 0.0,
+    reduction: BatchReduction = "mean",
+    **options: Unpack[WeightedElementwiseOptions],
+) -> Tensor:
+    """Distribution-balanced loss, as timm.loss.DistributionBalancedLoss (Wu et al. 2020, arXiv 2007.09654).
+
+    L = w v b [y σ(-z)^γ softplus(-z) + (1 - y) σ(λz)^γ softplus(λz) / λ], z = x - κ / λ ln(S / n - 1). Class j has n = class_counts[j] of
+    S = num_samples, λ = neg_scale, κ = init_bias, γ = focal_gamma, b = focal_balance, or 1 where γ is 0.
+
+    v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, how often class j alone would draw its sample, as a share of how
+    often all of the sample's classes draw it. A sample without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v
+    are computed from the targets, as a tensor in the shape of input; the logits are read once. The mean divides by the number of elements.
+
+    When to use it: Take it for samples with several labels under a long tail. It balances the classes without oversampling, and gives the
+    many negatives of rare classes a smaller gradient.
+
+    When not: Leave it on balanced classes (`bce`, `asymmetric`). It needs the classes' counts, and has six numbers that could be tuned.
+
+    Args:
+        target: in [0, 1], dense; or class indices, one against all, -1 background and -2 ignored.
+        class_counts: (C,), the positive samples of each class in the training set; those outside [1, S - 1] count as its ends.
+        num_samples: S of at least 2, the samples of the training set; needed with class_counts.
+        map_alpha: the least weight of an element.
+        map_beta: how steeply the weight rises with the share r.
+        map_mu: the share r at which the weight is halfway between least and largest.
+        neg_scale: λ above 0, a factor of the logits of negatives; 1 for none. The larger it is, the sooner their gradient fades.
+        init_bias: κ, how far the classes' shares of the training set shift the logits; 0 for none.
+        focal_gamma: γ of at least 0, the focusing exponent.
+        focal_balance: b, a factor of the loss where γ is not 0.
+        smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
+        reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+    """
+    gamma = checks.number("focal_gamma", focal_gamma, 0.0)
+    scale = checks.number("neg_scale", neg_scale, 0.0, exclusive=True)
+    balance = checks.number("focal_balance", focal_balance)
+    rising = [checks.number(name, value) for name, value in (("map_alpha", map_alpha), ("map_beta", map_beta), ("map_mu", map_mu))]
+    shift = checks.number("init_bias", init_bias) / scale
+    hyper = [scale, gamma, balance if checks.nonzero(gamma) else 1.0]
+    call = ElementwiseCall("distribution_balanced", input, smoothed(target, input, smoothing), hyper=[*hyper, 0.0])
+    call = call._replace(reduction=per_sample(reduction, input, options))
+    if class_counts is None:
+        return elementwise_loss(call, options)
+    if num_samples is None:
+        raise ValueError("num_samples must be given where class_counts is, got None")
+    counts = _counts(class_counts, num_samples, input, checks.whole_number("dim", options.get("dim", -1)))
+    prepared = elementwise_loss(call._replace(hyper=hyper, parameter=-shift * torch.log(num_samples / counts - 1)), options)
+    share = _rebalanced(1 / counts, prepared.call._replace(target=dense(target, input)), rising)
+    weight = prepared.call.weight
+    return prepared._replace(call=prepared.call._replace(weight=share if weight is None else share * weight))
+
+
+def _counts(counts: Tensor, samples: float, x: Tensor, dim: int) -> Tensor:
+    """Return the counts in [1, S - 1], in a shape that broadcasts to x."""
+    checks.whole("input", x)
+    of_dim(dim, x)
+    checks.beside("class_counts", counts, x)
+    checks.fits("class_counts", counts, counts.shape == (x.shape[dim],), "hold one count a class, shape ({},)", x.shape[dim])
+    samples = checks.number("num_samples", samples, 2.0)
+    counts = counts.to(torch.float64 if x.dtype == torch.float64 else torch.float32).clamp(1, samples - 1)
+    return counts.view(-1, *(1,) * (x.ndim - 1 - dim % x.ndim))
+
+
+def _rebalanced(frequency: Tensor, call: ElementwiseCall, rising: list[float]) -> Tensor:
+    """Return the weight of each element. frequency: 1 / n of each class."""
+    least, slope, middle = rising
+    target = call.target
+    assert target is not None
+
+    def of_index(index: Tensor) -> Tensor:
+        found = frequency.flatten()[index.long().clamp(0, frequency.numel() - 1)]
+        return torch.where(index < 0, 0.0, found).unsqueeze(call.dim)
+
+    if target.is_floating_point():
+        rate = (target * frequency).sum(call.dim, keepdim=True)
+    else:
+        share = None if call.lam is None else call.lam.unsqueeze(call.dim)
+        rate = of_index(target) if share is None else share * of_index(target)
+        if call.target_b is not None and share is not None:
+            rate = rate + (1 - share) * of_index(call.target_b)
+    ratio = frequency / rate.clamp(min=torch.finfo(frequency.dtype).tiny)
+    return least + torch.sigmoid(slope * (ratio - middle))
+
+
+def _check(input: Tensor, target: Tensor) -> None:
+    """Check the logits and targets of samples with several labels."""
+    checks.whole("input", input)
+    if input.ndim == 0 or input.shape[-1] == 0:
+        raise ValueError(f"input must have at least one class in its last dimension, got shape {tuple(input.shape)}")
+    checks.tensor("target", target)
+    if target.is_complex():
+        raise TypeError(f"target must be of a real dtype or bool, got {target.dtype}")
+    checks.without_gradient("target", target)
+    checks.beside("target", target, input)
+    if target.shape != input.shape:
+        raise ValueError(
+            f"target must have the shape of input, {tuple(input.shape)}, 1 for each class that holds, got shape {tuple(target.shape)}"
+        )
+
+
+@public(
+    MULTILABEL.docs,
+    Module("ZlprLoss", "ZLPR loss as timm.loss.ZlprLoss"),
+    repeats=True,
+)
+def zlpr_loss(
+    input: Tensor,  # (…, C)
+    target: Tensor,  # as input
+    reduction: Reduction = "mean",
+    **options: Unpack[InplaceOptions],
+) -> Tensor:
+    """ZLPR loss, softmax cross entropy of samples with several labels, as timm.loss.ZlprLoss (Su et al. 2022, arXiv 2208.02955).
+
+    L = ln(1 + Σⱼ exp xⱼ) + ln(1 + Σₖ exp(-xₖ)) with j over the negative classes of a sample and k over its positive ones, those with a
+    target above ½. Every positive logit is pushed above every negative one, and 0 is the threshold between them.
+
+    One pass over the logits gives the value, another the gradient; no masked copy is made. "mean" divides by the number of samples.
+
+    When to use it: Take it for samples with few of many labels. Its size does not grow with the number of negatives, it has nothing to
+    tune, and 0 is the threshold.
+
+    When not: Leave it where each label's probability must be calibrated alone; `bce` and `asymmetric` give these.
+
+    Args:
+        input: logits (…, C), of any floating dtype, the classes last.
+        target: in the shape of input, of any real dtype or bool; above ½ where a class holds.
+
+    Examples:
+        >>> logits = torch.randn(8, 80, requires_grad=True)
+        >>> zlpr_loss(logits, torch.rand(8, 80) > 0.9).backward()
+    """
+    _check(input, target)
+    divisor = check_options(input, reduction, options, InplaceOptions)
+    lead = input.shape[:-1]
+    x, y = (t if t.ndim == 2 else t.reshape(-1, t.shape[-1]) for t in (input, target))
+    call = MultilabelCall("zlpr", x, y, reduction=reduction)
+    shaped = len(lead) != 1 and reduction == "none"
+    return prepared(call, options, divisor, functools.partial(_of_shape, lead) if shaped else first)
+
+
+def _of_shape(lead: Sequence[int], results: Sequence[Tensor | None]) -> Tensor:
+    return first(results).view(lead)
+
+
+@public(
+    MULTILABEL.docs,
+    Module("TwoWayLoss", "Two-way multi-label loss as timm.loss.TwoWayLoss"),
+    repeats=True,
+)
+def two_way_loss(
+    input: Tensor,  # (N, C)
+    target: Tensor,  # as input
+    tp: Positive = 4.0,
+    tn: Positive = 1.0,
+    reduction: ScalarReduction = "mean",
+    **options: Unpack[ScalarOptions],
+) -> Tensor:
+    """Two-way multi-label loss, as timm.loss.TwoWayLoss (Kobayashi 2023, CVPR, "Two-way Multi-Label Loss").
+
+    L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over negatives and k over positives, those with a target above ½:
+    the mean over the samples that have a positive, plus that over the classes of the batch that have one.
+
+    Each direction is one pass over the logits, and one more writes the gradient of both. Logits are scores for a ranking, not calibrated
+    probabilities.
+
+    When to use it: Take it where labels are ranked within a sample, and samples within a label, as retrieval is judged.
+
+    When not: Leave it where logits must become probabilities (`bce`), and where batches are so small that most labels have no positive.
+
+    Args:
+        input: logits (N, C), of any floating dtype.
+        target: in the shape of input, of any real dtype or bool; above ½ where a class holds.
+        tp: temperature above 0 of the positives' soft minimum.
+        tn: temperature above 0 of the negatives' soft maximum.
+        reduction: "mean", of each direction; or "sum".
+        empty: without effect; the mean of no sample is 0, as timm's.
+
+    Examples:
+        >>> logits = torch.randn(8, 80, requires_grad=True)
+        >>> two_way_loss(logits, torch.rand(8, 80) > 0.9).backward()
+    """
+    _check(input, target)
+    checks.fits("input", input, input.ndim == 2, "have shape (N, C)")
+    checks.one_of("reduction", reduction, ("mean", "sum"))
+    check_options(input, reduction, options, ScalarOptions)
+    numbers: dict[str, Any] = {
+        "tp": checks.number("tp", tp, 0.0, exclusive=True),
+        "tn": checks.number("tn", tn, 0.0, exclusive=True),
+        "paired": True,
+        "reduction": reduction,
+    }
+    return prepared(MultilabelCall("two_way", input, target, **numbers), options, None)

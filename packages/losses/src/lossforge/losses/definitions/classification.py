@@ -1,18 +1,22 @@
 """Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
 
-from typing import Annotated, Unpack
+from typing import Annotated, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, RowwiseCall
+from lossforge.kernels.call import Formulas, RowwiseCall, ViewsCall
 from lossforge.losses import checks
+from lossforge.losses.autograd import compute
 from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Converted, Module, loss
-from lossforge.losses.templates.options import of_classes, weights_of_classes
+from lossforge.losses.reference import focused
+from lossforge.losses.templates.declare import Converted, Module, loss, public
+from lossforge.losses.templates.divergence import VIEWS
+from lossforge.losses.templates.options import check_options, of_classes, weights_of_classes
+from lossforge.losses.templates.record import Prepared
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, RowOptions, class_loss, rowwise_loss
-from lossforge.losses.types import BelowOne, NonNegative, Range, Real, Reduction, UnitInterval
+from lossforge.losses.types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
 
 __all__ = ["class_balanced_weight"]
 
@@ -281,10 +285,8 @@ def log_shares(class_counts: Tensor | None) -> Tensor | None:
     """Return ln π, the logarithms of the classes' shares."""
     if class_counts is None:
         return None
-    if not isinstance(class_counts, Tensor):
-        raise TypeError(f"class_counts must be a tensor, got {type(class_counts).__name__}")
-    if class_counts.ndim != 1 or not len(class_counts):
-        raise ValueError(f"class_counts must hold one count a class, shape (C,), got {tuple(class_counts.shape)}")
+    checks.tensor("class_counts", class_counts)
+    checks.fits("class_counts", class_counts, class_counts.ndim == 1 and len(class_counts) > 0, "hold one count a class, shape (C,)")
     if not (class_counts > 0).all():
         raise ValueError(f"class_counts must be above 0, got {class_counts.min().item():g}")
     counts = class_counts.double()
@@ -375,15 +377,133 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
         >>> weight = class_balanced_weight(torch.tensor([5000, 200, 10]))
         >>> cross_entropy(torch.randn(8, 3), torch.randint(3, (8,)), weight=weight)
     """
-    if not isinstance(counts, Tensor):
-        raise TypeError(f"counts must be a tensor, got {type(counts).__name__}")
+    checks.tensor("counts", counts)
     if counts.is_complex() or counts.dtype == torch.bool:
         raise TypeError(f"counts must be of a real dtype, got {counts.dtype}")
-    if counts.ndim != 1 or not len(counts):
-        raise ValueError(f"counts must hold one count a class, shape (C,), got {tuple(counts.shape)}")
+    checks.fits("counts", counts, counts.ndim == 1 and len(counts) > 0, "hold one count a class, shape (C,)")
     beta = checks.number("beta", beta, 0.0)
     if beta >= 1:
         raise ValueError(f"beta must be below 1, got {beta!r}")
     n = counts.double().clamp(min=1.0)
     inverse = torch.ones_like(n) if beta == 0 else -1.0 / torch.expm1(n * torch.log(torch.tensor(beta, dtype=torch.float64)).item())
     return (inverse * (len(counts) / inverse.sum())).to(torch.float64 if counts.dtype == torch.float64 else torch.float32)
+
+
+@formula("asymmetric_single_label", lambda of: Formulas(of.softmax.asymmetric))
+def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: float, spread: float) -> Tensor:
+    return own * softmax_focal_reference(z, gamma_pos) - spread * focused(z.clamp(max=1e30), gamma_neg)
+
+
+@loss(
+    "asymmetric_single_label",
+    ROWWISE,
+    Module("AsymmetricLossSingleLabel", "Asymmetric loss as timm.loss.AsymmetricLossSingleLabel"),
+    options=(
+        {"eps": 0.0},
+        {"gamma_pos": 0.0, "gamma_neg": 0.0, "eps": 0.3},
+        {"gamma_pos": 0.5, "gamma_neg": 1.5, "eps": 0.2},
+        {"gamma_pos": 2.0, "gamma_neg": 0.3, "eps": 1.0},
+    ),
+    like=f"{ORACLES}:asymmetric_single_label",
+    paper="arXiv 2009.14119",
+)
+def asymmetric_loss_single_label(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…)
+    gamma_pos: NonNegative = 1.0,
+    gamma_neg: NonNegative = 4.0,
+    eps: UnitInterval = 0.1,
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Asymmetric loss under a softmax, as timm.loss.AsymmetricLossSingleLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
+
+    L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j = t] + eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
+
+    The powers are differentiated too. A class of logit -inf that is not the target adds nothing (timm: nan), except at γ₋ = 0, where it
+    makes the loss infinite as label smoothing does. Where a power's derivative is infinite (γ₊ < 1 and p_t = 1) the gradient takes its
+    limit, 0. The mean divides as that of cross_entropy, by the weights of the classes of the rows not ignored.
+
+    When to use it: Take it in recipes that train with timm's loss of the same name. It moves weight away from easy samples.
+
+    When not: Leave it as a first choice; cross entropy with label smoothing is easier to tune.
+
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        gamma_pos: γ₊ of at least 0, the focusing exponent of the target's class.
+        gamma_neg: γ₋ of at least 0, the focusing exponent of the other classes.
+        eps: in [0, 1], the share of label smoothing.
+        weight: (C,), one factor a class.
+    """
+    gamma_pos = checks.number("gamma_pos", gamma_pos, 0.0)
+    gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
+    eps = checks.number("eps", eps, 0.0, 1.0)
+    dim = of_classes(input)
+    spread = eps / max(input.shape[dim], 1)
+    call = RowwiseCall("asymmetric_single_label", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    hyper = [gamma_pos, gamma_neg, 1.0 - eps + spread, spread]
+    return rowwise_loss(call._replace(hyper=hyper, spread=spread, focus=gamma_neg), options)
+
+
+MOST_VIEWS = 64
+"""More views do not fit in a tile."""
+
+
+class ViewOptions(TypedDict, total=False):
+    """As every loss has them."""
+
+    gradient: Gradient | None
+    validate: bool | None
+
+
+@public(VIEWS.docs, repeats=True)
+def jsd_cross_entropy(
+    input: Tensor,  # (S N, C)
+    target: Tensor,  # class indices (S N,) or (N,)
+    num_splits: int = 3,
+    alpha: NonNegative = 12.0,
+    smoothing: UnitInterval = 0.1,
+    **options: Unpack[ViewOptions],
+) -> Tensor:
+    """Cross entropy of clean samples and the Jensen-Shannon divergence of their views, as timm.loss.JsdCrossEntropy (AugMix, Hendrycks et
+    al. 2019, arXiv 1912.02781).
+
+    L = cross_entropy(x₁, t) + α JS(p₁, …, p_S), JS = 1 / (S N) Σ Σⱼ p (ln p - ln max(m, 1e-7)) with p = softmax(x), m = Σ p / S.
+
+    When to use it: Take it with AugMix and other augmentations in several views, for a classifier that is robust to corrupted images.
+
+    When not: Leave it where a sample has one view. Each further view costs another pass of the model.
+
+    The first N rows are the clean samples, the next N their first augmented views in the same order, and so on. The divergence reads the
+    views of a sample together, once for its value and once for its gradient; no probabilities are kept.
+
+    Args:
+        input: logits (S N, C) of S views of N samples, one view of all samples after the other.
+        target: class indices of any integer dtype, of the clean samples (N,), or of all rows, of which the first N are used.
+        num_splits: S in [2, 64], the number of views.
+        alpha: α of at least 0, the weight of the divergence.
+        smoothing: in [0, 1], the share of label smoothing of the cross entropy.
+
+    Examples:
+        >>> logits = torch.randn(3 * 8, 10, requires_grad=True)
+        >>> jsd_cross_entropy(logits, torch.randint(10, (3 * 8,))).backward()
+    """
+    checks.whole("input", input)
+    check_options(input, "mean", options, ViewOptions)
+    num_splits = checks.whole_number("num_splits", num_splits)
+    if not 2 <= num_splits <= MOST_VIEWS:
+        raise ValueError(f"num_splits must be at least 2 and at most {MOST_VIEWS}, got {num_splits}")
+    whole = input.ndim == 2 and input.shape[0] % num_splits == 0 and input.shape[1] > 0
+    checks.fits("input", input, whole, "have shape (S N, C) with S = num_splits = {}", num_splits)
+    alpha = checks.number("alpha", alpha, 0.0)
+    samples = input.shape[0] // num_splits
+    if isinstance(target, Tensor) and target.shape == input.shape[:1]:
+        target = target[:samples]
+    call = RowwiseCall("cross_entropy", input[:samples], target, label_smoothing=smoothing, reduction="mean")
+    clean = rowwise_loss(call, cast(RowOptions, options))
+    divergence = Prepared(ViewsCall("jsd", input, splits=num_splits, loss_scale=alpha), {"gradient": options.get("gradient")})
+    total: Tensor = compute(clean) + compute(divergence)
+    return total

@@ -13,8 +13,14 @@ from lossforge.losses.formulas import formula
 from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.templates.options import BoxOptions, ElementwiseOptions, UnscoredOptions, check_options, with_options
-from lossforge.losses.templates.record import prepared
+from lossforge.losses.templates.options import (
+    WeightedElementwiseOptions,
+    WeightedOptions,
+    WeightedUnscoredOptions,
+    broadcast_weight,
+    check_options,
+    prepared,
+)
 from lossforge.losses.types import NonNegative, Reduction
 
 
@@ -43,9 +49,7 @@ def quality_focal_loss(
     score: Tensor | None = None,  # as a class-index target
     beta: NonNegative = 2.0,
     reduction: Reduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[UnscoredOptions],
+    **options: Unpack[WeightedUnscoredOptions],
 ) -> Tensor:
     """Quality focal loss on logits, as mmdetection's quality_focal_loss (Li et al. 2020, arXiv 2006.04388).
 
@@ -68,7 +72,7 @@ def quality_focal_loss(
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
     """
     beta = checks.number("beta", beta, 0.0)
-    call = ElementwiseCall("quality_focal", input, target, weight=weight, hyper=[beta], reduction=reduction)
+    call = ElementwiseCall("quality_focal", input, target, hyper=[beta], reduction=reduction)
     return elementwise_loss(call, {**options, "score": score}, mean="rows")
 
 
@@ -101,9 +105,7 @@ def varifocal_loss(
     gamma: NonNegative = 2.0,
     iou_weighted: bool = True,
     reduction: Reduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[UnscoredOptions],
+    **options: Unpack[WeightedUnscoredOptions],
 ) -> Tensor:
     """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al. 2021, arXiv 2008.13367).
 
@@ -127,7 +129,7 @@ def varifocal_loss(
     alpha = checks.number("alpha", alpha, 0.0)
     gamma = checks.number("gamma", gamma, 0.0)
     hyper = [alpha, gamma, float(checks.flag("iou_weighted", iou_weighted))]
-    call = ElementwiseCall("varifocal", input, target, weight=weight, hyper=hyper, reduction=reduction)
+    call = ElementwiseCall("varifocal", input, target, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, {**options, "score": score})
 
 
@@ -148,7 +150,7 @@ def gaussian_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, neg_wei
     ELEMENTWISE,
     Module("GaussianFocalLoss", "Gaussian focal loss of heatmaps as mmdetection's, on logits"),
     options=({"alpha": 0.5, "gamma": 1.5}, {"alpha": 0.0, "gamma": 0.0}, {"alpha": 3.0, "pos_weight": 3.0, "neg_weight": 0.5}),
-    like="lossforge.losses.oracles.detection:gaussian_focal",
+    like="lossforge.losses.oracles.elements:gaussian_focal",
     paper="arXiv 1808.01244",
 )
 def gaussian_focal_loss(
@@ -159,9 +161,7 @@ def gaussian_focal_loss(
     pos_weight: NonNegative | Tensor = 1.0,  # number, or broadcasts to input
     neg_weight: NonNegative = 1.0,
     reduction: Reduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Gaussian focal loss of heatmaps on logits, as mmdetection's gaussian_focal_loss (Law and Deng 2018, arXiv 1808.01244).
 
@@ -185,10 +185,8 @@ def gaussian_focal_loss(
         normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of objects.
     """
     hyper = [checks.number("alpha", alpha, 0.0), checks.number("gamma", gamma, 0.0), checks.number("neg_weight", neg_weight, 0.0)]
-    if not checks.is_parameter(pos_weight, input):
-        pos_weight = checks.number("pos_weight", pos_weight, 0.0)
-    hyper, parameter = with_parameter(hyper, "pos_weight", pos_weight, input)
-    call = ElementwiseCall("gaussian_focal", input, target, weight=weight, parameter=parameter, hyper=hyper, reduction=reduction)
+    hyper, parameter = with_parameter(hyper, "pos_weight", pos_weight, input, 0.0)
+    call = ElementwiseCall("gaussian_focal", input, target, parameter=parameter, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options)
 
 
@@ -196,7 +194,7 @@ MOST_BINS = 4096
 """As many as a program holds in registers with room to spare."""
 
 
-class DistributionOptions(BoxOptions, total=False):
+class DistributionOptions(WeightedOptions, total=False):
     """weight: one a target, broadcasts to (...)."""
 
     inplace: bool
@@ -245,14 +243,8 @@ def distribution_focal_loss(
     checks.whole("input", input)
     checks.floating_beside("target", target, input)
     shape = input.shape[:-1]
-    if not input.ndim or not 2 <= input.shape[-1] <= MOST_BINS:
-        raise ValueError(f"input must have shape (..., bins) with 2 to {MOST_BINS} bins, got {tuple(input.shape)}")
-    if target.shape != shape:
-        raise ValueError(f"target must have the shape of input without its bins, {tuple(shape)}, got {tuple(target.shape)}")
-    divisor, weight = check_options(input, reduction, options, DistributionOptions), options.get("weight")
-    if weight is not None:
-        checks.floating_beside("weight", weight, input)
-        if not checks.expands(weight, shape):
-            raise ValueError(f"weight must broadcast to the shape of target, {tuple(shape)}, got {tuple(weight.shape)}")
-    call = DistributionCall("cross_entropy", input, target, weight, reduction=reduction)
-    return prepared(with_options(call, options, divisor), options)
+    checks.fits("input", input, input.ndim > 0 and 2 <= input.shape[-1] <= MOST_BINS, "have shape (..., bins) with 2 to {} bins", MOST_BINS)
+    checks.fits("target", target, target.shape == shape, "have the shape of input without its bins, {}", shape)
+    divisor = check_options(input, reduction, options, DistributionOptions)
+    weight = broadcast_weight(options, input, "input", shape, "broadcast to the shape of target,")
+    return prepared(DistributionCall("cross_entropy", input, target, weight, reduction=reduction), options, divisor)

@@ -1,4 +1,4 @@
-"""Losses of the overlap of predicted and true regions: segmentation.
+"""Losses for segmentation: of the overlap of predicted and true regions, of their sorted errors, and of the hardest pixels.
 
 A region is one class of one image, or of the whole batch. With p the probabilities, y the targets and sums over the region's pixels:
 
@@ -6,20 +6,94 @@ A region is one class of one image, or of the whole batch. With p the probabilit
 
 The sums, the loss and its derivatives by I and P are one launch, the gradient at the logits another, which follows at once where the
 gradient is written in forward.
+
+The Lovász extension of the Jaccard index sorts a region's errors and weighs each by how much the Jaccard loss grows with that pixel among
+the wrong ones. It is convex in the errors, and at errors of 0 and 1 it is the Jaccard loss itself.
 """
 
-from typing import Unpack
+import math
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, OverlapCall
+from lossforge.kernels.call import Formulas, LovaszCall, OverlapCall, RowwiseCall
 from lossforge.losses import checks
+from lossforge.losses.autograd import compute
+from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import formula
+from lossforge.losses.reference import which_count
 from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.options import Settings
-from lossforge.losses.templates.overlap import OVERLAP, OverlapOptions, overlap_loss
-from lossforge.losses.types import Activation, NonNegative, Reduction, ScalarReduction
+from lossforge.losses.templates.lovasz import LOVASZ, LOVASZ_MASKS, lovasz_loss
+from lossforge.losses.templates.options import CheckedOptions, RegionOptions, RegionSettings
+from lossforge.losses.templates.overlap import OVERLAP, overlap_loss
+from lossforge.losses.templates.record import Prepared
+from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
+from lossforge.losses.types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
+
+
+@loss(
+    "ohem_ce",
+    ROWWISE,
+    Module("OHEMCrossEntropyLoss", "Cross entropy with online hard example mining"),
+    formula="cross_entropy",
+    options=({"threshold": 0.2, "min_kept": 3}, {"threshold": 0.0, "min_kept": 2}, {"threshold": 0.4, "min_kept": 0, "z_loss": 1e-2}),
+    like="lossforge.losses.oracles.classification:ohem_ce",
+    paper="arXiv 1604.03540",
+)
+def ohem_cross_entropy(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…)
+    threshold: UnitInterval = 0.7,
+    min_kept: Annotated[int, Range(least=0)] = 100_000,
+    weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    **options: Unpack[RowOptions],
+) -> Tensor:
+    """Cross entropy with online hard example mining (OHEM; Shrivastava et al. 2016, arXiv 1604.03540), for segmentation.
+
+    L = w_t (-ln p_t) [p_t < θ], p = softmax(x): rows with a smaller probability of their class than θ = threshold are kept; where these
+    are fewer than min_kept, the min_kept rows of smallest p_t in the whole batch.
+
+    The other rows count as ignored ones do: the mean divides by the weights of the classes of the kept rows. The rows are chosen in one
+    pass over the logits, without waiting for the device; the loss then reads the kept rows alone. The choice has no gradient.
+
+    When to use it: Take it for segmentation in which most pixels are easy, such as road and sky. It spends the gradient on hard regions.
+
+    When not: Leave it where many labels are wrong, because those are the rows that it keeps; `generalized_ce` does the opposite. On
+    balanced, easy data it only adds a pass.
+
+    Args:
+        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b), and is kept or not as one.
+        threshold: θ in [0, 1], the probability below which a row is hard.
+        min_kept: the least number of rows that are kept of a batch; of a batch with fewer rows all are kept. Rows as hard as the last of
+            them are kept, too.
+        weight: (C,), a factor of each class, which the mean divides by. It does not change which rows are hard.
+    """
+    min_kept = checks.whole_number("min_kept", min_kept)
+    if min_kept < 0:
+        raise ValueError(f"min_kept must be at least 0, got {min_kept}")
+    limit = -torch.log(torch.as_tensor(checks.number("threshold", threshold, 0.0, 1.0)))
+    call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    keep = _hard_rows(rowwise_loss(call, options).call, limit, min_kept).view(target.shape)
+    target_b = options.get("target_b")
+    if target_b is not None:
+        options["target_b"] = torch.where(keep, target_b.long(), ignore_index)
+    return rowwise_loss(call._replace(target=torch.where(keep, target.long(), ignore_index)), options)
+
+
+@torch.no_grad()
+def _hard_rows(call: RowwiseCall, limit: Tensor, min_kept: int) -> Tensor:
+    """Return which rows have a loss above `limit`, or one of the min_kept largest."""
+    counts = which_count(call)
+    plain = call._replace(weight=None, normalizer=None, z_loss=0.0, loss_scale=1.0, reduction="none", mean_of_rows=False)
+    losses = compute(Prepared(plain, {}))
+    hardness = torch.where(counts, losses.nan_to_num(nan=math.inf, posinf=math.inf), -math.inf)
+    keep = hardness > limit
+    if kept := min(min_kept, hardness.numel()):
+        keep = keep | (hardness >= hardness.flatten().topk(kept).values[-1])
+    return keep
 
 
 @formula("dice", lambda of: Formulas(of.overlap.dice))
@@ -38,17 +112,11 @@ def dice_loss(
     input: Tensor,  # (N, C, d…)
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: Reduction = "mean",
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
-    batch: bool = False,
-    weight: Tensor | None = None,  # (C,)
-    ignore_index: int = -100,
-    present_only: bool = False,
-    **options: Unpack[OverlapOptions],
+    **options: Unpack[RegionOptions],
 ) -> Tensor:
     """Soft Dice loss (Milletari et al. 2016, arXiv 1606.04797), as monai.losses.DiceLoss.
 
@@ -60,8 +128,7 @@ def dice_loss(
     When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated; `dice_ce` is steadier.
     Regions that are empty in many images need `batch=True` or care with the smoothing.
     """
-    call = OverlapCall("dice", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
+    call = OverlapCall("dice", input, target, squared_pred=squared_pred, reduction=reduction)
     return overlap_loss(call, {"smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
@@ -80,17 +147,11 @@ def jaccard_loss(
     input: Tensor,  # (N, C, d…)
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: Reduction = "mean",
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
-    batch: bool = False,
-    weight: Tensor | None = None,  # (C,)
-    ignore_index: int = -100,
-    present_only: bool = False,
-    **options: Unpack[OverlapOptions],
+    **options: Unpack[RegionOptions],
 ) -> Tensor:
     """Soft Jaccard loss, 1 - IoU, as segmentation_models_pytorch's JaccardLoss.
 
@@ -101,8 +162,7 @@ def jaccard_loss(
     When not: Do not take it as the only loss at the start of training, or where probabilities must be calibrated. It and `dice` have the
     same minimum, so the choice between them matters little.
     """
-    call = OverlapCall("jaccard", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
+    call = OverlapCall("jaccard", input, target, squared_pred=squared_pred, reduction=reduction)
     return overlap_loss(call, {"smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
@@ -122,18 +182,12 @@ def tversky_loss(
     input: Tensor,  # (N, C, d…)
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     alpha: NonNegative = 0.5,
     beta: NonNegative = 0.5,
     reduction: Reduction = "mean",
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
-    batch: bool = False,
-    weight: Tensor | None = None,  # (C,)
-    ignore_index: int = -100,
-    present_only: bool = False,
-    **options: Unpack[OverlapOptions],
+    **options: Unpack[RegionOptions],
 ) -> Tensor:
     """Tversky loss (Salehi et al. 2017, arXiv 1706.05721), as monai.losses.TverskyLoss.
 
@@ -148,8 +202,7 @@ def tversky_loss(
         alpha: weight of false positives, at least 0.
         beta: weight of false negatives, at least 0.
     """
-    call = OverlapCall("tversky", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(include_background=include_background, batch=batch, present_only=present_only)
+    call = OverlapCall("tversky", input, target, reduction=reduction)
     return overlap_loss(call, {"alpha": alpha, "beta": beta, "smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
@@ -173,19 +226,13 @@ def focal_tversky_loss(
     input: Tensor,  # (N, C, d…)
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     alpha: NonNegative = 0.3,
     beta: NonNegative = 0.7,
     gamma: NonNegative = 0.75,
     reduction: Reduction = "mean",
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
-    batch: bool = False,
-    weight: Tensor | None = None,  # (C,)
-    ignore_index: int = -100,
-    present_only: bool = False,
-    **options: Unpack[OverlapOptions],
+    **options: Unpack[RegionOptions],
 ) -> Tensor:
     """Focal Tversky loss (Abraham and Khan 2018, arXiv 1810.07842).
 
@@ -203,8 +250,7 @@ def focal_tversky_loss(
         beta: weight of false negatives, at least 0.
         gamma: γ of at least 0, the exponent of 1 - T. Where T is 1 the gradient is taken as 0, also for γ < 1.
     """
-    call = OverlapCall("focal_tversky", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(include_background=include_background, batch=batch, present_only=present_only)
+    call = OverlapCall("focal_tversky", input, target, reduction=reduction)
     return overlap_loss(call, {"alpha": alpha, "beta": beta, "gamma": gamma, "smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
@@ -220,19 +266,13 @@ def dice_ce_loss(
     input: Tensor,  # (N, C, d…)
     target: Tensor,  # (N, d…) or (N, C, d…)
     *,
-    include_background: bool = True,
-    activation: Activation | None = "softmax",
     squared_pred: bool = False,
     reduction: ScalarReduction = "mean",
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
-    batch: bool = False,
-    weight: Tensor | None = None,  # (C,)
     lambda_dice: NonNegative = 1.0,
     lambda_ce: NonNegative = 1.0,
-    ignore_index: int = -100,
-    present_only: bool = False,
-    **options: Unpack[Settings],
+    **options: Unpack[RegionSettings],
 ) -> Tensor:
     """Dice loss plus cross entropy from one pass over the logits, as monai.losses.DiceCELoss.
 
@@ -253,11 +293,103 @@ def dice_ce_loss(
     """
     lambda_dice = checks.number("lambda_dice", lambda_dice, 0.0)
     lambda_ce = checks.number("lambda_ce", lambda_ce, 0.0)
-    if activation is None:
+    if options.get("activation", "softmax") is None:
         raise ValueError('activation must be "softmax" or "sigmoid" where a cross entropy needs logits, got None')
     if reduction == "none":
         raise ValueError('reduction must be "mean" or "sum" where two losses are added, got "none"')
-    call = OverlapCall("dice", input, target, weight=weight, activation=activation, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(include_background=include_background, squared_pred=squared_pred, batch=batch, present_only=present_only)
-    call = call._replace(loss_scale=lambda_dice, lambda_ce=lambda_ce)
+    call = OverlapCall("dice", input, target, squared_pred=squared_pred, reduction=reduction, loss_scale=lambda_dice, lambda_ce=lambda_ce)
     return overlap_loss(call, {"smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
+
+
+def missing_probability(p, y):
+    return tl.abs(y - p)
+
+
+@formula("lovasz_softmax", lambda of: Formulas(of(missing_probability)))
+def missing_probability_reference(p: Tensor, y: Tensor) -> Tensor:
+    return (y - p).abs()
+
+
+@loss(
+    "lovasz_softmax",
+    LOVASZ,
+    Module("LovaszSoftmaxLoss", "Lovász-softmax loss, as segmentation_models_pytorch's LovaszLoss of several classes"),
+    options=({"per_image": True}, {"classes": "all"}, {"classes": [2, 0], "per_image": True}),
+    like="lossforge.losses.oracles.segmentation:lovasz_softmax",
+    paper="arXiv 1705.08790",
+)
+def lovasz_softmax_loss(
+    input: Tensor,  # (N, C, d…)
+    target: Tensor,  # (N, d…)
+    classes: Averaged | list[int] | tuple[int, ...] = "present",
+    per_image: bool = False,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    **options: Unpack[CheckedOptions],
+) -> Tensor:
+    """Lovász-softmax loss (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its multiclass mode.
+
+    L = Σ gₖ eₖ over the pixels k of a region, the largest error first, e = |y - p|, p = softmax(x), gₖ = J({1…k}) - J({1…k - 1}), where
+    J(M) = 1 - |Y - M| / |Y ∪ M| is the Jaccard loss of a mask of the class's pixels Y that is wrong at the pixels M.
+
+    The mean is that of the classes, with per_image of each image, and then that of the images. Torch sorts the errors of each region;
+    equal errors keep the order of their pixels. Kernels compute all else.
+
+    When to use it: Take it to finish a segmentation that is judged by mean IoU, after or beside cross entropy. It optimises that measure
+    itself, of the batch or of each image.
+
+    When not: Leave it at the start of training, and on small batches of many classes, whose mean IoU says little of the data set's.
+    `jaccard` needs no sort, which takes most of the time here.
+
+    Args:
+        classes: "present" averages the classes that have pixels, "all" every class. With a list of class indices absent classes count too,
+            and a class that is listed twice counts twice.
+    """
+    checks.whole("input", input)
+    if input.ndim < 2 or input.shape[1] < 2:
+        raise ValueError(
+            f"input must have shape (N, C, d…) with at least two classes, got {tuple(input.shape)}: of one class take lovasz_hinge_loss"
+        )
+    call = LovaszCall("lovasz_softmax", input, target, per_image=per_image, ignore_index=ignore_index, reduction=reduction)
+    return lovasz_loss(call, classes, options)
+
+
+def hinge(x, y):
+    return 1.0 - x * (2.0 * y - 1.0)
+
+
+@formula("lovasz_hinge", lambda of: Formulas(of(hinge)))
+def hinge_reference(x: Tensor, y: Tensor) -> Tensor:
+    return 1 - x * (2 * y - 1)
+
+
+@loss(
+    "lovasz_hinge",
+    LOVASZ_MASKS,
+    Module("LovaszHingeLoss", "Lovász hinge loss, as segmentation_models_pytorch's LovaszLoss of one class"),
+    options=({"per_image": True},),
+    like="lossforge.losses.oracles.segmentation:lovasz_hinge",
+    paper="arXiv 1705.08790",
+)
+def lovasz_hinge_loss(
+    input: Tensor,  # (N, d…), (N, 1, d…)
+    target: Tensor,  # as input
+    per_image: bool = False,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    **options: Unpack[CheckedOptions],
+) -> Tensor:
+    """Lovász hinge loss of a mask (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its binary mode.
+
+    L = Σ gₖ max(0, eₖ) over the pixels k, the largest error first, e = 1 - x (2 y - 1), with gₖ as in `lovasz_softmax_loss`.
+
+    When to use it: Take it for one class against background that is judged by its IoU, after or beside `bce`.
+
+    When not: Leave it where logits must become probabilities, because it asks only that they pass a margin of 1.
+    """
+    checks.whole("input", input)
+    checks.fits("input", input, input.ndim >= 2, "have shape (N, d…) or (N, 1, d…)")
+    one = isinstance(target, Tensor) and target.ndim == input.ndim - 1 and input.shape[1] == 1
+    x = input if one else input.unsqueeze(1)
+    call = LovaszCall("lovasz_hinge", x, target, softmax=False, per_image=per_image, ignore_index=ignore_index, reduction=reduction)
+    return lovasz_loss(call, "all", options)

@@ -18,7 +18,7 @@ from lossforge.losses.formulas import formula
 from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
-from lossforge.losses.templates.options import CallOptions, ElementwiseOptions, of_classes
+from lossforge.losses.templates.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
 from lossforge.losses.types import BatchReduction, Positive, UnitInterval
 
 ORACLES = "lossforge.losses.oracles.divergence"
@@ -51,10 +51,8 @@ def kl_div_with_logits(
     *,
     reverse: bool = False,
     temperature_squared: bool = True,
-    weight: Tensor | None = None,  # (), (N,), (N, d…)
-    labels: Tensor | None = None,  # as weight
     ignore_index: int = -100,
-    **options: Unpack[CallOptions],
+    **options: Unpack[DivergenceOptions],
 ) -> Tensor:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
@@ -73,7 +71,7 @@ def kl_div_with_logits(
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
-    call = DivergenceCall("kl", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    call = DivergenceCall("kl", input, target_logits, ignore_index=ignore_index, reduction=reduction)
     return divergence_loss(call._replace(swap=reverse, temperature=temperature), options, temperature_squared)
 
 
@@ -102,10 +100,8 @@ def js_div_with_logits(
     reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
-    weight: Tensor | None = None,  # (), (N,), (N, d…)
-    labels: Tensor | None = None,  # as weight
     ignore_index: int = -100,
-    **options: Unpack[CallOptions],
+    **options: Unpack[DivergenceOptions],
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
 
@@ -130,7 +126,7 @@ def js_div_with_logits(
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
     beta = checks.number("beta", beta, 0.0, 1.0)
-    call = DivergenceCall("js", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    call = DivergenceCall("js", input, target_logits, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(hyper=[beta], temperature=temperature)
     if not isinstance(beta, Tensor) and beta in (0.0, 1.0):
         call = call._replace(loss="kl", hyper=[], swap=beta == 1.0)
@@ -158,10 +154,8 @@ def total_variation_with_logits(
     reduction: BatchReduction = "batchmean",
     *,
     temperature_squared: bool = False,
-    weight: Tensor | None = None,  # (), (N,), (N, d…)
-    labels: Tensor | None = None,  # as weight
     ignore_index: int = -100,
-    **options: Unpack[CallOptions],
+    **options: Unpack[DivergenceOptions],
 ) -> Tensor:
     """Total variation distance of the student's softmax and the teacher's.
 
@@ -180,9 +174,7 @@ def total_variation_with_logits(
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
     """
-    call = DivergenceCall(
-        "total_variation", input, target_logits, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction
-    )
+    call = DivergenceCall("total_variation", input, target_logits, ignore_index=ignore_index, reduction=reduction)
     return divergence_loss(call._replace(temperature=temperature), options, temperature_squared)
 
 
@@ -208,9 +200,7 @@ def total_variation(
     input: Tensor,  # probabilities, any shape
     target: Tensor,  # as input, or class indices: as input without dim
     reduction: BatchReduction = "batchmean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Total variation distance of probabilities that are given, element by element.
 
@@ -231,7 +221,7 @@ def total_variation(
         weight: broadcasts to input, such as (N, 1) for one weight a row; no mean divides by it.
     """
     kept = per_sample(reduction, input, options)
-    return elementwise_loss(ElementwiseCall("total_variation_probability", input, target, weight=weight, reduction=kept), options)
+    return elementwise_loss(ElementwiseCall("total_variation_probability", input, target, reduction=kept), options)
 
 
 def _topk_kernels(of: Any) -> Formulas:
@@ -279,10 +269,8 @@ def topk_kl_div_with_logits(
     renormalize: bool = False,
     tail: bool = False,
     temperature_squared: bool = True,
-    weight: Tensor | None = None,  # (), (N,), (N, d…)
-    labels: Tensor | None = None,  # as weight
     ignore_index: int = -100,
-    **options: Unpack[CallOptions],
+    **options: Unpack[DivergenceOptions],
 ) -> Tensor:
     """Kullback-Leibler divergence from a teacher of which the K likeliest classes of each row are known; no dense teacher is built.
 
@@ -321,8 +309,7 @@ def topk_kl_div_with_logits(
     entries = tuple(k if d == class_dim else n for d, n in enumerate(input.shape))
     if k == 0 or indices.shape != entries:
         raise ValueError(f"indices must have K classes for each row of input, {tuple(input.shape)}, got shape {tuple(indices.shape)}")
-    if values.shape != indices.shape:
-        raise ValueError(f"values must have the shape of indices, {tuple(indices.shape)}, got {tuple(values.shape)}")
-    call = TopKCall("topk_kl", input, values, indices, labels=labels, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    checks.fits("values", values, values.shape == indices.shape, "have the shape of indices, {}", indices.shape)
+    call = TopKCall("topk_kl", input, values, indices, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(renormalize=bool(renormalize), tail=bool(tail), temperature=temperature)
     return divergence_loss(call, options, temperature_squared)

@@ -9,7 +9,8 @@ from lossforge.kernels.call import Formulas
 from lossforge.losses import checks
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.vectors import VECTORS, VectorsOptions, vectors_loss
+from lossforge.losses.templates.options import WeightedOptions
+from lossforge.losses.templates.vectors import VECTORS, vectors_loss
 from lossforge.losses.types import Positive, Real, Reduction
 
 
@@ -46,7 +47,7 @@ def cosine_embedding_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[VectorsOptions],
+    **options: Unpack[WeightedOptions],
 ) -> Tensor:
     """Cosine embedding loss of pairs of vectors, as torch.nn.functional.cosine_embedding_loss.
 
@@ -112,7 +113,7 @@ def triplet_margin_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[VectorsOptions],
+    **options: Unpack[WeightedOptions],
 ) -> Tensor:
     """Triplet margin loss, as torch.nn.functional.triplet_margin_loss (Schroff et al. 2015, arXiv 1503.03832).
 
@@ -139,4 +140,4 @@ def triplet_margin_loss(
     hyper = [checks.number("margin", margin, 0.0, exclusive=True), checks.number("p", p, 1.0), checks.number("eps", eps)]
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     tensors = {"anchor": anchor, "positive": positive, "negative": negative}
-    return vectors_loss("triplet_margin", tensors, [*hyper, checks.flag("swap", swap)], reduction, options)
+    return vectors_loss("triplet_margin", tensors, [*hyper, float(checks.flag("swap", swap))], reduction, options)

@@ -1,7 +1,7 @@
 """Losses of the router of a mixture of experts."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -9,10 +9,9 @@ from torch import Tensor
 from lossforge.kernels.call import RouterCall
 from lossforge.losses import checks
 from lossforge.losses.templates.declare import public
-from lossforge.losses.templates.options import CallOptions, check_options
-from lossforge.losses.templates.record import first, prepared
+from lossforge.losses.templates.options import InplaceScalarOptions, check_options
+from lossforge.losses.templates.record import Prepared, first
 from lossforge.losses.templates.router import ROUTER
-from lossforge.losses.types import Empty, Gradient
 
 __all__ = ["LoadBalancingOutput"]
 
@@ -32,14 +31,6 @@ class LoadBalancingOutput(NamedTuple):
     z_loss: Tensor
 
 
-class RouterOptions(TypedDict, total=False):
-    """As every loss has them."""
-
-    empty: Empty
-    gradient: Gradient | None
-    inplace: bool
-
-
 @public(ROUTER.docs, repeats=True)
 def load_balancing_loss(
     router_logits: Tensor,  # (…, E)
@@ -49,7 +40,7 @@ def load_balancing_loss(
     balance: float = 1.0,
     z_loss: float = 0.0,
     return_z_loss: bool = False,
-    **options: Unpack[RouterOptions],
+    **options: Unpack[InplaceScalarOptions],
 ) -> Tensor | LoadBalancingOutput:
     """Load balancing of a router's experts, as transformers' load_balancing_loss_func (Fedus et al. 2021, arXiv 2101.03961), with the
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
@@ -77,7 +68,7 @@ def load_balancing_loss(
         >>> load_balancing_loss(router_logits, top_k=2, z_loss=1e-3).backward()
     """
     checks.whole("router_logits", router_logits)
-    check_options(router_logits, "mean", cast(CallOptions, options), RouterOptions, "router_logits")
+    check_options(router_logits, "mean", options, InplaceScalarOptions, "router_logits")
     if router_logits.ndim == 0 or not 1 <= router_logits.shape[-1] <= EXPERTS:
         raise ValueError(f"router_logits must have the experts last, 1 to {EXPERTS}, got shape {tuple(router_logits.shape)}")
     *lead, experts = router_logits.shape
@@ -85,8 +76,7 @@ def load_balancing_loss(
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be at least 1 and at most the {experts} experts, got {top_k}")
     if attention_mask is not None:
-        if not isinstance(attention_mask, Tensor):
-            raise TypeError(f"attention_mask must be a tensor, got {type(attention_mask).__name__}")
+        checks.tensor("attention_mask", attention_mask)
         if attention_mask.is_complex():
             raise TypeError(f"attention_mask must be of a real dtype or bool, got {attention_mask.dtype}")
         checks.beside("attention_mask", attention_mask, router_logits, "router_logits")
@@ -104,7 +94,8 @@ def load_balancing_loss(
         empty_is_zero=options.get("empty") == "zero",
         outputs=[checks.flag("return_z_loss", return_z_loss)],
     )
-    return prepared(call, options, _with_z_loss if return_z_loss else first)
+    checked: Any = Prepared(call, options, _with_z_loss if return_z_loss else first)
+    return checked
 
 
 def _with_z_loss(results: Sequence[Tensor | None]) -> LoadBalancingOutput:

@@ -14,7 +14,7 @@ from lossforge.losses.device_names import complement, larger, overlap, smaller, 
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
 from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.options import BoxOptions, CornerOptions
+from lossforge.losses.templates.options import CornerOptions, WeightedOptions
 from lossforge.losses.types import NonNegative, Reduction
 
 OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})
@@ -322,7 +322,7 @@ def box_l1_reference(b1: Tensor, b2: Tensor) -> Tensor:
 
 
 @loss("box_l1", BOXES, Module("BoxL1Loss", "Absolute error of boxes, summed over their coordinates"), paper="arXiv 2005.12872")
-def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", **options: Unpack[BoxOptions]) -> Tensor:
+def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", **options: Unpack[WeightedOptions]) -> Tensor:
     """Absolute error of boxes or of their encoded offsets.
 
     L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox (arXiv 2005.12872) with normalizer = number of boxes, and
@@ -351,7 +351,7 @@ def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
     paper="arXiv 1504.08083",
 )
 def box_smooth_l1_loss(
-    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", beta: NonNegative = 1.0, **options: Unpack[BoxOptions]
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", beta: NonNegative = 1.0, **options: Unpack[WeightedOptions]
 ) -> Tensor:
     """Smooth L1 loss of boxes or of their encoded offsets (Girshick 2015, arXiv 1504.08083), as torchvision's RPN and RoI heads sum it.
 

@@ -11,17 +11,18 @@ from lossforge.kernels.call import ElementwiseCall, Formulas
 from lossforge.losses import checks
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.docs import KEPT, SCALAR
 from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
 from lossforge.losses.templates.options import (
     ElementwiseOptions,
     Options,
+    WeightedElementwiseOptions,
     check_options,
     of_classes,
     rows_of,
     share,
     weights_of_classes,
 )
+from lossforge.losses.templates.record import KEPT, SCALAR
 from lossforge.losses.templates.rowwise import ROWWISE
 from lossforge.losses.types import BatchReduction, Reduction
 
@@ -143,9 +144,7 @@ def kl_div(
     reduce: bool | None = None,
     reduction: BatchReduction = "mean",
     log_target: bool = False,
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Kullback-Leibler divergence of log-probabilities, element by element, as torch.nn.functional.kl_div.
 
@@ -173,4 +172,4 @@ def kl_div(
     if log_target and isinstance(target, Tensor) and not target.is_floating_point():
         raise TypeError(f"target must hold log-probabilities where log_target is True, got {target.dtype}")
     kept = per_sample(checks.legacy_reduction(size_average, reduce, reduction), input, options)
-    return elementwise_loss(ElementwiseCall("kl_div", input, target, weight=weight, hyper=[1.0 * log_target], reduction=kept), options)
+    return elementwise_loss(ElementwiseCall("kl_div", input, target, hyper=[1.0 * log_target], reduction=kept), options)

@@ -24,10 +24,9 @@ from lossforge.losses.definitions.tokens import TokenLogps, logps_at
 from lossforge.losses.linear.call import ROWS
 from lossforge.losses.templates import divergence
 from lossforge.losses.templates.declare import DECLARED, Module, public
-from lossforge.losses.templates.docs import SCALAR, SETTINGS, Keeping, TemplateDocs
 from lossforge.losses.templates.elementwise import IGNORED
 from lossforge.losses.templates.module import LossModule
-from lossforge.losses.templates.record import Prepared
+from lossforge.losses.templates.record import SCALAR, SETTINGS, Keeping, Prepared, TemplateDocs
 from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
@@ -116,10 +115,8 @@ def _layer(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> 
         checks.beside(name, t, input, f"{of}input")
     if not input.ndim:
         raise ValueError(f"{of}input must have shape (…, H), got ()")
-    if weight.ndim != 2 or weight.shape[1] != input.shape[-1]:
-        raise ValueError(f"{of}weight must have shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
-    if not weight.shape[0]:
-        raise ValueError(f"{of}weight must have at least one class, shape (C, {input.shape[-1]}), got {tuple(weight.shape)}")
+    checks.fits(f"{of}weight", weight, weight.ndim == 2 and weight.shape[1] == input.shape[-1], "have shape (C, {})", input.shape[-1])
+    checks.fits(f"{of}weight", weight, weight.shape[0] > 0, "have at least one class, shape (C, {})", input.shape[-1])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"{of}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     kind = input.device.type
@@ -367,9 +364,8 @@ class FusedLoss:
         if len(tensors) > len(self.by_position):
             raise TypeError(f"{self.__name__}() takes {', '.join(self.by_position)} by position, and bias by name, got {len(tensors)}")
         given = dict(zip(self.by_position, tensors, strict=False))
+        checks.only(self.accepted, named, self.__name__)
         for name in named:
-            if name not in self.accepted:
-                raise checks.unexpected(self.__name__, name, self.accepted)
             if name in given:
                 meant = "; did you mean 'loss_weight', the loss's own?" if name == "weight" and "loss_weight" in self.accepted else ""
                 raise TypeError(f"{self.__name__}() got {name} twice, by position and by name{meant}")
@@ -480,13 +476,6 @@ def linear_cross_entropy(
     return _fused(cross_entropy, _layer(input, weight, bias), given, linear, ("target",))
 
 
-class LinearTokenOptions(LinearOptions, total=False):
-    temperature: float
-    softcap: float | None
-    ignore_index: int
-    validate: bool | None
-
-
 @public(LINEAR)
 def linear_selective_log_softmax(
     input: Tensor,  # (…, H)
@@ -523,8 +512,8 @@ def linear_selective_log_softmax(
     head = _layer(input, weight, bias)
     checks.integer("index", index)
     lead, several = input.shape[:-1], index.ndim == input.ndim
-    if index.shape[: len(lead)] != lead or index.ndim > input.ndim:
-        raise ValueError(f"index must have shape {tuple(lead)}, or {(*lead, 'K')} for K tokens a row, got {tuple(index.shape)}")
+    of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
+    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy} | _softened(temperature, softcap)
     if not several:
         return _fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)
@@ -605,24 +594,22 @@ class LinearDivergenceOptions(LinearOptions, total=False):
 
 
 def _of_teacher(
-    function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, given: dict[str, Any], options: Any
+    function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, options: Any, **given: Any
 ) -> Any:
+    """Check a divergence of a layer's logits from a teacher. given: the divergence's own arguments."""
     own, linear = _split(options)
     head, given = _layer(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
+        if function is not topk_kl_div_with_logits:
+            name = f"linear_{function.__name__.removesuffix('_with_logits')}"
+            needed = "all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher"
+            raise TypeError(f"{name} needs {needed}: linear_kl_div takes it")
         return _fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
     if isinstance(teacher, LinearTeacher):
         return _fused(function, head, given, linear, ("target_logits",), _layer(*teacher, of="teacher."))
     if not isinstance(teacher, Tensor):
         raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
     return _fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",))
-
-
-def _no_topk(teacher: Teacher, name: str) -> None:
-    if isinstance(teacher, TopKTeacher):
-        raise TypeError(
-            f"{name} needs all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher: linear_kl_div takes it"
-        )
 
 
 @public(LINEAR, Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE))
@@ -662,10 +649,10 @@ def linear_kl_div(
         if reverse:
             raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
         given |= {"renormalize": renormalize, "tail": tail}
-        return _of_teacher(topk_kl_div_with_logits, (input, weight, bias), teacher, given, options)
+        return _of_teacher(topk_kl_div_with_logits, (input, weight, bias), teacher, options, **given)
     if renormalize or tail:
         raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
-    return _of_teacher(kl_div_with_logits, (input, weight, bias), teacher, {**given, "reverse": reverse}, options)
+    return _of_teacher(kl_div_with_logits, (input, weight, bias), teacher, options, reverse=reverse, **given)
 
 
 @public(LINEAR, Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE))
@@ -693,9 +680,8 @@ def linear_js_div(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_js_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
-    _no_topk(teacher, "linear_js_div")
     given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
-    return _of_teacher(js_div_with_logits, (input, weight, bias), teacher, {**given, "beta": beta}, options)
+    return _of_teacher(js_div_with_logits, (input, weight, bias), teacher, options, beta=beta, **given)
 
 
 @public(LINEAR, Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE))
@@ -721,6 +707,5 @@ def linear_total_variation(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
-    _no_topk(teacher, "linear_total_variation")
     given = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared, "weight": loss_weight}
-    return _of_teacher(total_variation_with_logits, (input, weight, bias), teacher, given, options)
+    return _of_teacher(total_variation_with_logits, (input, weight, bias), teacher, options, **given)

@@ -11,8 +11,9 @@ from lossforge.losses import checks
 from lossforge.losses.device_names import logistic, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.margins import MARGIN_LISTS, MARGINS, MarginsOptions, margins_loss
-from lossforge.losses.templates.pointwise import POINTWISE, PointwiseOptions, pointwise_loss
+from lossforge.losses.templates.margins import MARGIN_LISTS, MARGINS, margins_loss
+from lossforge.losses.templates.options import CheckedOptions, WeightedOptions
+from lossforge.losses.templates.pointwise import POINTWISE, pointwise_loss
 from lossforge.losses.types import Real, Reduction
 
 
@@ -39,7 +40,7 @@ def soft_margin_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[PointwiseOptions],
+    **options: Unpack[WeightedOptions],
 ) -> Tensor:
     """Soft margin loss of labels 1 and -1, as torch.nn.functional.soft_margin_loss: binary cross entropy in other labels.
 
@@ -86,7 +87,7 @@ def hinge_embedding_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[PointwiseOptions],
+    **options: Unpack[WeightedOptions],
 ) -> Tensor:
     """Hinge embedding loss of distances, as torch.nn.functional.hinge_embedding_loss.
 
@@ -137,7 +138,7 @@ def margin_ranking_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[PointwiseOptions],
+    **options: Unpack[WeightedOptions],
 ) -> Tensor:
     """Margin ranking loss of two scores, as torch.nn.functional.margin_ranking_loss.
 
@@ -194,7 +195,7 @@ def multi_margin_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[MarginsOptions],
+    **options: Unpack[CheckedOptions],
 ) -> Tensor:
     """Multi-class margin loss, as torch.nn.functional.multi_margin_loss (Crammer and Singer 2001, doi 10.1162/15324430260185628).
 
@@ -227,7 +228,7 @@ def multilabel_margin_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[MarginsOptions],
+    **options: Unpack[CheckedOptions],
 ) -> Tensor:
     """Multi-label margin loss, as torch.nn.functional.multilabel_margin_loss.
 

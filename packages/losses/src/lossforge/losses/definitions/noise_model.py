@@ -11,11 +11,12 @@ from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.pointwise import POINTWISE, PointwiseOptions, beside, pointwise_loss
+from lossforge.losses.templates.options import WeightedOptions
+from lossforge.losses.templates.pointwise import POINTWISE, beside, pointwise_loss
 from lossforge.losses.types import Positive, Reduction
 
 
-class VarianceOptions(PointwiseOptions, total=False):
+class VarianceOptions(WeightedOptions, total=False):
     validate: bool | None
 
 
@@ -73,7 +74,7 @@ def gaussian_nll_loss(
         >>> gaussian_nll_loss(mean, torch.randn(8, 10), var).backward()
     """
     checks.whole("input", input)
-    hyper = [checks.flag("full", full), checks.number("eps", eps, 0.0, exclusive=True)]
+    hyper = [float(checks.flag("full", full)), checks.number("eps", eps, 0.0, exclusive=True)]
     var = beside("var", var, input, "input") if isinstance(var, Tensor) else input.new_full((), checks.number("var", var, 0.0))
     _not_negative(var, options.pop("validate", None))
     return pointwise_loss("gaussian_nll", {"input": input, "target": target, "var": _as_input(var, input)}, hyper, reduction, options)
@@ -128,7 +129,7 @@ def poisson_nll_loss(
     eps: Positive = 1e-8,
     reduce: bool | None = None,
     reduction: Reduction = "mean",
-    **options: Unpack[PointwiseOptions],
+    **options: Unpack[WeightedOptions],
 ) -> Tensor:
     """Poisson negative log-likelihood of counts, as torch.nn.functional.poisson_nll_loss.
 
@@ -150,5 +151,6 @@ def poisson_nll_loss(
         >>> poisson_nll_loss(log_rates, torch.poisson(4 * torch.rand(8, 10))).backward()
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    hyper = [checks.flag("log_input", log_input), checks.flag("full", full), checks.number("eps", eps, 0.0, exclusive=True)]
+    flags = [float(checks.flag("log_input", log_input)), float(checks.flag("full", full))]
+    hyper = [*flags, checks.number("eps", eps, 0.0, exclusive=True)]
     return pointwise_loss("poisson_nll", {"input": input, "target": target}, hyper, reduction, options)

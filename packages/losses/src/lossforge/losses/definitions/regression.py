@@ -14,10 +14,10 @@ from lossforge.losses.formulas import formula
 from lossforge.losses.templates.broadcast import with_target
 from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.templates.options import ElementwiseOptions
+from lossforge.losses.templates.options import ElementwiseOptions, WeightedElementwiseOptions
 from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 
-ORACLES = "lossforge.losses.oracles.regression"
+ORACLES = "lossforge.losses.oracles.elements"
 
 
 @formula("l1", lambda of: Formulas(of.regression.l1))
@@ -169,9 +169,7 @@ def smooth_l1_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     beta: NonNegative = 1.0,
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Smooth L1 loss, as torch.nn.functional.smooth_l1_loss (Girshick 2015, arXiv 1504.08083): Huber's divided by β.
 
@@ -191,7 +189,7 @@ def smooth_l1_loss(
     beta = checks.number("beta", beta, 0.0)
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     name, hyper = ("smooth_l1", [beta]) if checks.nonzero(beta) else ("l1", [])
-    call = ElementwiseCall(name, input, target, weight=weight, hyper=hyper, reduction=reduction)
+    call = ElementwiseCall(name, input, target, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options, mean="weights")
 
 
@@ -213,9 +211,7 @@ def log_cosh_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
     reduction: Reduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is small, |d| - ln 2 where it is large; smooth everywhere.
 
@@ -226,7 +222,7 @@ def log_cosh_loss(
     When not: Leave it where the target's unit is far from 1, because the turn from quadratic to linear stands at about 1. Scale the
     targets, or take `huber`.
     """
-    return elementwise_loss(ElementwiseCall("log_cosh", input, target, weight=weight, reduction=reduction), options)
+    return elementwise_loss(ElementwiseCall("log_cosh", input, target, reduction=reduction), options)
 
 
 def quantile_formula(x, y, quantile):
@@ -255,9 +251,7 @@ def quantile_loss(
     target: Tensor,  # as input, or class indices: as input without dim
     quantile: UnitInterval | Tensor = 0.5,  # number, or broadcasts to input
     reduction: Reduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """Quantile loss, also called pinball loss (Koenker and Bassett 1978, doi 10.2307/1913643).
 
@@ -273,10 +267,8 @@ def quantile_loss(
         quantile: τ in [0, 1], the share of targets that should lie below the prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
     """
-    if not checks.is_parameter(quantile, input):
-        quantile = checks.number("quantile", quantile, 0.0, 1.0)
-    hyper, given = with_parameter([], "quantile", quantile, input)
-    call = ElementwiseCall("quantile", input, target, weight=weight, parameter=given, hyper=hyper, reduction=reduction)
+    hyper, given = with_parameter([], "quantile", quantile, input, 0.0, 1.0)
+    call = ElementwiseCall("quantile", input, target, parameter=given, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options)
 
 
@@ -326,9 +318,7 @@ def general_robust_loss(
     alpha: Real | Tensor = 1.0,  # number, or broadcasts to input
     scale: Positive = 1.0,
     reduction: Reduction = "mean",
-    *,
-    weight: Tensor | None = None,  # broadcasts to input
-    **options: Unpack[ElementwiseOptions],
+    **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
     """General and adaptive robust loss (Barron 2019, arXiv 1701.03077): one number chooses among squared, Charbonnier, Cauchy and others.
 
@@ -353,5 +343,5 @@ def general_robust_loss(
     shape = alpha if checks.is_parameter(alpha, input) else None
     if shape is None:
         hyper.append(alpha if isinstance(alpha, float) and alpha == -math.inf else checks.number("alpha", alpha))
-    call = ElementwiseCall("general_robust", input, target, weight=weight, parameter=shape, hyper=hyper, reduction=reduction)
+    call = ElementwiseCall("general_robust", input, target, parameter=shape, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options)

@@ -69,8 +69,8 @@ def selective_log_softmax(
     checks.whole("logits", logits)
     checks.integer("index", index)
     lead, several = logits.shape[:-1], index.ndim == logits.ndim
-    if not logits.ndim or index.ndim > logits.ndim or index.shape[: len(lead)] != lead:
-        raise ValueError(f"index must have shape {tuple(lead)}, or {(*lead, 'K')} for K tokens a row, got {tuple(index.shape)}")
+    of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
+    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     if lse is not None:
         _check_lse(lse, logits, return_entropy, inplace)
@@ -100,8 +100,7 @@ def selective_log_softmax(
 
 def _check_lse(lse: Tensor, logits: Tensor, return_entropy: bool, inplace: bool) -> None:
     checks.floating_beside("lse", lse, logits)
-    if lse.shape != logits.shape[:-1]:
-        raise ValueError(f"lse must have one entry a row of logits, shape {tuple(logits.shape[:-1])}, got {tuple(lse.shape)}")
+    checks.fits("lse", lse, lse.shape == logits.shape[:-1], "have one entry a row of logits, shape {}", logits.shape[:-1])
     if return_entropy or inplace:
         raise ValueError(f"lse excludes {'return_entropy' if return_entropy else 'inplace'}=True, because the rows are not read")
 

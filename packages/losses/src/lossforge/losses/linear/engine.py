@@ -210,28 +210,20 @@ class Chunks:
         self.formulas = FORMULAS[call.loss].kernels if self.by_kernel else None
 
     def _of_teacher(self, memory: Tensor) -> Tensor | None:
+        if self.teacher is None:
+            return None
         rows, classes = memory.shape
-        return (
-            None if self.teacher is None else new_logits(rows, classes, self.teacher.input, memory.dtype if is_wide(self.call.x) else None)
-        )
+        return new_logits(rows, classes, self.teacher.input, memory.dtype if is_wide(self.call.x) else None)
 
-    def by_rows(self, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
+    def along(self, axis: int, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
+        """Yield where each chunk begins and ends, and its call: of rows (0) or of classes (1), with the logits in `memory`."""
         others = self._of_teacher(memory)
-        for start, end in _ranges(self.call.x.input.shape[0], len(memory)):
-            logits = logits_of(self.call.x.of_rows(start, end), memory[: end - start])
-            target = None
+        part, call_of = ((Head.of_rows, of_rows), (Head.of_classes, of_classes))[axis]
+        for start, end in _ranges(self.call.x.shape[axis], memory.shape[axis]):
+            logits, target = logits_of(part(self.call.x, start, end), memory.narrow(axis, 0, end - start)), None
             if self.teacher is not None and others is not None:
-                target = logits_of(self.teacher.of_rows(start, end), others[: end - start])
-            yield start, end, of_rows(self.all, start, end, logits, target)
-
-    def by_classes(self, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
-        others = self._of_teacher(memory)
-        for start, end in _ranges(self.call.x.weight.shape[0], memory.shape[1]):
-            logits = logits_of(self.call.x.of_classes(start, end), memory[:, : end - start])
-            target = None
-            if self.teacher is not None and others is not None:
-                target = logits_of(self.teacher.of_classes(start, end), others[:, : end - start])
-            yield start, end, of_classes(self.all, start, end, logits, target)
+                target = logits_of(part(self.teacher, start, end), others.narrow(axis, 0, end - start))
+            yield start, end, call_of(self.all, start, end, logits, target)
 
     def forward(self, chunk: Any, differentiated: bool, keep: bool) -> Several:
         """Return the results of a chunk and what its backward takes; its gradient takes the place of its logits."""
@@ -354,7 +346,7 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
             sums.add(start, end, to, factors)
         sums.finish()
         return tuple(found.values())
-    for start, end, chunk in chunks.by_rows(sums.memory()):
+    for start, end, chunk in chunks.along(0, sums.memory()):
         _enter(found, start, end, zip(names, chunks.forward(chunk, sums.any, keep), strict=True))
         if sums.any:
             sums.add(start, end, chunk.x)
@@ -407,14 +399,14 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
         return
     if goes_by_classes(call, known, gradients):
         by_classes = GradientsByClasses(call, gradients)
-        for start, end, chunk in chunks.by_classes(by_classes.memory()):
+        for start, end, chunk in chunks.along(1, by_classes.memory()):
             which = {"columns": (start, call.x.weight.shape[0])} if isinstance(chunk, RowwiseCall) else {}
             chunks.backward(chunk, tuple([known.get(name) for name in names]), grad_outputs, **which)
             by_classes.add(start, end, chunk.x)
         by_classes.finish()
         return
     sums = Gradients(call, gradients)
-    for start, end, chunk in chunks.by_rows(sums.memory()):
+    for start, end, chunk in chunks.along(0, sums.memory()):
         of_chunk: list[Tensor | None] = []
         for name in names:
             t = known.get(name)

@@ -1,6 +1,7 @@
-"""Classification losses from the references' formulas over one-hot targets, without any code of ours."""
+"""Losses of rows of classes from the references' formulas over one-hot targets, or from timm, without any code of ours."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,3 +77,34 @@ def logit_adjusted_ce(x, target, log_prior=None, tau=1.0, scale=1.0, **options):
     if log_prior is not None:
         x = x + tau * log_prior.view(-1, *(1,) * (x.ndim - 2))
     return F.cross_entropy(x, target, **options)
+
+
+def asymmetric_single_label(x, target, reduction="mean", weight=None, ignore_index=-100, **options):
+    """Compute timm.loss.AsymmetricLossSingleLabel of each row, and reduce here, because timm has no sum."""
+    from timm.loss import AsymmetricLossSingleLabel
+
+    keep = target != ignore_index
+    index = torch.where(keep, target.long(), 0)
+    w = torch.where(keep, 1.0 if weight is None else weight[index], 0.0)
+    rows = AsymmetricLossSingleLabel(**options, reduction="none")(x.movedim(1, -1).flatten(0, -2), index.flatten())
+    loss = torch.where(keep, rows.view(target.shape), 0.0) * w
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / w.sum()
+
+
+def _cross_entropy(x: Tensor, moved: Tensor, target: Tensor, scale: float, **options: Any) -> Tensor:
+    """Return the cross entropy of scaled cosines, of which the target's is taken from `moved`."""
+    known = torch.where((target >= 0) & (target < x.shape[1]), target, 0).long()
+    own = F.one_hot(known, x.shape[1]).movedim(-1, 1).bool()
+    return F.cross_entropy(scale * torch.where(own, moved, x), target.long(), **options)
+
+
+def arcface(x: Tensor, target: Tensor, margin: float = 0.5, scale: float = 64.0, **options: Any) -> Tensor:
+    """Add the margin to the angle, and beyond π - margin take the authors' straight line."""
+    near = 1 - 5e-8  # whose sine is the least that counts
+    theta = torch.acos(x.clamp(-near, near))
+    moved = torch.where(theta < math.pi - margin, torch.cos(theta + margin), x - margin * math.sin(math.pi - margin))
+    return _cross_entropy(x, moved, target, scale, **options)
+
+
+def cosface(x: Tensor, target: Tensor, margin: float = 0.35, scale: float = 64.0, **options: Any) -> Tensor:
+    return _cross_entropy(x, x - margin, target, scale, **options)

@@ -4,9 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def _reduced(per_row: Tensor, reduction: str) -> Tensor:
-    return {"none": per_row, "mean": per_row.mean(), "sum": per_row.sum()}[reduction]
+from lossforge.losses.oracles import reduced
 
 
 def kl_div(
@@ -16,7 +14,7 @@ def kl_div(
     if reverse:
         a, b = b, a
     per_row = F.kl_div(a, b, reduction="none", log_target=True).sum(1)
-    return _reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)
+    return reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)
 
 
 def js_div(
@@ -30,7 +28,7 @@ def js_div(
         b = torch.tensor(beta, dtype=x.dtype, device=x.device)
         lm = torch.logsumexp(torch.stack([lp + torch.log1p(-b), lq + b.log()]), dim=0)
         per_row = b * F.kl_div(lm, lq, reduction="none", log_target=True) + (1 - b) * F.kl_div(lm, lp, reduction="none", log_target=True)
-    return _reduced(per_row.sum(1), reduction) * (temperature**2 if temperature_squared else 1)
+    return reduced(per_row.sum(1), reduction) * (temperature**2 if temperature_squared else 1)
 
 
 def total_variation(
@@ -38,13 +36,13 @@ def total_variation(
 ) -> Tensor:
     """Compute Σ max(p - q, 0), the probability by which p exceeds q."""
     p, q = (x / temperature).softmax(1), (teacher / temperature).softmax(1)
-    return _reduced((p - q).clamp(min=0).sum(1), reduction) * (temperature**2 if temperature_squared else 1)
+    return reduced((p - q).clamp(min=0).sum(1), reduction) * (temperature**2 if temperature_squared else 1)
 
 
 def total_variation_probability(p: Tensor, q: Tensor, reduction: str = "batchmean") -> Tensor:
     """Compute half of the larger of both less the smaller."""
     each = (torch.maximum(p, q) - torch.minimum(p, q)) / 2
-    return each.sum() / len(p) if reduction == "batchmean" else _reduced(each, reduction)
+    return each.sum() / len(p) if reduction == "batchmean" else reduced(each, reduction)
 
 
 def topk_kl_div(
@@ -65,4 +63,4 @@ def topk_kl_div(
     if tail:
         left = torch.ones_like(x).scatter(1, indices, 0.0)
         per_row = per_row + F.kl_div((p * left).sum(1).log(), 1 - q.sum(1), reduction="none")
-    return _reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)
+    return reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)

@@ -28,6 +28,16 @@ def reduced(values: Tensor, scale: float, divisor: Tensor | None, reduction: str
     return torch.where(nothing, 0.0 * result, result / torch.where(nothing, 1.0, divisor))
 
 
+def reduced_call(call: Any, values: Tensor, weight: Tensor | None = None, count: Tensor | None = None) -> Tensor:
+    """Return the values, times their weights, as a call reduces them. count: what a mean divides by, where that is not their number."""
+    if weight is not None:
+        values = values * weight.to(values.dtype)
+    divisor = call.normalizer
+    if divisor is None and call.reduction == "mean":
+        divisor = torch.tensor(values.numel(), device=values.device) if count is None else count
+    return reduced(values, call.loss_scale, divisor, call.reduction, call.empty_is_zero)
+
+
 def corners(b: Tensor) -> Tensor:
     """Return boxes (cx, cy, w, h) as (x1, y1, x2, y2)."""
     center, half = b[..., :2], b[..., 2:] / 2

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import Head, end_of_tensors
 from lossforge.losses.templates.boxes import BOXES
-from lossforge.losses.templates.contrastive import CONTRASTIVE
 from lossforge.losses.templates.distribution import DISTRIBUTION
-from lossforge.losses.templates.divergence import DIVERGENCE, TOPK
+from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, VIEWS
 from lossforge.losses.templates.elementwise import ELEMENTWISE
 from lossforge.losses.templates.lovasz import LOVASZ
 from lossforge.losses.templates.margins import MARGINS
@@ -20,9 +19,8 @@ from lossforge.losses.templates.pointwise import POINTWISE
 from lossforge.losses.templates.record import Template
 from lossforge.losses.templates.router import ROUTER
 from lossforge.losses.templates.rowwise import ROWWISE
-from lossforge.losses.templates.similarity import SIMILARITY
+from lossforge.losses.templates.similarity import CONTRASTIVE, SIMILARITY
 from lossforge.losses.templates.vectors import VECTORS
-from lossforge.losses.templates.views import VIEWS
 
 TEMPLATES: dict[type, Template[Any]] = {
     each.call: each

@@ -8,11 +8,9 @@ from torch import Tensor
 from lossforge.kernels.call import BoxesCall
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, corners, reduced
-from lossforge.losses.templates.docs import SCALAR, SETTINGS, Keeping, TemplateDocs
-from lossforge.losses.templates.options import BoxOptions, CornerOptions, check_options, with_options
-from lossforge.losses.templates.record import Deferred, Prepared, Template
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.reference import accurate, corners, reduced_call
+from lossforge.losses.templates.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, prepared
+from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 
 FORMATS = ("xyxy", "cxcywh")
 
@@ -27,28 +25,21 @@ def corner_loss(
     return box_loss(BoxesCall(formula, boxes1, boxes2, hyper=numbers, reduction=reduction), options)
 
 
-def box_loss(call: BoxesCall, options: BoxOptions | CornerOptions) -> Deferred:
+def box_loss(call: BoxesCall, options: WeightedOptions | CornerOptions) -> Deferred:
     """Check arguments. call: with the function's arguments as they are."""
-    boxes1, boxes2, weight, format = call.boxes1, call.boxes2, options.get("weight"), options.get("format", "xyxy")
+    boxes1, boxes2, format = call.boxes1, call.boxes2, options.get("format", "xyxy")
     checks.whole("boxes1", boxes1)
     checks.floating_beside("boxes2", boxes2, boxes1, "boxes1")
     shape = boxes1.shape
-    if not shape or shape[-1] != 4:
-        raise ValueError(f"boxes1 must have shape (..., 4), got {tuple(shape)}")
-    if boxes2.shape != shape:
-        raise ValueError(f"boxes2 must have the shape of boxes1, {tuple(shape)}, got {tuple(boxes2.shape)}")
+    checks.fits("boxes1", boxes1, boxes1.ndim > 0 and shape[-1] == 4, "have shape (..., 4)")
+    checks.fits("boxes2", boxes2, boxes2.shape == shape, "have the shape of boxes1, {}", shape)
     checks.one_of("format", format, FORMATS)
     if options.get("validate"):
         for name, boxes in (("boxes1", boxes1), ("boxes2", boxes2)):
             checks.unflipped(name, boxes, format == "cxcywh")
     divisor = check_options(boxes1, call.reduction, options, CornerOptions, "boxes1")
-    if weight is not None:
-        checks.floating_beside("weight", weight, boxes1, "boxes1")
-        if not checks.expands(weight, shape[:-1]):
-            raise ValueError(f"weight must hold one weight a pair and broadcast to {tuple(shape[:-1])}, got {tuple(weight.shape)}")
-    given: CornerOptions = {"empty": "zero", **options}
-    call = call._replace(weight=weight, hyper=[1.0 * h for h in call.hyper], centered=format == "cxcywh")
-    return Prepared(with_options(call, given, divisor), given)
+    weight = broadcast_weight(options, boxes1, "boxes1", shape[:-1], "hold one weight a pair and broadcast to")
+    return prepared(call._replace(weight=weight, centered=format == "cxcywh"), {"empty": "zero", **options}, divisor)
 
 
 def boxes_reference(a: BoxesCall) -> Tensor:
@@ -57,13 +48,7 @@ def boxes_reference(a: BoxesCall) -> Tensor:
     boxes2 = a.boxes2.to(boxes1.dtype)
     if a.centered:
         boxes1, boxes2 = corners(boxes1), corners(boxes2)
-    values = FORMULAS[a.loss].reference(boxes1, boxes2, *a.hyper)
-    if a.weight is not None:
-        values = values * a.weight.to(values.dtype)
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = torch.tensor(values.numel(), device=values.device)
-    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return reduced_call(a, FORMULAS[a.loss].reference(boxes1, boxes2, *a.hyper), a.weight)
 
 
 SPECIAL_PAIRS = {
@@ -116,11 +101,6 @@ def _fields_first(boxes: Tensor) -> Tensor:
     return boxes.mT.contiguous().mT
 
 
-def large_boxes(make: Make, rows: int, classes: int) -> Sample:
-    """Return many pairs."""
-    return Sample("pairs", make.boxes(64 * rows), make.boxes(64 * rows))
-
-
 DOCS = TemplateDocs(
     arguments={
         "boxes1": "(..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.",
@@ -151,6 +131,5 @@ BOXES = Template(
     slopes=8,
     reference=boxes_reference,
     samples=boxes_samples,
-    large=large_boxes,
     docs=DOCS,
 )

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from lossforge.kernels.call import DistributionCall
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced, weighted
+from lossforge.losses.reference import accurate, reduced_call, weighted
 from lossforge.losses.templates import elementwise
-from lossforge.losses.templates.docs import KEPT, SCALAR
-from lossforge.losses.templates.record import Template
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.templates.record import KEPT, SCALAR, Make, Sample, Template
 
 
 def distribution_reference(a: DistributionCall) -> Tensor:
@@ -26,13 +24,7 @@ def distribution_reference(a: DistributionCall) -> Tensor:
     for bin, w in ((low, low + 1 - target), (low + 1, target - low)):
         of_bin = z.gather(-1, bin.long().unsqueeze(-1)).squeeze(-1)
         values = values + weighted(FORMULAS[a.loss].reference, a.hyper, of_bin, w)
-    values = values * torch.where(valid, 1.0, torch.nan)
-    if a.weight is not None:
-        values = values * a.weight.to(x.dtype)
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = torch.tensor(values.numel(), device=x.device)
-    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return reduced_call(a, values * torch.where(valid, 1.0, torch.nan), a.weight)
 
 
 def distribution_samples(make: Make) -> Iterator[Sample]:
@@ -63,18 +55,11 @@ def distribution_samples(make: Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(9, 7), at(7, 9), {"normalizer": 5, "weight": make.unit(9)})
 
 
-def large_distributions(make: Make, rows: int, classes: int) -> Sample:
-    """Return distributions over 16 bins."""
-    count = rows * classes // 16
-    return Sample("dense", make.large(count, 16), 15 * torch.rand(count, device=make.device))
-
-
 DISTRIBUTION = Template(
     "distribution",
     DistributionCall,
     reference=distribution_reference,
     samples=distribution_samples,
-    large=large_distributions,
     docs=replace(
         elementwise.DOCS,
         returns=f'{SCALAR}; with reduction "none" one value a target, in float32.',

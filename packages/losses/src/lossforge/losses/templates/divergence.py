@@ -1,4 +1,4 @@
-"""What the divergences from a teacher share: the checks of their arguments, and the call."""
+"""What the divergences from a teacher share: the checks of their arguments, and the call. And that of several views of a sample."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,44 +7,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, TopKCall
+from lossforge.kernels.call import DivergenceCall, TopKCall, ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import reduced
-from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
-from lossforge.losses.templates.options import CallOptions, check_options, of_classes, rows_of, with_options
-from lossforge.losses.templates.record import Deferred, Prepared, Template, of_one_row
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.reference import accurate, reduced, reduced_call
+from lossforge.losses.templates.options import DivergenceOptions, check_options, of_classes, prepared, rows_of
+from lossforge.losses.templates.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
 
 
-def divergence_loss(call: DivergenceCall | TopKCall, options: CallOptions, temperature_squared: bool) -> Deferred:
+def divergence_loss(call: DivergenceCall | TopKCall, options: DivergenceOptions, temperature_squared: bool) -> Deferred:
     """Check arguments and compute. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
     x = call.x
+    call = call._replace(weight=options.get("weight"), labels=options.get("labels"))
     class_dim = of_classes(x)
     if isinstance(call, DivergenceCall):
         checks.floating_beside("target_logits", call.target, x)
-        if call.target.shape != x.shape:
-            raise ValueError(f"target_logits must have the shape of input, {tuple(x.shape)}, got {tuple(call.target.shape)}")
+        checks.fits("target_logits", call.target, call.target.shape == x.shape, "have the shape of input, {}", x.shape)
     temperature = checks.number("temperature", call.temperature, 0.0, exclusive=True)
     checks.one_of("reduction", call.reduction, REDUCTIONS)
     batchmean = call.reduction == "batchmean"
-    call = call._replace(temperature=1.0 * temperature, reduction="mean" if batchmean else call.reduction)
-    divisor = check_options(x, call.reduction, options, CallOptions)
+    call = call._replace(temperature=temperature, reduction="mean" if batchmean else call.reduction)
+    divisor = check_options(x, call.reduction, options, DivergenceOptions)
     call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
     call = _with_rows(call, rows_of(x, class_dim))
     scale = 1.0
     if batchmean and options.get("normalizer") is None:
         for n in x.shape[2:]:
             scale = scale * n
-    call = with_options(call._replace(loss_scale=scale), options, divisor)
-    if temperature_squared:
-        call = call._replace(loss_scale=call.loss_scale * temperature * temperature)
-    if x.ndim > 1:
-        return Prepared(call, options)
-    given = call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None})
-    return Prepared(given, options, of_one_row)
+    if x.ndim == 1:
+        call = call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None})
+    checked: Prepared = prepared(call._replace(loss_scale=scale), options, divisor, of_one_row if x.ndim == 1 else first)
+    if not temperature_squared:
+        return checked
+    return checked._replace(call=checked.call._replace(loss_scale=checked.call.loss_scale * temperature * temperature))
 
 
 ROWS = ("x", "target", "indices", "labels", "weight")
@@ -63,8 +60,7 @@ def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
         elif not (t.is_floating_point() or t.dtype == torch.bool):
             raise TypeError(f"weight must be of a floating dtype or bool, got {t.dtype}")
         checks.beside(name, t, call.x)
-        if t.shape != rows:
-            raise ValueError(f"{name} must have one entry a row, shape {rows}, got {tuple(t.shape)}")
+        checks.fits(name, t, t.shape == rows, "have one entry a row, shape {}", rows)
     narrow = call.labels is None or call.labels.dtype in (torch.int32, torch.int64)
     return call if narrow else call._replace(labels=call.labels.long())
 
@@ -87,10 +83,7 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
     else:
         values = _topk(a, lp, teacher, keep)
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = counts.sum()
-    return reduced(values * counts, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return reduced_call(a, values, counts, counts.sum())
 
 
 def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
@@ -178,17 +171,6 @@ def topk_samples(make: Make) -> Iterator[Sample]:
     yield absent
 
 
-def large_divergence(make: Make, rows: int, classes: int) -> Sample:
-    """Return a teacher's logits beside the student's."""
-    return Sample("dense", make.large(rows, classes), make.large(rows, classes))
-
-
-def large_topk(make: Make, rows: int, classes: int) -> Sample:
-    """Return a teacher's 16 largest log-probabilities."""
-    values, indices = make.large(rows, classes).log_softmax(1).topk(16, 1)
-    return Sample("dense", make.large(rows, classes), values, {"indices": indices})
-
-
 DOCS = TemplateDocs(
     arguments={
         "input": "the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
@@ -227,7 +209,6 @@ DIVERGENCE = Template(
     fusable=True,
     reference=divergence_reference,
     samples=divergence_samples,
-    large=large_divergence,
     docs=DOCS,
 )
 TOPK = Template(
@@ -237,6 +218,19 @@ TOPK = Template(
     fusable=True,
     reference=divergence_reference,
     samples=topk_samples,
-    large=large_topk,
     docs=TOPK_DOCS,
+)
+
+
+def views_reference(a: ViewsCall) -> Tensor:
+    """Compute a call in plain torch."""
+    log_p = accurate(a.x).unflatten(0, (a.splits, -1)).log_softmax(2)
+    p = log_p.exp()
+    mixture = p.mean(0).clamp(1e-7, 1).log()
+    values = (p * torch.where(p == 0, 0.0, log_p - mixture)).sum((0, 2)) / a.splits
+    return reduced(values, a.loss_scale, torch.tensor(len(values), device=values.device), "mean", False)
+
+
+VIEWS = Template(
+    "views", ViewsCall, kept=("stats",), reference=views_reference, docs=TemplateDocs(targets="class index", returns=f"{SCALAR}.")
 )

@@ -12,17 +12,8 @@ from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
 from lossforge.losses.reference.infinite import with_factor
-from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
-from lossforge.losses.templates.options import (
-    ElementwiseOptions,
-    check_options,
-    row_score,
-    rows_of,
-    share,
-    with_options,
-)
-from lossforge.losses.templates.record import Deferred, Prepared, Template, first
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.templates.options import ElementwiseOptions, check_options, prepared, row_score, rows_of, share
+from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""
@@ -35,12 +26,12 @@ def of_dim(dim: int, x: Tensor) -> None:
 
 
 def with_parameter(
-    hyper: list[float], name: str, value: float | Tensor, x: object, high: float = math.inf
+    hyper: list[float], name: str, value: float | Tensor, x: object, low: float = -math.inf, high: float = math.inf
 ) -> tuple[list[float], Tensor | None]:
     """Return the hyper-parameters with `value` as the last, or a tensor that takes the last one's place."""
     if checks.is_parameter(value, x):
         return hyper, value
-    return [*hyper, checks.number(name, value, high=high)], None
+    return [*hyper, checks.number(name, value, low, high)], None
 
 
 def dense(target: Tensor, x: Tensor) -> Tensor:
@@ -66,15 +57,16 @@ def summed_over(dim: int, results: Sequence[Tensor | None]) -> Tensor:
 
 
 def elementwise_loss(
-    call: ElementwiseCall, options: ElementwiseOptions, mean: Literal["elements", "weights", "rows"] = "elements", diagonal: bool = False
+    call: ElementwiseCall, options: Any, mean: Literal["elements", "weights", "rows"] = "elements", diagonal: bool = False
 ) -> Deferred:
-    """Check arguments. call: with the function's arguments as they are.
+    """Check arguments. call: with the function's arguments as they are. options: WeightedElementwiseOptions.
 
     mean: what a mean divides by: the elements not ignored, the weights that count, where weights are given, or the rows not ignored.
     diagonal: a target of None is the diagonal, `call.offset` columns to the right.
     """
     x = call.x
     checks.whole("input", x)
+    call = call._replace(weight=options.pop("weight", call.weight))
     if isinstance(call.target, Tensor):
         call = call._replace(target=dense(call.target, x))
     divisor = check_options(x, call.reduction, options, ElementwiseOptions)
@@ -94,8 +86,7 @@ def elementwise_loss(
         call = call._replace(lam=of_row)
     if mean == "rows" and reduces:
         call = call._replace(reduction=ROW_MEAN)
-    call = call._replace(hyper=[1.0 * h for h in call.hyper])
-    return Prepared(with_options(call, options, divisor), options)
+    return prepared(call, options, divisor)
 
 
 def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, diagonal: bool) -> ElementwiseCall:
@@ -108,8 +99,7 @@ def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, 
             raise TypeError(f"target must hold class indices where {names[0]} is given, got None")
         of_dim(dim, x)
         return call
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    target = checks.tensor("target", target)
     if target.is_floating_point():
         checks.dense(target, x, rows_of(x, dim) if x.ndim else ())
         checks.beside("target", target, x)
@@ -138,8 +128,7 @@ def _with_groups(call: ElementwiseCall, validate: bool | None) -> ElementwiseCal
     if group is None or weights is None:
         return call
     checks.floating_beside("group_weight", weights, call.x)
-    if weights.ndim != 1 or not len(weights):
-        raise ValueError(f"group_weight must hold one weight a group, shape (G,), got {tuple(weights.shape)}")
+    checks.fits("group_weight", weights, weights.ndim == 1 and len(weights) > 0, "hold one weight a group, shape (G,)")
     group = checks.indices("group", group, call.x, checks.Allowed(0, len(weights), None, validate))
     checks.broadcasts("group", group, call.x)
     return call._replace(group=group, group_weight=weights.contiguous())
@@ -277,7 +266,7 @@ DOCS = TemplateDocs(
     returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',
     example=("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
     targets="dense, class index, class index and score, mixup pair",
-    keeping=Keeping(quiet=("weight",)),
+    keeping=Keeping({"weight": None, **SETTINGS}, quiet=("weight",)),
 )
 ELEMENTWISE = Template(
     "elementwise",

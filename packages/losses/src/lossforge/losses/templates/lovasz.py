@@ -10,20 +10,14 @@ from lossforge.kernels.call import LovaszCall
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
-from lossforge.losses.templates.options import SharedOptions, check_options, with_options
-from lossforge.losses.templates.record import Deferred, Prepared, Template
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.templates.options import CheckedOptions, check_options, prepared
+from lossforge.losses.templates.record import SCALAR, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 
 
-class LovaszOptions(SharedOptions, total=False):
-    validate: bool | None
-
-
-def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: LovaszOptions) -> Deferred:
+def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> Deferred:
     """Check arguments. call: with the function's arguments as they are; of logits without classes, x is (N, 1, d…)."""
     x, target = call.x, call.target
-    divisor = check_options(x, call.reduction, options, LovaszOptions)
+    divisor = check_options(x, call.reduction, options, CheckedOptions)
     per_image = checks.flag("per_image", call.per_image)
     ignore_index = checks.whole_number("ignore_index", call.ignore_index)
     channels, rows = x.shape[1], (x.shape[0], *x.shape[2:])
@@ -41,7 +35,7 @@ def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: LovaszO
     if listed is None:
         checks.one_of("classes", classes, ("present", "all"))
     call = call._replace(x=x, target=target, included=listed, per_image=per_image, ignore_index=ignore_index)
-    return Prepared(with_options(call._replace(present=classes == "present"), options, divisor), options)
+    return prepared(call._replace(present=classes == "present"), options, divisor)
 
 
 def _listed(classes: Sequence[int], channels: int, x: Tensor) -> Tensor:
@@ -124,11 +118,6 @@ def hinge_samples(make: Make) -> Iterator[Sample]:
     yield Sample("transposed", make.logits(4, 6).t(), make.index(0, 2, 6, 4), {"per_image": True})
 
 
-def hinge_large(make: Make, rows: int, classes: int) -> Sample:
-    """Return a large call with a mask."""
-    return Sample("mask", make.large(rows, classes), torch.randint(0, 2, (rows, classes), device=make.device))
-
-
 def _docs(input: str, target: str, each: str, example: tuple[str, str]) -> TemplateDocs:
     return TemplateDocs(
         arguments={
@@ -165,7 +154,6 @@ LOVASZ = Template(
 LOVASZ_MASKS = replace(
     LOVASZ,
     samples=hinge_samples,
-    large=hinge_large,
     docs=_docs(
         "logits (N, d…) or (N, 1, d…) with any number of spatial dimensions.",
         "1 where a pixel is of the class, 0 where not, in the shape of input or without its channel; of any integer dtype or bool.",

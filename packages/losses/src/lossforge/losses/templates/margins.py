@@ -10,30 +10,23 @@ from lossforge.kernels.call import MarginsCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.docs import SCALAR, TemplateDocs
-from lossforge.losses.templates.options import SharedOptions, check_options, weights_of_classes, with_options
-from lossforge.losses.templates.record import Deferred, Prepared, Template, first, of_one_row
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.templates.options import CheckedOptions, check_options, prepared, weights_of_classes
+from lossforge.losses.templates.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs, first, of_one_row
 
 MOST_LISTED = 16384
 """The most classes of rows with lists of targets, which a program of the kernel holds in registers."""
 
 
-class MarginsOptions(SharedOptions, total=False):
-    validate: bool | None
-
-
-def margins_loss(call: MarginsCall, options: MarginsOptions, lists: bool) -> Deferred:
+def margins_loss(call: MarginsCall, options: CheckedOptions, lists: bool) -> Deferred:
     """Check arguments. call: with the function's arguments as they are. lists: whether a row has a list of targets."""
     x, target = call.x, call.target
     checks.whole("input", x)
     shape, classes = x.shape, x.shape[-1] if x.ndim else 1
-    if x.ndim > 2 or classes == 0:
-        raise ValueError(f"input must have shape (C,) or (N, C) with at least one class, got {tuple(shape)}")
+    checks.fits("input", x, x.ndim <= 2 and classes > 0, "have shape (C,) or (N, C) with at least one class")
     if lists and classes > MOST_LISTED:
         raise ValueError(f"input must have at most {MOST_LISTED} classes where targets are lists, got {classes}")
-    divisor = check_options(x, call.reduction, options, MarginsOptions)
+    divisor = check_options(x, call.reduction, options, CheckedOptions)
     allowed = checks.Allowed(-1 if lists else 0, classes, None, options.get("validate"))
     alone = isinstance(target, Tensor) and not lists and x.ndim == 1 and target.shape == (1,)  # torch takes it, and returns (1,)
     target = checks.indices("target", target, x, allowed, shape if lists else (1,) if alone else shape[:-1])
@@ -41,8 +34,8 @@ def margins_loss(call: MarginsCall, options: MarginsOptions, lists: bool) -> Def
     one = x.ndim < 2
     if one:
         x, target = x.view(1, classes), target.view(1, classes) if lists else target.view(1)
-    call = call._replace(x=x, target=_used(target) if lists else target, weight=weight, hyper=[1.0 * h for h in call.hyper])
-    return Prepared(with_options(call, options, divisor), options, of_one_row if one and not alone else first)
+    call = call._replace(x=x, target=_used(target) if lists else target, weight=weight)
+    return prepared(call, options, divisor, of_one_row if one and not alone else first)
 
 
 def _used(lists: Tensor) -> Tensor:
@@ -66,10 +59,7 @@ def margins_reference(a: MarginsCall) -> Tensor:
     if a.weight is not None:
         values = values * a.weight.to(x.dtype)[place].unsqueeze(2)
     rows = values.sum((1, 2)) / classes * torch.where((listed & ~valid).any(1), torch.nan, 1.0)
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = torch.tensor(len(rows), device=x.device)
-    return reduced(rows, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return reduced_call(a, rows)
 
 
 def margins_samples(make: Make) -> Iterator[Sample]:
@@ -111,13 +101,6 @@ def margin_lists_samples(make: Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(9, 7), lists(9, 7), {"normalizer": 5})
 
 
-def large_lists(make: Make, rows: int, classes: int) -> Sample:
-    """Return rows with four targets each; few, because plain torch takes memory for rows times the square of the classes."""
-    rows, classes = min(rows, 256), min(classes, 512)
-    index = torch.randint(0, classes, (rows, classes), device=make.device)
-    return Sample("class index", make.large(rows, classes), torch.where(torch.arange(classes, device=make.device) < 4, index, -1))
-
-
 DOCS = TemplateDocs(
     arguments={
         "input": "logits (C,) or (N, C), of any floating dtype; gets a gradient.",
@@ -142,5 +125,5 @@ LISTS = replace(
     targets="lists of class indices",
 )
 MARGINS = Template("margins", MarginsCall, reference=margins_reference, samples=margins_samples, docs=DOCS)
-MARGIN_LISTS = replace(MARGINS, name="margin_lists", samples=margin_lists_samples, large=large_lists, docs=LISTS)
+MARGIN_LISTS = replace(MARGINS, name="margin_lists", samples=margin_lists_samples, docs=LISTS)
 """Of rows with lists of targets."""

@@ -78,9 +78,7 @@ def constructor(init: F) -> F:
 
     @functools.wraps(init)
     def construct(self: LossModule, *args: Any, **options: Any) -> None:
-        for name in options:
-            if name not in accepted:
-                raise checks.unexpected(type(self).__name__, name, accepted)
+        checks.only(accepted, options, type(self).__name__)
         init(self, *args, **options)
 
     return construct  # type: ignore[return-value]  # of the same signature

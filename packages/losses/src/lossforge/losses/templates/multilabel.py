@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import MultilabelCall
-from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.docs import SCALAR, TemplateDocs
-from lossforge.losses.templates.record import Template
+from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.templates.record import SCALAR, Template, TemplateDocs
 
 
 def multilabel_reference(a: MultilabelCall) -> Tensor:
@@ -25,10 +24,7 @@ def _of_rows(a: MultilabelCall) -> Tensor:
         terms = [torch.cat([t, torch.zeros_like(t[:, :1])], 1) for t in terms]
     n, p = (t.logsumexp(1) for t in terms)
     values = torch.where(compared[:, 0], -F.logsigmoid(-a.tn * n - a.tp * p), 0.0) if a.paired else n + p
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = positive.any(1).sum().clamp(min=1) if a.paired else torch.tensor(len(x), device=x.device)
-    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return reduced_call(a, values, count=positive.any(1).sum().clamp(min=1) if a.paired else None)
 
 
 MULTILABEL = Template(

@@ -1,15 +1,14 @@
 """Options that every loss has, their checks, the tensors they stand for, and what they make of a call."""
 
 import math
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.types import BoxFormat, Empty, Gradient
-
-Call = TypeVar("Call", bound=Any)
+from lossforge.losses.templates.record import Deferred, Finish, Prepared, first
+from lossforge.losses.types import Activation, BoxFormat, Empty, Gradient
 
 
 class Settings(TypedDict, total=False):
@@ -21,21 +20,48 @@ class Settings(TypedDict, total=False):
     validate: bool | None
 
 
-class SharedOptions(TypedDict, total=False):
-    """Options of losses without logits whose memory the gradient may take."""
+class ScalarOptions(TypedDict, total=False):
+    """Options of losses that return a scalar alone."""
 
     empty: Empty
     gradient: Gradient | None
+
+
+class SharedOptions(ScalarOptions, total=False):
+    """Options of losses without logits whose memory the gradient may take."""
+
     normalizer: float | Tensor | None
 
 
-class BoxOptions(SharedOptions, total=False):
-    """weight: one a pair, broadcasts to (...)."""
+class InplaceScalarOptions(ScalarOptions, total=False):
+    """Of those whose gradient may take the memory of the logits."""
+
+    inplace: bool
+
+
+class InplaceOptions(InplaceScalarOptions, total=False):
+    """Options of losses without class indices."""
+
+    normalizer: float | Tensor | None
+
+
+class CheckedOptions(SharedOptions, total=False):
+    """validate: check values on CUDA too, which waits for the device."""
+
+    validate: bool | None
+
+
+class Weight(TypedDict, total=False):
+    """weight: broadcasts to the losses."""
 
     weight: Tensor | None
 
 
-class CornerOptions(BoxOptions, total=False):
+class WeightedOptions(SharedOptions, Weight, total=False):
+    """For losses of other things than logits."""
+
+
+class CornerOptions(WeightedOptions, total=False):
     """format: of both boxes. validate: raise where a box is flipped, which waits for the device."""
 
     format: BoxFormat
@@ -59,15 +85,51 @@ class UnscoredOptions(Options, total=False):
     dim: int
 
 
+class WeightedUnscoredOptions(Weight, UnscoredOptions, total=False):
+    """For those whose signature does not have the weight."""
+
+
 class ElementwiseOptions(UnscoredOptions, total=False):
     score: Tensor | None
 
 
-def check_options(x: Tensor, reduction: str, options: CallOptions | SharedOptions, accepted: type, of: str = "input") -> Tensor | None:
+class WeightedElementwiseOptions(Weight, ElementwiseOptions, total=False):
+    """For losses whose signature does not have the weight."""
+
+
+class OfRows(TypedDict, total=False):
+    """weight, labels: one a row."""
+
+    weight: Tensor | None
+    labels: Tensor | None
+
+
+class DivergenceOptions(OfRows, CallOptions, total=False):
+    """For losses of two distributions a row."""
+
+
+class Regions(TypedDict, total=False):
+    """Which regions count, and how."""
+
+    include_background: bool
+    activation: Activation | None
+    batch: bool
+    weight: Tensor | None
+    ignore_index: int
+    present_only: bool
+
+
+class RegionSettings(Regions, Settings, total=False):
+    """For losses of regions whose mean has two divisors."""
+
+
+class RegionOptions(Regions, CallOptions, total=False):
+    """For losses of regions."""
+
+
+def check_options(x: Tensor, reduction: str, options: Any, accepted: type, of: str = "input") -> Tensor | None:
     """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
-    for name in options:
-        if name not in accepted.__annotations__:
-            raise checks.unexpected("the loss", name, accepted.__annotations__)
+    checks.only(accepted.__annotations__, options, "the loss")
     normalizer, mode = options.get("normalizer"), options.get("gradient")
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
@@ -109,14 +171,27 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def with_options(call: Call, options: CallOptions | SharedOptions, normalizer: Tensor | None) -> Call:
-    """Return a checked call with what every template's options say of it. normalizer: where it is a tensor."""
-    return call._replace(
+def prepared(call: Any, options: Any, normalizer: Tensor | None, finish: Finish = first) -> Deferred:
+    """Return a checked call with what every template's options say of it, to be computed.
+
+    normalizer: where it is a tensor. finish: see `Prepared`.
+    """
+    call = call._replace(
         normalizer=normalizer,
         loss_scale=call.loss_scale * factor(options),
         reduction=call.reduction if options.get("normalizer") is None else "sum",
         empty_is_zero=options.get("empty") == "zero",
     )
+    return Prepared(call, options, finish)
+
+
+def broadcast_weight(options: WeightedOptions, x: Tensor, of: str, shape: torch.Size, what: str) -> Tensor | None:
+    """Return the weight, once it is checked to broadcast to a shape. of: what the loss calls x. what: what it must do, in a message."""
+    weight = options.get("weight")
+    if weight is not None:
+        checks.floating_beside("weight", weight, x, of)
+        checks.fits("weight", weight, checks.expands(weight, shape), f"{what} {{}}", shape)
+    return weight
 
 
 def of_classes(x: Tensor, name: str = "input") -> int:
@@ -139,12 +214,11 @@ def weights_of_classes(name: str, t: Tensor | None, x: Tensor, classes: int) -> 
     if t is None:
         return None
     checks.floating_beside(name, t, x)
-    if t.shape != (classes,):
-        raise ValueError(f"{name} must hold one {name} a class, shape ({classes},), got {tuple(t.shape)}")
+    checks.fits(name, t, t.shape == (classes,), f"hold one {name} a class, shape ({{}},)", classes)
     return t.contiguous()
 
 
-def factor(options: CallOptions | SharedOptions) -> float:
+def factor(options: Any) -> float:
     """Return the factor of the sum that a number as normalizer means. A tensor divides on its device."""
     normalizer = options.get("normalizer")
     if normalizer is None or isinstance(normalizer, Tensor):
@@ -181,6 +255,5 @@ def row_score(score: object, target: Tensor, target_b: Tensor | None, x: Tensor)
         raise ValueError("score and target_b exclude each other, got both")
     checks.floating_beside("score", score, x)
     assert isinstance(score, Tensor)
-    if score.shape != target.shape:
-        raise ValueError(f"score must have the shape of target, {tuple(target.shape)}, got {tuple(score.shape)}")
+    checks.fits("score", score, score.shape == target.shape, "have the shape of target, {}", target.shape)
     return score

@@ -11,29 +11,20 @@ from lossforge.kernels.call import OverlapCall
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
-from lossforge.losses.templates.options import Settings, check_options, rows_of, weights_of_classes, with_options
-from lossforge.losses.templates.record import Deferred, Prepared, Template
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.templates.options import RegionOptions, Regions, RegionSettings, check_options, prepared, rows_of, weights_of_classes
+from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-class OverlapOptions(Settings, total=False):
-    normalizer: float | Tensor | None
-
-
 def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> Deferred:
-    """Check arguments and compute. call: with the function's arguments as they are.
-
-    options: of the names in OverlapOptions, without normalizer beside a cross entropy.
-    """
+    """Check arguments and compute. call: with the function's arguments as they are. options: RegionSettings beside a cross entropy."""
+    call = call._replace(**{name: options[name] for name in Regions.__annotations__ if name in options})
     input, target, activation = call.x, call.target, call.activation
     checks.whole("input", input)
-    if input.ndim < 2:
-        raise ValueError(f"input must have shape (N, C, d…), got {tuple(input.shape)}")
-    normalizer = check_options(input, call.reduction, options, OverlapOptions if call.lambda_ce is None else Settings)
+    checks.fits("input", input, input.ndim >= 2, "have shape (N, C, d…)")
+    normalizer = check_options(input, call.reduction, options, RegionOptions if call.lambda_ce is None else RegionSettings)
     checks.one_of("activation", activation, ACTIVATIONS)
     for name in ("include_background", "squared_pred", "batch", "present_only"):
         checks.flag(name, getattr(call, name))
@@ -47,8 +38,7 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> De
         )
     if classes == 1 and not call.include_background:
         raise ValueError("include_background=False needs more than one class, got an input of one channel")
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    checks.tensor("target", target)
     first = int(classes == 1)
     if target.shape == input.shape and not target.is_floating_point() and (classes > 1 or target.dtype == torch.bool):
         target = target.to(input.dtype)
@@ -62,7 +52,7 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> De
         target = checks.indices("target", target, input, allowed, rows_of(input, 1), INDICES)
     weight = weights_of_classes("weight", call.weight, input, classes)
     call = call._replace(target=target, weight=weight, hyper=numbers, ignore_index=ignore_index)
-    return Prepared(with_options(call, options, normalizer), options)
+    return prepared(call, options, normalizer)
 
 
 def overlap_reference(a: OverlapCall) -> Tensor:
@@ -155,6 +145,14 @@ def overlap_samples(make: Make) -> Iterator[Sample]:
     yield Sample("mask, batch", make.logits(2, 1, 3, 4), make.index(0, 2, 2, 3, 4), {**sigmoid, "batch": True, "weight": make.unit(1)})
 
 
+COUNTED = {
+    "include_background": True,
+    "activation": "softmax",
+    "batch": False,
+    "weight": None,
+    "ignore_index": -100,
+    "present_only": False,
+}
 DOCS = TemplateDocs(
     arguments={
         "input": "logits (N, C, d…) with any number of spatial dimensions; probabilities where activation is None.",
@@ -178,8 +176,6 @@ DOCS = TemplateDocs(
     returns=f'{SCALAR}; with reduction "none" one value a region, in float32.',
     example=("maps = torch.randn(2, 5, 32, 32, requires_grad=True)", "maps, torch.randint(5, (2, 32, 32))"),
     targets="class index a pixel, dense",
-    keeping=Keeping(
-        quiet=("include_background", "activation", "smooth_nr", "smooth_dr", "batch", "weight", "ignore_index", "present_only")
-    ),
+    keeping=Keeping({**COUNTED, **SETTINGS}, quiet=("smooth_nr", "smooth_dr")),
 )
 OVERLAP = Template("overlap", OverlapCall, kept=("coefficients",), reference=overlap_reference, samples=overlap_samples, docs=DOCS)

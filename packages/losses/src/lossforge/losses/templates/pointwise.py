@@ -9,20 +9,14 @@ from torch import Tensor
 from lossforge.kernels.call import PointwiseCall
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.reference import accurate, reduced_call
 from lossforge.losses.templates.broadcast import of_one_shape
-from lossforge.losses.templates.docs import SCALAR, TemplateDocs
-from lossforge.losses.templates.options import BoxOptions, check_options, with_options
-from lossforge.losses.templates.record import Deferred, Prepared, Template
-from lossforge.losses.templates.samples import Make, Sample
-
-
-class PointwiseOptions(BoxOptions, total=False):
-    """weight: broadcasts to the input."""
+from lossforge.losses.templates.options import WeightedOptions, broadcast_weight, check_options, prepared
+from lossforge.losses.templates.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 
 
 def pointwise_loss(
-    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: PointwiseOptions, labels: str = ""
+    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: WeightedOptions, labels: str = ""
 ) -> Deferred:
     """Check arguments.
 
@@ -37,21 +31,16 @@ def pointwise_loss(
         tensors[name] = beside(name, t, x, first)
     if labels:
         checks.without_gradient(labels, tensors[labels])
-    divisor = check_options(x, reduction, options, PointwiseOptions, first)
+    divisor = check_options(x, reduction, options, WeightedOptions, first)
     x, y, *z = of_one_shape(tensors)
-    weight = options.get("weight")
-    if weight is not None:
-        checks.floating_beside("weight", weight, x, first)
-        if not checks.expands(weight, x.shape):
-            raise ValueError(f"weight must broadcast to the shape of {first}, {tuple(x.shape)}, got {tuple(weight.shape)}")
-    call = PointwiseCall(formula, x, y, z[0] if z else None, weight=weight, hyper=[1.0 * h for h in hyper], reduction=reduction)
-    return Prepared(with_options(call, options, divisor), options)
+    weight = broadcast_weight(options, x, first, x.shape, f"broadcast to the shape of {first},")
+    call = PointwiseCall(formula, x, y, z[0] if z else None, weight=weight, hyper=hyper, reduction=reduction)
+    return prepared(call, options, divisor)
 
 
-def beside(name: str, t: object, x: Tensor, of: str) -> Tensor:
+def beside(name: str, value: object, x: Tensor, of: str) -> Tensor:
     """Return a tensor on the device of x, of a floating dtype: bools and integers become numbers."""
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    t = checks.tensor(name, value)
     if not t.is_floating_point() and not t.is_complex():
         t = t.to(x.dtype if t.dtype == torch.bool else torch.promote_types(x.dtype, torch.float32))
     checks.floating_beside(name, t, x, of)
@@ -62,13 +51,7 @@ def pointwise_reference(a: PointwiseCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
     others = [t.to(x.dtype) for t in (a.y, a.z) if t is not None]
-    values = FORMULAS[a.loss].reference(x, *others, *a.hyper)
-    if a.weight is not None:
-        values = values * a.weight.to(x.dtype)
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = torch.tensor(values.numel(), device=x.device)
-    result = reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    result = reduced_call(a, FORMULAS[a.loss].reference(x, *others, *a.hyper), a.weight)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 
 
@@ -95,12 +78,6 @@ def pointwise_samples(make: Make) -> Iterator[Sample]:
     yield sample("normalizer, number", make.logits(9, 7), make.unit(9, 7), normalizer=5, weight=make.unit(7))
 
 
-def large_pointwise(make: Make, rows: int, classes: int) -> Sample:
-    """Return elements of each tensor."""
-    x = make.large(rows, classes)
-    return Sample("dense", x, torch.randn_like(x).abs(), {make.third: x.abs() + 0.5} if make.third else {})
-
-
 DOCS = TemplateDocs(
     arguments={
         "input": "of any shape and floating dtype; gets a gradient.",
@@ -117,6 +94,5 @@ POINTWISE = Template(
     differentiable=("x", "y", "z"),
     reference=pointwise_reference,
     samples=pointwise_samples,
-    large=large_pointwise,
     docs=DOCS,
 )

@@ -1,4 +1,7 @@
-"""What a template is: all that the rest of the package, its tests and tools need to know of one, in a record."""
+"""What a template is: all that the rest of the package, its tests and tools need to know of one, in a record.
+
+It says what its losses' docstrings share, which tools/generate.py puts into the public functions, and makes samples of calls.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,12 +14,114 @@ from typing_extensions import TypeVar
 from lossforge import kernels
 from lossforge.kernels.call import Call, DivergenceCall, Head, Shape, TopKCall, end_of_tensors
 from lossforge.losses.state import KERNEL_DTYPES, backend
-from lossforge.losses.templates.docs import TemplateDocs
-from lossforge.losses.templates.samples import Make, Sample, large_indices
 
 C = TypeVar("C", bound=Call)
 Several = tuple[Tensor | None, ...]
 Results = Tensor | tuple[Tensor | None, ...]
+
+
+SCALAR = "a scalar, in float32 (float64 for float64)"
+
+
+SETTINGS = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1, "scale": 1.0, "softcap": None, "z_loss": 0.0}
+"""Options that functions take as further keywords and modules keep, with their defaults."""
+
+
+class Keeping(NamedTuple):
+    """Which options the modules of a template keep.
+
+    settings: options of the template, with their defaults. per_call: names of the function's own parameters that belong to a call.
+    quiet: those that are shown only where they have other values. forward: the tensors of a call.
+    """
+
+    settings: Mapping[str, Any] = SETTINGS
+    per_call: tuple[str, ...] = ()
+    quiet: tuple[str, ...] = ()
+    forward: str = "input: Tensor, target: Tensor"
+
+
+KEPT = Keeping()
+"""What modules keep by default."""
+
+
+@dataclass(frozen=True)
+class TemplateDocs:
+    """What the losses of a template say, and what their modules keep.
+
+    Attributes:
+        arguments: the meaning of each argument that they share.
+        returns: what they return.
+        example: what an example makes, and the arguments of the call that follows; None where each loss has one.
+        targets: what they take as targets, in the README's words.
+        keeping: which options their modules keep.
+        autocast: whether their functions follow autocast, as a product does.
+    """
+
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    returns: str = ""
+    example: tuple[str, str] | None = None
+    targets: str = ""
+    keeping: Keeping = KEPT
+    autocast: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of a loss: function(x, target, **kwargs)."""
+
+    name: str
+    x: Tensor
+    target: Tensor | None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self, change: Callable[[Tensor], Tensor]) -> "Sample":
+        """Return the same call with every floating tensor but x changed."""
+
+        def changed(v: Any) -> Any:
+            return change(v) if isinstance(v, Tensor) and v.is_floating_point() else v
+
+        return Sample(self.name, self.x, changed(self.target), {k: changed(v) for k, v in self.kwargs.items()})
+
+
+def cosines(x: Tensor) -> Tensor:
+    """Return numbers as small as the cosines of random features."""
+    return torch.tanh(x / 20)
+
+
+DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "probabilities": torch.sigmoid,
+    "log-probabilities": torch.nn.functional.logsigmoid,
+    "cosines": cosines,
+    "rates": torch.nn.functional.softplus,
+}
+"""From numbers of any size to those of a domain."""
+
+
+class Make:
+    """Random tensors on a device, always the same. third: the name of a loss's third tensor, where it must have one."""
+
+    def __init__(self, device: str, dtype: torch.dtype, domain: str = "logits", seed: int = 0, third: str = "") -> None:
+        self.device, self.dtype, self.domain, self.third = device, dtype, domain, third
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def logits(self, *shape: int) -> Tensor:
+        x = torch.randn(shape, generator=self.generator) * 2
+        of_domain = DOMAINS.get(self.domain)
+        return (x if of_domain is None else of_domain(x)).to(self.device, self.dtype)
+
+    def unit(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator).to(self.device, self.dtype)
+
+    def boxes(self, *shape: int) -> Tensor:
+        """Corners of valid boxes, of which many overlap; as (cx, cy, w, h) they are valid too."""
+        low, sides = (torch.rand((*shape, 2), generator=self.generator) for _ in range(2))
+        return torch.cat([low * 100, low * 100 + sides * 60 + 1], -1).to(self.device, self.dtype)
+
+    def tensor(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, device=self.device, dtype=self.dtype)
+
+    def index(self, low: int, classes: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.randint(low, classes, shape, generator=self.generator).to(self.device, dtype)
 
 
 def no_samples(make: Make) -> Iterator[Sample]:
@@ -35,7 +140,6 @@ class Template(Generic[C]):
         reference: from a call to its results, in plain torch: for any device and floating dtype, as often differentiable as needed.
         docs: what its losses say of their arguments, and what their modules keep.
         samples: calls that together touch every target, weight, option and layout.
-        large: the usual call of rows and classes, for benchmarks.
         results: what a call returns, None for what was not asked for.
         graded: how many of the first results may be differentiated.
         kept: what forward keeps for backward.
@@ -54,7 +158,6 @@ class Template(Generic[C]):
     reference: Callable[[C], Results] = field(kw_only=True)
     docs: TemplateDocs = field(kw_only=True)
     samples: Callable[[Make], Iterator[Sample]] = no_samples
-    large: Callable[[Make, int, int], Sample] = large_indices
     results: tuple[str, ...] = ("loss",)
     graded: int = 1
     kept: tuple[str, ...] = ()
@@ -202,6 +305,7 @@ def of_one_row(results: Sequence[Tensor | None]) -> Tensor:
     return loss.squeeze(0) if loss.ndim else loss
 
 
+Finish = Callable[[Sequence[Tensor | None]], Any]
 Deferred = Any
 """The type of a checked call, a `Prepared`, where a definition returns it in place of its result: the entry point computes it."""
 
@@ -217,9 +321,4 @@ class Prepared(NamedTuple):
 
     call: Any
     options: Mapping[str, Any]
-    finish: Callable[[Sequence[Tensor | None]], Any] = first
-
-
-def prepared(call: Any, options: Mapping[str, Any], finish: Callable[[Sequence[Tensor | None]], Any] = first) -> Deferred:
-    """Return a checked call to be computed: see `Prepared`."""
-    return Prepared(call, options, finish)
+    finish: Finish = first

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import RouterCall
 from lossforge.losses.reference import accurate
-from lossforge.losses.templates.docs import SCALAR, TemplateDocs
-from lossforge.losses.templates.record import Template
+from lossforge.losses.templates.record import SCALAR, Template, TemplateDocs
 
 
 def router_reference(a: RouterCall) -> tuple[Tensor | None, ...]:

@@ -13,18 +13,8 @@ from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
 from lossforge.losses.reference.margin import with_margin
-from lossforge.losses.templates.docs import SCALAR, SETTINGS, Keeping, TemplateDocs
-from lossforge.losses.templates.options import (
-    Options,
-    check_options,
-    of_classes,
-    rows_of,
-    share,
-    weights_of_classes,
-    with_options,
-)
-from lossforge.losses.templates.record import Deferred, Prepared, Template, first
-from lossforge.losses.templates.samples import Make, Sample
+from lossforge.losses.templates.options import Options, check_options, of_classes, prepared, rows_of, share, weights_of_classes
+from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 
 
 class RowOptions(Options, total=False):
@@ -62,16 +52,13 @@ def rowwise_results(
     normalizer, target_b = options.get("normalizer"), options.get("target_b")
     softcap, classes, rows = options.get("softcap"), x.shape[dim], rows_of(x, dim)
     call = call._replace(
-        hyper=[1.0 * h for h in call.hyper],
         ignore_index=checks.whole_number("ignore_index", call.ignore_index),
         label_smoothing=checks.number("label_smoothing", call.label_smoothing, 0.0, 1.0),
         logit_scale=checks.number("scale", options.get("scale", 1.0)),
         z_loss=checks.number("z_loss", options.get("z_loss", 0.0), 0.0),
         softcap=None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True),
-        **{name: 1.0 * getattr(call, name) for name in ("tau", "spread", "focus", "angle", "margin")},
     )
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    checks.tensor("target", target)
     if target.is_floating_point():
         checks.dense(target, x, rows, ", where it holds probabilities")
         checks.beside("target", target, x)
@@ -99,7 +86,7 @@ def rowwise_results(
         call = call._replace(
             x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
         )
-    return Prepared(with_options(call, options, divisor), options, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
+    return prepared(call, options, divisor, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
 
 
 def _of_one_row(finish: Callable[[Sequence[Tensor | None]], Any], results: Sequence[Tensor | None]) -> Any:

@@ -1,13 +1,15 @@
-"""The losses of all pairs of two sets of features: the plain-torch form."""
+"""The losses of similarities, of which some belong together: of a matrix, or of two sets of features. The plain-torch form."""
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import SimilarityCall
-from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
-from lossforge.losses.templates.record import Template
+from lossforge.kernels.call import ContrastiveCall, SimilarityCall
+from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.templates import rowwise
+from lossforge.losses.templates.record import SCALAR, Keeping, Template, TemplateDocs
 
 OWN, OTHERS = 1, 2
 """What a row leaves out: kernels/similarity/kernel.py."""
@@ -27,10 +29,7 @@ def similarity_reference(call: SimilarityCall) -> Tensor:
     if call.loss == "both_sides":
         pairs = slice(call.offset, call.offset + x.shape[0])
         values = 0.5 * (values + _softmax(x.T[pairs], counts.T[pairs], together.T[pairs]))
-    divisor = call.normalizer
-    if divisor is None and call.reduction == "mean":
-        divisor = torch.tensor(x.shape[0], device=x.device)
-    return reduced(values, call.loss_scale, divisor, call.reduction, call.empty_is_zero)
+    return reduced_call(call, values)
 
 
 def _related(call: SimilarityCall, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,4 +79,23 @@ SIMILARITY = Template(
     differentiable=("a", "b", "scale", "bias"),
     reference=similarity_reference,
     docs=DOCS,
+)
+
+
+def contrastive_reference(a: ContrastiveCall) -> Tensor:
+    """Compute a call in plain torch."""
+    x = accurate(a.x) * a.logit_scale
+    pairs = x.shape[0]
+    own = x.diagonal(a.offset)[:pairs]
+    columns = x[:, a.offset : a.offset + pairs]
+    values = 0.5 * (x.logsumexp(1) - own) + 0.5 * (columns.logsumexp(0) - own) if x.numel() else x.sum(1)
+    return reduced_call(a, values)
+
+
+CONTRASTIVE = Template(
+    "contrastive",
+    ContrastiveCall,
+    kept=("row_lse", "column_lse"),
+    reference=contrastive_reference,
+    docs=replace(rowwise.DOCS, targets="the diagonal", keeping=Keeping(forward="similarity: Tensor, offset: int = 0")),
 )

@@ -9,21 +9,15 @@ from torch import Tensor
 from lossforge.kernels.call import VectorsCall
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.reference import accurate, reduced_call
 from lossforge.losses.templates.broadcast import of_one_shape
-from lossforge.losses.templates.docs import SCALAR, TemplateDocs
-from lossforge.losses.templates.options import BoxOptions, check_options, with_options
+from lossforge.losses.templates.options import WeightedOptions, broadcast_weight, check_options, prepared
 from lossforge.losses.templates.pointwise import beside
-from lossforge.losses.templates.record import Deferred, Prepared, Template
-from lossforge.losses.templates.samples import Make, Sample
-
-
-class VectorsOptions(BoxOptions, total=False):
-    """weight: one a row, or what broadcasts to the rows."""
+from lossforge.losses.templates.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 
 
 def vectors_loss(
-    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: VectorsOptions, label: object = None
+    formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: WeightedOptions, label: object = None
 ) -> Deferred:
     """Check arguments.
 
@@ -37,37 +31,25 @@ def vectors_loss(
     for name, t in others:
         checks.floating_beside(name, t, x, first)
     checks.same_dimensions(tensors)
-    if not x.ndim or not x.shape[-1]:
-        raise ValueError(f"{first} must have shape (..., D) with at least one element a vector, got {tuple(x.shape)}")
-    divisor = check_options(x, reduction, options, VectorsOptions, first)
+    checks.fits(first, x, x.ndim > 0 and x.shape[-1] > 0, "have shape (..., D) with at least one element a vector")
+    divisor = check_options(x, reduction, options, WeightedOptions, first)
     x, y, *z = of_one_shape(tensors)
     rows = x.shape[:-1]
     labels: Tensor | None = None
     if label is not None:
         labels = beside("target", label, x, first)
         checks.without_gradient("target", labels)
-        if labels.shape != rows:
-            raise ValueError(f"target must have one label a row, shape {tuple(rows)}, got {tuple(labels.shape)}")
-    weight = options.get("weight")
-    if weight is not None:
-        checks.floating_beside("weight", weight, x, first)
-        if not checks.expands(weight, rows):
-            raise ValueError(f"weight must hold one weight a row and broadcast to {tuple(rows)}, got {tuple(weight.shape)}")
-    call = VectorsCall(formula, x, y, z[0] if z else None, labels, weight, hyper=[1.0 * h for h in hyper], reduction=reduction)
-    return Prepared(with_options(call, options, divisor), options)
+        checks.fits("target", labels, labels.shape == rows, "have one label a row, shape {}", rows)
+    weight = broadcast_weight(options, x, first, rows, "hold one weight a row and broadcast to")
+    call = VectorsCall(formula, x, y, z[0] if z else None, labels, weight, hyper=hyper, reduction=reduction)
+    return prepared(call, options, divisor)
 
 
 def vectors_reference(a: VectorsCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
     others = [t.to(x.dtype) for t in (a.y, a.z, a.label) if t is not None]
-    values = FORMULAS[a.loss].reference(x, *others, *a.hyper)
-    if a.weight is not None:
-        values = values * a.weight.to(x.dtype)
-    divisor = a.normalizer
-    if divisor is None and a.reduction == "mean":
-        divisor = torch.tensor(values.numel(), device=x.device)
-    return reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
+    return reduced_call(a, FORMULAS[a.loss].reference(x, *others, *a.hyper), a.weight)
 
 
 def vectors_samples(make: Make) -> Iterator[Sample]:
@@ -96,12 +78,6 @@ def vectors_samples(make: Make) -> Iterator[Sample]:
     yield sample("normalizer, number", make.logits(9, 7), make.logits(9, 7), normalizer=5, weight=make.unit(9))
 
 
-def large_vectors(make: Make, rows: int, classes: int) -> Sample:
-    """Return vectors of as many elements as there are classes."""
-    x, y, z = (make.large(rows, classes) for _ in range(3))
-    return Sample("dense", x, y, {make.third: z[:, 0].sign() if make.third == "target" else z})
-
-
 DOCS = TemplateDocs(
     arguments={
         "target": "1 or -1 for each row, (...), of any real dtype; has no gradient.",
@@ -117,6 +93,5 @@ VECTORS = Template(
     differentiable=("x", "y", "z"),
     reference=vectors_reference,
     samples=vectors_samples,
-    large=large_vectors,
     docs=DOCS,
 )

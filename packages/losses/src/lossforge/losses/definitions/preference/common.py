@@ -8,9 +8,8 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.templates.declare import Module, public
-from lossforge.losses.templates.docs import SCALAR, Keeping, TemplateDocs
 from lossforge.losses.templates.options import Options, check_options
-from lossforge.losses.types import Empty
+from lossforge.losses.templates.record import SCALAR, Keeping, TemplateDocs
 
 LOGPS = "(N,), in nats, summed over the tokens of each completion."
 PREFERENCE = TemplateDocs(
@@ -46,26 +45,18 @@ def same_shapes(**given: Tensor | None) -> list[Tensor]:
     first, x = next(iter(tensors.items()))
     for name, t in tensors.items():
         checks.floating(name, t)
-        if t.shape != x.shape:
-            raise ValueError(f"{name} must have the shape of {first}, {tuple(x.shape)}, got {tuple(t.shape)}")
+        checks.fits(name, t, t.shape == x.shape, f"have the shape of {first}, {{}}", x.shape)
         checks.beside(name, t, x, first)
     return list(tensors.values())
-
-
-def check_reduction(x: Tensor, reduction: str, normalizer: float | Tensor | None, empty: Empty) -> None:
-    options: Options = {"normalizer": normalizer, "empty": empty}
-    check_options(x, reduction, options, Options)
 
 
 def check_mask(mask: Tensor | None, first: str, x: Tensor) -> None:
     if mask is None:
         return
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"mask must be a tensor, got {type(mask).__name__}")
+    checks.tensor("mask", mask)
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(f"mask must be of dtype bool or an integer dtype, got {mask.dtype}")
-    if mask.shape != x.shape:
-        raise ValueError(f"mask must have the shape of {first}, {tuple(x.shape)}, got {tuple(mask.shape)}")
+    checks.fits("mask", mask, mask.shape == x.shape, f"have the shape of {first}, {{}}", x.shape)
     checks.beside("mask", mask, x, first)
 
 
@@ -75,12 +66,15 @@ def accurate(*tensors: Tensor) -> list[Tensor]:
     return [t.to(dtype) for t in tensors]
 
 
-def reduced(losses: Tensor, items: int | Tensor, reduction: str, normalizer: float | Tensor | None, empty: str) -> Tensor:
-    """Return the losses, their sum, or their sum over the normalizer or the number of items."""
+def reduced(losses: Tensor, reduction: str, normalizer: float | Tensor | None, empty: str, items: int | Tensor | None = None) -> Tensor:
+    """Check how to reduce. Return the losses, their sum, or that over the normalizer or the number of items, by default of the losses."""
+    check_options(losses, reduction, {"normalizer": normalizer, "empty": empty}, Options)
     if reduction == "none":
         return losses
     total = losses.sum()
-    divisor = items if normalizer is None and reduction == "mean" else normalizer
+    divisor = normalizer
+    if divisor is None and reduction == "mean":
+        divisor = losses.numel() if items is None else items
     if divisor is None:
         return total
     if not isinstance(divisor, Tensor):

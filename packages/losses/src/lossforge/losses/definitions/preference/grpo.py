@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, check_mask, check_reduction, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
 from lossforge.losses.types import Empty, Reduction
 
 LEVELS = ("token", "sequence")
@@ -89,8 +89,7 @@ def grpo_loss(
     if checks.nonzero(beta) and ref_per_token_logps is None:
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
     given = same_shapes(per_token_logps=per_token_logps, old_per_token_logps=old_per_token_logps, ref_per_token_logps=ref_per_token_logps)
-    if per_token_logps.ndim != 2:
-        raise ValueError(f"per_token_logps must have shape (N, T), got {tuple(per_token_logps.shape)}")
+    checks.fits("per_token_logps", per_token_logps, per_token_logps.ndim == 2, "have shape (N, T)")
     checks.floating("advantages", advantages)
     if advantages.shape not in (per_token_logps.shape, per_token_logps.shape[:1]):
         shape = tuple(per_token_logps.shape)
@@ -112,7 +111,6 @@ def grpo_loss(
                 f'max_completion_length must be at least 1, with loss_type "dr_grpo", got {max_completion_length} with {loss_type!r}'
             )
         length = max_completion_length
-    check_reduction(per_token_logps, reduction, normalizer, empty)
 
     advantages, *logps = accurate(advantages, *given)
     keep = torch.ones_like(per_token_logps, dtype=torch.bool) if mask is None else mask != 0
@@ -130,4 +128,4 @@ def grpo_loss(
     if loss_type == "grpo":
         losses = losses.sum(1) / tokens.clamp(min=1)
     items = {"grpo": len(per_token_logps), "dr_grpo": len(per_token_logps) * length}.get(loss_type)
-    return reduced(losses, tokens.sum() if items is None else items, reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty, tokens.sum() if items is None else items)

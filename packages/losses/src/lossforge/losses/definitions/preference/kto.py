@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, check_reduction, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -81,8 +81,7 @@ def kto_loss(
     for group in groups:
         same_shapes(**group)
         name, t = next(iter(group.items()))
-        if t.ndim != 1:
-            raise ValueError(f"{name} must have shape (N,), got {tuple(t.shape)}")
+        checks.fits(name, t, t.ndim == 1, "have shape (N,)")
         checks.beside(name, t, policy_chosen_logps, "policy_chosen_logps")
     if checks.is_parameter(kl, policy_chosen_logps):
         checks.floating("kl", kl)
@@ -94,14 +93,13 @@ def kto_loss(
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     desirable_weight = _check_weight("desirable_weight", desirable_weight, "policy_chosen_logps", policy_chosen_logps)
     undesirable_weight = _check_weight("undesirable_weight", undesirable_weight, "policy_rejected_logps", policy_rejected_logps)
-    check_reduction(policy_chosen_logps, reduction, normalizer, empty)
 
     ratios = accurate(*(t for group in groups for t in group.values()))
     h = [policy - reference for policy, reference in zip(ratios[::2], ratios[1::2], strict=True)]
     if len(h) == 3:
-        kl = reduced(h[2], h[2].numel(), "mean", None, empty)
+        kl = reduced(h[2], "mean", None, empty)
     baseline = kl.detach().to(h[0].dtype).clamp(min=0) if isinstance(kl, Tensor) else max(kl or 0.0, 0.0)
     desirable = desirable_weight * torch.sigmoid(beta * (baseline - h[0]))
     undesirable = undesirable_weight * torch.sigmoid(beta * (h[1] - baseline))
     losses = torch.cat([desirable.to(h[0].dtype), undesirable.to(h[0].dtype)])
-    return reduced(losses, losses.numel(), reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, check_reduction, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -106,18 +106,16 @@ def bradley_terry_loss(
         each = margin
     elif margin is not None:
         margin = checks.number("margin", margin)
-    given = same_shapes(rewards_chosen=rewards_chosen, rewards_rejected=rewards_rejected, margin=each)
+    chosen, rejected, *rest = accurate(*same_shapes(rewards_chosen=rewards_chosen, rewards_rejected=rewards_rejected, margin=each))
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
     center_rewards_coefficient = checks.number("center_rewards_coefficient", center_rewards_coefficient, 0.0)
-    check_reduction(rewards_chosen, reduction, normalizer, empty)
-    chosen, rejected, *rest = accurate(*given)
     x = chosen - rejected
     if margin is not None:
         x = x - (rest[0] if rest else margin)
     losses = _smoothed(x, label_smoothing)
     if checks.nonzero(center_rewards_coefficient):
         losses = losses + center_rewards_coefficient * (chosen + rejected).square()
-    return reduced(losses, losses.numel(), reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty)
 
 
 @objective("DPOLoss", "Direct preference optimisation")
@@ -170,11 +168,10 @@ def dpo_loss(
     )
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "robust", "hinge", "ipo"), label_smoothing)
-    check_reduction(policy_chosen_logps, reduction, normalizer, empty)
     policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given)
     h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
     losses = (h - 1 / (2 * beta)).square() if loss_type == "ipo" else _objective(beta * h, loss_type, label_smoothing)
-    return reduced(losses, losses.numel(), reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty)
 
 
 @objective("CPOLoss", "Contrastive preference optimisation")
@@ -214,16 +211,14 @@ def cpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> cpo_loss(chosen, rejected).backward()
     """
-    given = same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
+    chosen, rejected = accurate(*same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps))
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge", "ipo"), label_smoothing)
     cpo_alpha = _check_nll(policy_nll_loss, "cpo_alpha", cpo_alpha, policy_chosen_logps)
-    check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    chosen, rejected = accurate(*given)
     h = chosen - rejected
     losses = (h - 1 / (2 * beta)).square() if loss_type == "ipo" else _objective(beta * h, loss_type, label_smoothing)
     losses = _with_nll(losses, cpo_alpha, policy_nll_loss, chosen)
-    return reduced(losses, losses.numel(), reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty)
 
 
 @objective("SimPOLoss", "Simple preference optimisation")
@@ -261,14 +256,12 @@ def simpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> simpo_loss(chosen, rejected).backward()
     """
-    given = same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
+    chosen, rejected = accurate(*same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps))
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     gamma = checks.number("gamma", gamma)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge"), label_smoothing)
-    check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    chosen, rejected = accurate(*given)
     losses = _objective(beta * (chosen - rejected) - gamma, loss_type, label_smoothing)
-    return reduced(losses, losses.numel(), reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty)
 
 
 @objective("ORPOLoss", "Odds-ratio preference optimisation")
@@ -305,10 +298,8 @@ def orpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> orpo_loss(chosen, rejected).backward()
     """
-    given = same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps)
+    chosen, rejected = accurate(*same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps))
     beta = checks.number("beta", beta, 0.0)
     alpha = _check_nll(policy_nll_loss, "alpha", alpha, policy_chosen_logps)
-    check_reduction(policy_chosen_logps, reduction, normalizer, empty)
-    chosen, rejected = accurate(*given)
     losses = _with_nll(beta * _log_odds_loss(chosen, rejected), alpha, policy_nll_loss, chosen)
-    return reduced(losses, losses.numel(), reduction, normalizer, empty)
+    return reduced(losses, reduction, normalizer, empty)
