@@ -1,0 +1,14 @@
+"""The measurement of throughput beside timm's parts runs, and times both on the disk's photos and on batches that are read once."""
+
+import json
+
+import measure
+
+
+def test_both_are_timed(tmp_path):
+    path = tmp_path / "throughput.json"
+    assert measure.main(["throughput", "--out", str(path), "--commit", "abc1234", "--small"]) == 0
+    found = json.loads(path.read_text())
+    assert found["commit"] == "abc1234"
+    assert [(row["by"], row["data"]) for row in found["rows"]] == [(by, data) for by in ("lossforge", "timm") for data in ("disk", "loop")]
+    assert all(row["images_per_second"] > 0 for row in found["rows"])
