@@ -111,9 +111,9 @@ def lay_out(runs: Sequence[Run], metric: str, rows: list[str], columns: list[str
         listed = "\n".join(f"  {run.name} ({run.id}): {why}" for run, why in left_out[-10:])
         raise UserError(f"none of {len(runs)} runs can be compared:\n{listed}")
 
-    apart = varying(chosen, [*rows, *columns])
-    seeds = ("seed", *sorted(name for name in apart if _is_seed(name) and name != "seed"))
-    added = sorted(name for name in apart if not _is_seed(name) and not is_beside(name, [*rows, *columns]))
+    varied = varying(chosen, [*rows, *columns])
+    seeds = ("seed", *sorted(name for name in varied if _is_seed(name) and name != "seed"))
+    added = sorted(name for name in varied if not _is_seed(name) and not is_beside(name, [*rows, *columns]))
     cells: dict[tuple[Line, Line], Cell] = {}
     replaced = []
     for run in chosen:

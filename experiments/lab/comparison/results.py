@@ -9,7 +9,7 @@ from statistics import median
 from lab.comparison.grid import Cell, Grid, Key, find_baselines, lay_out
 from lab.comparison.runs import Run, Store, metric_name
 from lab.comparison.schema import CompareConfig
-from lab.comparison.stats import Point, judge, mean_of, paired_difference
+from lab.comparison.stats import Point, mean_of, paired_difference, write_verdicts
 from lab.config.errors import UserError, unknown
 from lab.training.monitor import is_lower_better
 
@@ -75,8 +75,8 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
             for name, theirs in costs[base].items():
                 ratio = paired_difference(_logarithms(costs[cell].get(name, {})), _logarithms(theirs), config.confidence)
                 cell.ratios |= {name: ratio} if ratio else {}
-    judge([(cell.difference, higher) for cell in grid.cells if cell.difference], 1 - config.confidence)
-    judge([(ratio, name == "images/s") for cell in grid.cells for name, ratio in cell.ratios.items()], 1 - config.confidence)
+    write_verdicts([(cell.difference, higher) for cell in grid.cells if cell.difference], 1 - config.confidence)
+    write_verdicts([(ratio, name == "images/s") for cell in grid.cells for name, ratio in cell.ratios.items()], 1 - config.confidence)
     for column in grid.columns:
         inside = [cell for cell in grid.cells if cell.column == column]
         if len(inside) > 1:

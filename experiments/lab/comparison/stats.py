@@ -113,7 +113,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def judge(differences: Sequence[tuple[Difference, bool]], level: float) -> None:
+def write_verdicts(differences: Sequence[tuple[Difference, bool]], level: float) -> None:
     """Write Holm's p and the verdict of each tested difference, all as one family; the bool says whether higher is better."""
     tested = [(each, higher, each.p) for each, higher in differences if each.p is not None]
     for (each, higher, _), adjusted in zip(tested, holm([p for *_, p in tested]), strict=True):

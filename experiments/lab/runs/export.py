@@ -17,6 +17,7 @@ from lab.config.choices import spec_of
 from lab.config.errors import UserError
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
+from lab.runs.exported import Exported
 from lab.runs.files import write_whole
 from lab.runs.folder import RunFolder
 from lab.runs.saved import load_checkpoint, load_weights
@@ -43,25 +44,6 @@ class Exportable:
     def pixels(self) -> str:
         """Return the dtype of the images."""
         return getattr(self.module, "pixels", "uint8")
-
-
-@dataclass
-class Exported:
-    """An exported model.
-
-    Args:
-        program: the program that torch.export made of the module.
-        module: computes the same in Python.
-        norm: mean and deviation by which the module normalises images.
-        record: the fields of this model in a run's record: shape of an image, output (the shape of an image's output), pixels (the dtype of
-            images), says (the meaning of the output, in words), classes (names of the classes, or of the numbers that are predicted), and
-            step (the update that the weights are from).
-    """
-
-    program: Any
-    module: nn.Module
-    norm: Norm
-    record: dict[str, Any]
 
 
 class Images(nn.Module):

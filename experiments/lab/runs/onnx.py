@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.runs.export import Exported
+from lab.runs.exported import Exported
 from lab.runs.files import write_whole
 
 LARGEST = 1e-4  # largest difference, as a share of the largest number of the output or of 1

@@ -137,7 +137,7 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
 
 
 def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
-    """Launch a function of a folder of the kernels by its plan, on tensors followed by what is no tensor."""
+    """Launch a function of a folder of the kernels by its plan, on tensors followed by other arguments."""
     key = folder, function, *map(layout, tensors), *others
     return kernels.planned(key, tensors, lambda: (getattr(kernels.of_folder(folder), function), *tensors, *others))
 
