@@ -14,6 +14,7 @@ from lab.config.errors import UserError
 from lab.config.settings import Settings
 from lab.data.images import UNREADABLE, ImageBytes
 from lab.data.pixels import alpha_note, measured, read_pixels, shown
+from lab.data.sources.own import of_channels
 from lab.results.prediction import AskedPrediction, predict
 from lab.runs.predict import predictor
 
@@ -261,3 +262,11 @@ def test_a_header_of_a_deep_png_takes_no_memory_that_its_pixels_would_need(tmp_p
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
     with pytest.raises(CorruptError, match="1048576 x 1048576 pixels"):
         read_pixels(tmp_path / "a.png", 3)
+
+
+@pytest.mark.parametrize(("image", "expected"), [(Image.new("I;16", (4, 3), 510), 2.0), (torch.full((1, 3, 4), 510.0), 510.0)])
+def test_the_scale_of_a_custom_source_stays(image, expected):
+    """PIL images are divided by 255, tensors of floats are taken as they are: checkpoints hold the normalisation of these numbers."""
+    pixels = of_channels(image, 1)
+    assert pixels.shape == (1, 3, 4)
+    assert (pixels == expected).all()

@@ -74,7 +74,6 @@ def test_the_table_of_steps_adds_loss_and_assignment(measured):
         assert each["other_targets"] == 0
         assert each["difference"] < 1e-5
         assert max(each["gradient_difference"].values()) < 1e-5
-        assert each["agrees"]
     assert {name for each in runs for name in each["gradient_difference"]} == set(DetectorOutput._fields)
     found = json.loads(measured.read_text())
     found["steps"]["runs"][0] |= {

@@ -24,14 +24,14 @@ from PIL import Image
 from lossforge.bench.measure import synchronize
 
 MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
-CLASSES, LINKS, HELD_ON_DEVICE = 10, 8, 4
-QUIET_SECONDS = 3.0
+CLASSES, LINKS, HELD_ON_DEVICE = 10, 16, 4
+QUIET_SECONDS = 10.0
 """Until the processes that read have filled their queues, which are as long as the warm-up or shorter."""
 Step = Callable[[Any], int]
 
 
 def draw(folder: Path, count: int) -> None:
-    """Write `count` photos for training, each LINKS times so that an epoch is long, and two of each class held out."""
+    """Write `count` photos for training, each LINKS times so that all is measured within an epoch, and two of each class held out."""
     places = [folder / ("train" if n < count else "val") / f"class{n % CLASSES}" / f"{n}.jpg" for n in range(count + 2 * CLASSES)]
     for parent in {place.parent for place in places}:
         parent.mkdir(parents=True)
@@ -75,7 +75,7 @@ def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, 
     network = create_model(model, num_classes=CLASSES).train().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = create_optimizer_v2(network, opt="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4)
     forward = torch.compile(network) if compiled else network
-    how: dict[str, Any] = {"num_workers": workers, "color_jitter": 0.0, "interpolation": "bilinear", "pin_memory": True, "device": device}
+    how: dict[str, Any] = {"num_workers": workers, "color_jitter": None, "interpolation": "bilinear", "pin_memory": True, "device": device}
     how |= {"use_prefetcher": device.type == "cuda", "persistent_workers": workers > 0}
     loader = create_loader(create_dataset("", root=str(folder / "train")), (3, pixels, pixels), batch, is_training=True, **how)
 

@@ -135,7 +135,10 @@ def compare(*overrides: str) -> "ComparisonResult":
     from lab.config.settings import load_for
 
     with _app("compare", overrides) as given:
-        return compare_runs(load_for(COMPARE, [as_hydra(word) for word in given]), given)
+        result = compare_runs(load_for(COMPARE, [as_hydra(word) for word in given]), given)
+    if result.failure is not None:
+        raise result.failure
+    return result
 
 
 @contextmanager

@@ -41,11 +41,13 @@ class ComparisonResult:
         folder: the folder with the page, the tables and the pictures.
         notes: what to know of it, in words.
         exit_status: the exit status for a process that only compares.
+        failure: what ended the comparison before its end.
     """
 
     folder: Path
     notes: list[str] = field(default_factory=list)
     exit_status: int = 0
+    failure: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"ComparisonResult({os.path.relpath(self.page)}, {len(self.cells)} cells of {len(self.runs)} runs)"
@@ -107,7 +109,7 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
             console.say(note)
     places = run.close()
     if run.status != "FINISHED":
-        raise run.failure or KeyboardInterrupt
+        return ComparisonResult(folder.path, list(found.notes), run.exit_status(), run.failure or KeyboardInterrupt())
     places.pop("run folder")
     console.table(lead(found), {"page": os.path.relpath(folder.path / PAGE)} | places)
     hint = "" if config.ui else pages_hint(masked(uri))

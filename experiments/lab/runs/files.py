@@ -48,12 +48,11 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
         raise unwritable(path, reason) if isinstance(reason, OSError) else reason from None
 
 
-def try_lock(path: Path) -> IO[str] | None:
+def try_lock(path: Path, *, needed: bool = True) -> IO[str] | None:
     """Return a file, opened and locked; None if another process has the lock, which ends with the processes that hold or inherited it.
 
-    On a file system without locks the file is returned, too.
+    needed: raise OSError on a file system without locks; else the file is returned there, too.
     """
-    path.parent.mkdir(exist_ok=True)
     file = path.open("a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +60,9 @@ def try_lock(path: Path) -> IO[str] | None:
         file.close()
         return None
     except OSError:
-        pass
+        if needed:
+            file.close()
+            raise
     return file
 
 

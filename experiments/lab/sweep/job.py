@@ -47,6 +47,7 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
     title = f"job {config.job + 1}/{len(jobs)} {name}"
     if stop.requested:
         return
+    (folder / ".locks").mkdir(exist_ok=True)
     if (lock := try_lock(folder / ".locks" / name)) is None:
         print(f"{title}: is running in another process", flush=True)
         return
@@ -171,7 +172,3 @@ class Attempt:
 def _end_with_parent() -> None:
     """Let the system send SIGTERM to this process when its parent dies, so that the run ends with a checkpoint."""
     LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def _size(folder: Path) -> int:
-    return (folder / "metrics.jsonl").stat().st_size

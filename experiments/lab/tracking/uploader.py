@@ -223,7 +223,7 @@ class MlflowUploader(threading.Thread):
         """
         if self.lock is not None:
             return
-        if (file := try_lock(self.folder / LOCK)) is None:  # without locks both send: sending a record twice adds nothing
+        if (file := try_lock(self.folder / LOCK, needed=False)) is None:  # without locks both send: sending a record twice adds nothing
             raise BusyError(f"{self.folder} is being sent by another process")
         self.key = key = run_key(self.folder)
         found = (

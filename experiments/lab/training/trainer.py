@@ -192,7 +192,7 @@ class Trainer:
             yield group
 
     def update(self, group: list[Tensors]) -> None:
-        """Make one optimiser step on the samples of all batches in `group`, without waiting for the device."""
+        """Make one optimiser step on the samples of all batches in `group`; under a fused optimiser without waiting for the device."""
         normalizer = distributed.total(torch.stack([self.task.normalizer(batch) for batch in group]).sum())
         with self.guard.buffers_undone() as verdict:
             parts = []
