@@ -146,7 +146,7 @@ def _checked(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, tar
     for name, t in (("labels", labels), ("mask", mask)):
         checks.tensor(name, t)
         checks.beside(name, t, scores, "scores")
-        if t.shape not in ((batch, several), (batch, several, 1)):
+        if t.shape != (batch, several) and t.shape != (batch, several, 1):  # `in` is False for a traced size
             raise ValueError(f"{name} must have shape ({batch}, {several}) or ({batch}, {several}, 1), got {tuple(t.shape)}")
         flat.append(t.reshape(batch, several))
     if checks.known(labels) and labels.device.type == "cpu":
