@@ -16,7 +16,6 @@ IN_PLACE = {  # each with its reason
     "lab/sweep/stop.py": "a word for other processes",
     "lab/tracking/logged_model.py": "a temporary folder, which is uploaded",
     "lab/tracking/store.py": "a lock",
-    "lab/tracking/uploader.py": "a lock",
 }
 DRAW = """
 import json, os, resource, signal, sys

@@ -53,6 +53,8 @@ def try_lock(path: Path, *, needed: bool = True) -> IO[str] | None:
 
     needed: raise OSError on a file system without locks; else the file is returned there, too.
     """
+    if needed:
+        path.parent.mkdir(exist_ok=True)
     file = path.open("a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

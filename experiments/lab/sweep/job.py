@@ -47,7 +47,6 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
     title = f"job {config.job + 1}/{len(jobs)} {name}"
     if stop.requested:
         return
-    (folder / ".locks").mkdir(exist_ok=True)
     if (lock := try_lock(folder / ".locks" / name)) is None:
         print(f"{title}: is running in another process", flush=True)
         return
