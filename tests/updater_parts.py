@@ -83,22 +83,23 @@ class Training:
 
 
 class Reads(TorchDispatchMode):
-    """Keeps where the tensors lie whose values the host reads."""
+    """Keeps where the tensors of a device lie whose values the host reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.places: set[int] = set()
+        self.device, self.places = device, set[int]()
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), words: Any = None) -> Any:
         if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default):
-            self.places.add(arguments[0].untyped_storage().data_ptr())
+            if arguments[0].device.type == self.device.type:
+                self.places.add(arguments[0].untyped_storage().data_ptr())
         return function(*arguments, **(words or {}))
 
 
 def reads(training: Training) -> int:
     """How many values the host reads in a step that are not there before it.
 
-    Counters of an optimiser are on the CPU on every device.
+    Counters of an optimiser are on the CPU on every device. On a GPU only reads of its own tensors count, because only these wait for it.
     """
     training.step(0)
     optimizer = training.updater.optimizer
@@ -106,7 +107,7 @@ def reads(training: Training) -> int:
     counters = [value for place in places for value in place.values() if isinstance(value, Tensor) and not value.ndim]
     allowed = {counter.untyped_storage().data_ptr() for counter in counters}
     bad_loss = training.gradients(1)
-    with Reads() as found:
+    with Reads(training.device) as found:
         training.updater.step(bad_loss)
     return len(found.places - allowed)
 

@@ -12,10 +12,10 @@ from lossforge.kernels.math import atan_ratio, product
 
 @triton.jit
 def ratio(across, down, union, eps):
-    """Return I/U."""
+    """Return I/U, rounded to nearest: of equal boxes it is 1."""
     _, _, wi, _, _, _, _ = across
     _, _, hi, _, _, _, _ = down
-    return tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0) / larger(union, eps)
+    return tl.div_rn(tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0), larger(union, eps))
 
 
 @triton.jit
