@@ -4,11 +4,13 @@ import json
 import os
 
 import pytest
+import torch
 from folder_parts import digit_files
 from PIL import Image
 
 from lab.config.errors import UserError
 from lab.data import images
+from lab.data.seeds import seeded
 from lab.results import prediction
 
 
@@ -165,3 +167,25 @@ def test_a_turned_photo_is_seen_upright(make_trainer, pictures):
 def test_an_unknown_policy_of_augmentation_is_refused(make_trainer, pictures, policy):
     with pytest.raises(UserError, match=rf"^data.auto_augment={policy}: timm knows no such policy \(Unknown .*\); rand-m9-mstd0.5"):
         make_trainer(*words(pictures, f"data.auto_augment='{policy}'"))
+
+
+@pytest.mark.parametrize("erase", [0.0, 1.0])
+def test_pixels_are_normalised_after_they_are_read_to_the_bits_of_timms_transform(make_trainer, pictures, erase):
+    from timm.data import create_transform
+
+    trainer = make_trainer(*words(pictures), f"data.random_erase={erase}")
+    config, data = trainer.config.data, trainer.data
+    look = {"mean": tuple(data.norm.mean), "std": tuple(data.norm.std), "interpolation": config.interpolation}
+    augmented = {"scale": (config.crop_scale, 1.0), "hflip": config.horizontal_flip, "re_prob": erase}
+    augmented |= {"auto_augment": config.auto_augment, "color_jitter": config.color_jitter or None}
+    expected = {
+        "train": create_transform((3, 32, 32), is_training=True, **look, **augmented),
+        "val": create_transform((3, 32, 32), crop_pct=config.crop_pct, crop_mode=config.crop_mode, **look),
+    }
+    for name, transform in expected.items():
+        loader = getattr(data, name)
+        read, asked = loader.epochs.loader.dataset, next(iter(loader.epochs.sampler))
+        assert read[asked[0]][0].dtype == (torch.float32 if erase and name == "train" else torch.uint8)
+        for (position, seed), seen in zip(asked, next(iter(loader)).images, strict=True):
+            with seeded(seed):
+                assert torch.equal(seen, transform(read.samples.image(position)))

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lab.data.loading import MOST_WORKERS, Epochs, SeededBatches, number_of_workers
 from lab.data.samples import Annotations
-from lab.data.sets import MemoryLoader, Split
+from lab.data.sets import MemoryLoader, Norm, Split
 
 SAMPLES, BATCH = 22, 4  # six batches, the last one of two
 
@@ -106,7 +106,7 @@ def nudge(images, generator):
 def test_batches_made_together_are_the_epochs_from_any_batch_on(together, monkeypatch):
     monkeypatch.setattr(MemoryLoader, "TOGETHER", together)
     split = Split(torch.arange(SAMPLES * 12, dtype=torch.float32).view(SAMPLES, 3, 2, 2), torch.arange(SAMPLES), [])
-    norm = (torch.zeros(3), torch.ones(3))
+    norm = Norm([0.0] * 3, [1.0] * 3)
     weight = torch.arange(SAMPLES) / 2
 
     def begun(epoch, batch):
@@ -138,7 +138,7 @@ def test_large_batches_are_made_alone(monkeypatch):
     monkeypatch.setattr(MemoryLoader, "ELEMENTS", 2 * BATCH * 12 + 1)
     made = []
     split = Split(torch.zeros(SAMPLES, 3, 2, 2), torch.arange(SAMPLES), [])
-    loader = MemoryLoader(split, Annotations(), BATCH, torch.device("cpu"), (torch.zeros(3), torch.ones(3)))
+    loader = MemoryLoader(split, Annotations(), BATCH, torch.device("cpu"), Norm([0.0] * 3, [1.0] * 3))
     loader.shuffled(0, lambda images, _: made.append(len(images)) or images)
     assert sum(len(batch) for batch in loader) == SAMPLES
     assert made == [8, 8, 6]

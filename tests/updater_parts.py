@@ -90,9 +90,9 @@ class Reads(TorchDispatchMode):
         self.device, self.places = device, set[int]()
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), words: Any = None) -> Any:
-        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default):
-            if arguments[0].device.type == self.device.type:
-                self.places.add(arguments[0].untyped_storage().data_ptr())
+        reading = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
+        if function in reading and arguments[0].device.type == self.device.type:
+            self.places.add(arguments[0].untyped_storage().data_ptr())
         return function(*arguments, **(words or {}))
 
 

@@ -159,8 +159,7 @@ def trainer_of(case: Case, given: Sizes, images: int) -> Any:
     pixels = torch.randint(0, 256, (images, 3, given.pixels, given.pixels), dtype=torch.uint8, device=device, generator=generator)
     target = torch.randint(CLASSES, (images,), device=device, generator=generator)
     norm = Norm([0.5] * 3, [0.25] * 3)
-    numbers = torch.tensor(norm.mean), torch.tensor(norm.std)
-    loader = MemoryLoader(Split(pixels, target, []), Annotations(), case.batch, device, numbers).shuffled(0, None)
+    loader = MemoryLoader(Split(pixels, target, []), Annotations(), case.batch, device, norm).shuffled(0, None)
     data = Data([*map(str, range(CLASSES))], 3, norm, loader, loader, 0, torch.bincount(target, minlength=CLASSES))
     task = Classification(settings.config, data, device)
     with device:  # where a model of billions is made in seconds

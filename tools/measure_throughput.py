@@ -25,7 +25,7 @@ from lossforge.bench.measure import synchronize
 
 MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
 CLASSES, LINKS, HELD_ON_DEVICE = 10, 16, 4
-QUIET_SECONDS = 10.0
+QUIET_SECONDS = 5.0
 """Until the processes that read have filled their queues, which are as long as the warm-up or shorter."""
 Step = Callable[[Any], int]
 

@@ -46,6 +46,16 @@ class Norm:
     mean: list[float]
     std: list[float]
 
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return both as tensors (C, 1, 1)."""
+        mean, std = (torch.tensor(each, device=device).view(-1, 1, 1) for each in (self.mean, self.std))
+        return mean, std
+
+
+def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return images (N, C, H, W), uint8 or from 0 to 1, less the mean and divided by the standard deviation, (C, 1, 1)."""
+    return (images / 255).sub_(mean).div_(std) if images.dtype == torch.uint8 else (images - mean) / std
+
 
 @dataclass
 class Data:
@@ -114,11 +124,11 @@ class MemoryLoader:
 
     TOGETHER, ELEMENTS = 16, 2**24  # most batches made at once, and most elements of them
 
-    def __init__(self, split: Split, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, split: Split, notes: Annotations, batch_size: int, device: torch.device, norm: Norm) -> None:
         self.images, self.targets = split.images.to(device), split.targets.to(device)
         self.weight = None if notes.weight is None else notes.weight.to(device)
         self.group = None if notes.group is None else notes.group.to(device)
-        self.mean, self.std = (value.view(1, -1, 1, 1).to(device) for value in norm)
+        self.mean, self.std = norm.on(device)
         self.device, self.samples, self.keys = device, len(self.targets), split.keys
         self.shares = Shares(self.samples, batch_size)
         self.augment: Any = None
@@ -159,9 +169,7 @@ class MemoryLoader:
     def _made(self, group: list[Tensor], epoch: int, start: int) -> list[Batch]:
         """Make a batch for each index tensor; the first is batch `start` of the epoch."""
         every, sizes = torch.cat(group), [len(index) for index in group]
-        images = self.images[every]
-        scaled = images.float() / 255 if images.dtype == torch.uint8 else images
-        images = (scaled - self.mean) / self.std
+        images = normalised(self.images[every], self.mean, self.std)
         if self.augment is not None and self.seed is not None:
             noise = torch.Generator(self.device).manual_seed(distributed.own_seed(seed_of(self.seed, epoch, start)))
             images = self.augment(images, noise)
@@ -205,7 +213,7 @@ def memory_data(
         counts: the training samples of each class (C,); None where nothing asks for them.
     """
     splits = [split for split in (known.train, known.val, known.test) if split]
-    make = partial(loader, device=device, norm=(torch.tensor(norm.mean), torch.tensor(norm.std)))
+    make = partial(loader, device=device, norm=norm)
     plain, val, *test = (partial(make, split, split.notes, config.eval_batch_size) for split in splits)
     return Data(
         known.classes,

@@ -14,11 +14,12 @@ from lab.config.schema import PhotosConfig
 from lab.data.pixels import as_pixels
 from lab.data.sets import Norm
 
-Transform = Callable[[Any], Tensor]  # of a PIL image in RGB, or with data.channels of a tensor (C, H, W)
+Transform = Callable[[Any], Tensor]
+"""Of a PIL image in RGB, or with data.channels of a tensor (C, H, W), to uint8, which the device normalises, or to normalised floats."""
 
 
 def held_out_transform(config: PhotosConfig, norm: Norm) -> Transform:
-    """Return the transform of an image into the model's input, without augmentation: (C, H, W), normalised."""
+    """Return the transform of an image into (C, H, W), without augmentation."""
     if config.val_transform:
         return OwnTransform(f"data.val_transform={config.val_transform}", _found("data.val_transform", config.val_transform), config, norm)
     if config.channels:
@@ -56,7 +57,11 @@ def _of_timm(config: PhotosConfig, norm: Norm, **options: Any) -> Transform:
 
     size: Any = (3, config.image_size, config.image_size)
     look: dict[str, Any] = {"mean": tuple(norm.mean), "std": tuple(norm.std), "interpolation": config.interpolation}
-    return cast(Transform, create_transform(size, **look, **options))
+    if options.get("re_prob"):  # what is erased is 0 after normalisation
+        return cast(Transform, create_transform(size, **look, **options))
+    made: Any = create_transform(size, use_prefetcher=True, **look, **options)  # a quarter of the bytes, and half of a worker's time
+    made.transforms.append(torch.as_tensor)
+    return cast(Transform, made)
 
 
 def _of_channels(config: PhotosConfig, norm: Norm, *, train: bool) -> Transform:

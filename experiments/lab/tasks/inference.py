@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
@@ -11,7 +12,7 @@ from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resiz
 from lab.config.choices import spec_of
 from lab.config.errors import UserError
 from lab.config.schema import ClassifierConfig, DataConfig, PhotosConfig, TrainConfig
-from lab.data.sets import Norm
+from lab.data.sets import Norm, normalised
 from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import activation_of, probabilities
@@ -71,7 +72,13 @@ def reader(config: DataConfig, size: int, norm: Norm) -> Reader:
         from lab.data.transforms import held_out_transform
 
         transform = held_out_transform(config, norm)
-        return lambda image: transform(image)[None]
+        mean, std = norm.on(torch.device("cpu"))
+
+        def seen(image: Any) -> Tensor:
+            pixels = transform(image)[None]
+            return normalised(pixels, mean, std) if pixels.dtype == torch.uint8 else pixels
+
+        return seen
 
     def read(image: Image.Image) -> Tensor:
         pixels = pil_to_tensor(image.convert("L") if len(norm.mean) == 1 else image).float() / 255

@@ -21,7 +21,7 @@ from lab.data.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
 from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate
 from lab.data.seeds import seeded
-from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder
+from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder, normalised
 from lab.data.split import held_out_by, split
 from lab.data.transforms import OwnTransform, Transform, held_out_transform, train_transform
 
@@ -135,6 +135,7 @@ class FolderLoader(WorkerLoader):
         notes: Annotations,
         transform: Transform,
         config: PhotosConfig,
+        norm: Norm,
         device: torch.device,
         seed: int | None = None,
         chances: Tensor | None = None,
@@ -143,12 +144,16 @@ class FolderLoader(WorkerLoader):
         refuse_unfit_transform(images)
         super().__init__(images, config, device, seed, chances=chances)
         self.keys, self.notes = samples.keys, notes
+        self.mean, self.std = norm.on(device)
 
     def __iter__(self) -> Iterator[Batch]:
         for images, target, index in self.epochs:
             weight = None if self.notes.weight is None else self._on_device(self.notes.weight[index])
             group = None if self.notes.group is None else self._on_device(self.notes.group[index])
-            yield Batch(self._on_device(images), self._on_device(target), self._on_device(index), weight, group)
+            seen = self._on_device(images)
+            if seen.dtype == torch.uint8:
+                seen = normalised(seen, self.mean, self.std)
+            yield Batch(seen, self._on_device(target), self._on_device(index), weight, group)
 
     def _on_device(self, value: Tensor) -> Tensor:
         if self.device.type != "cuda":
@@ -218,7 +223,7 @@ def photos_data(
     notes = known or {
         name: annotate(config, samples.targets, samples.classes, samples.keys, needed=samples is train) for name, samples in found.items()
     }
-    evaluated = {name: FolderLoader(found[name], notes[name], seen, config, device) for name in found if name != "train"}
+    evaluated = {name: FolderLoader(found[name], notes[name], seen, config, norm, device) for name in found if name != "train"}
     chances = chances_of(config, train.targets, notes["train"].weight)
     # drawn by their weights, not weighed again
     weighed = Annotations(None, notes["train"].group) if config.sampler == "weighted" else notes["train"]
@@ -226,13 +231,13 @@ def photos_data(
         train.classes,
         config.channels or 3,
         norm,
-        FolderLoader(train, weighed, train_transform(config, norm), config, device, seed, chances),
+        FolderLoader(train, weighed, train_transform(config, norm), config, norm, device, seed, chances),
         evaluated["val"],
         count_groups(*notes.values()),
         torch.bincount(train.targets, minlength=len(train.classes)) if train.targets.ndim == 1 else train.targets.sum(0).round().long(),
         evaluated.get("test"),
         held_out,
-        lambda: FolderLoader(train, notes["train"], seen, config, device),
+        lambda: FolderLoader(train, notes["train"], seen, config, norm, device),
     )
 
 

@@ -19,7 +19,7 @@ from lab.config.settings import ROOT, absolute
 from lab.data.coco_file import CocoFile, read_coco
 from lab.data.loading import WorkerLoader
 from lab.data.seeds import seeded
-from lab.data.sets import Data, Loader, Norm
+from lab.data.sets import Data, Loader, Norm, normalised
 from lab.data.split import held_out_by
 from lab.tasks.detection.augment import Prepare, Prepared, fitted, mosaic
 from lab.tasks.detection.batch import DetectionBatch
@@ -128,22 +128,22 @@ class DetectionLoader(WorkerLoader):
         file: CocoFile,
         config: DetectionDataConfig,
         fixed_size: list[int] | None,
-        norm: tuple[Tensor, Tensor],
+        norm: Norm,
         device: torch.device,
         seed: int | None,
     ) -> None:
-        fill = (norm[0] * 255).round().int().tolist()
+        fill = [round(value * 255) for value in norm.mean]
         train = seed is not None and config.augment
         low, high = config.batch_scale if train else (1.0, 1.0)
         collate = Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size), (low, high))
         super().__init__(CocoImages(file, Prepare(config, fixed_size, fill, train=seed is not None)), config, device, seed, collate)
         self.file, self.keys = file, file.files
-        self.mean, self.std = (value.view(1, 3, 1, 1).to(device) for value in norm)
+        self.mean, self.std = norm.on(device)
 
     def __iter__(self) -> Iterator[DetectionBatch]:
         for batch in self.read():
             batch = batch.to(self.device, non_blocking=True)
-            batch.images = (batch.images.float() / 255 - self.mean) / self.std
+            batch.images = normalised(batch.images, self.mean, self.std)
             yield batch
 
     def read(self) -> Iterator[DetectionBatch]:
@@ -195,7 +195,7 @@ def load_detection_data(
         _refuse_different_categories(train, file)
         if not len(file.labels):
             raise UserError(f"{part.settings[0]}={file.path}: no image has a box.")
-    make = partial(loader, config=config, fixed_size=fixed_size, norm=(torch.tensor(norm.mean), torch.tensor(norm.std)), device=device)
+    make = partial(loader, config=config, fixed_size=fixed_size, norm=norm, device=device)
     return DetectionData(
         train.classes,
         3,

@@ -49,7 +49,7 @@ class HeldLabelSets(MemoryLoader):
         file: CocoFile,
         config: DetectionDataConfig,
         fixed_size: list[int] | None,
-        norm: tuple[Tensor, Tensor],
+        norm: Norm,
         device: torch.device,
         seed: int | None,
     ) -> None:

@@ -36,7 +36,7 @@ class PairSplit(Split):
 
 
 class PairLoader(MemoryLoader):
-    def __init__(self, split: PairSplit, notes: Annotations, batch_size: int, device: torch.device, norm: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, split: PairSplit, notes: Annotations, batch_size: int, device: torch.device, norm: Norm) -> None:
         super().__init__(split, notes, batch_size, device, norm)
         self.truth, self.share = split.truth.to(device), split.share.to(device)
 

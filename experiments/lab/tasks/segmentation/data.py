@@ -31,7 +31,7 @@ from lab.data.images import (
 )
 from lab.data.loading import WorkerLoader
 from lab.data.seeds import seeded
-from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of
+from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 
@@ -223,12 +223,12 @@ class MaskFileLoader(WorkerLoader):
         fill = [round(value * 255) for value in norm.mean]
         super().__init__(MaskFiles(pairs, config, fill, train=seed is not None), config, device, seed)
         self.pairs, self.keys = pairs, [pair.key for pair in pairs]
-        self.mean, self.std = (torch.tensor(value).view(1, 3, 1, 1).to(device) for value in (norm.mean, norm.std))
+        self.mean, self.std = norm.on(device)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.epochs:
             images, masks, index = (each.to(self.device, non_blocking=True) for each in batch)
-            yield Batch((images.float() / 255 - self.mean) / self.std, masks.long(), index)
+            yield Batch(normalised(images, self.mean, self.std), masks.long(), index)
 
     def size(self, position: int) -> tuple[int, int]:
         """Return height and width of the file."""
