@@ -97,11 +97,10 @@ def example(each: Declared, own: str) -> str:
     return f">>> import torch\n>>> from lossforge.losses import {name}\n{code}"
 
 
-def source(each: Declared) -> str:
-    """Return what a docstring says of where a loss is from."""
+def in_place_of(each: Declared) -> str:
+    """Return the function of another library whose place a loss takes; empty where there is none."""
     like = each.facts.get("like", "").replace(":", ".")
-    theirs = "" if like.startswith("lossforge") else like
-    return "; ".join(filter(None, (each.facts.get("paper", ""), f"in place of {theirs}" if theirs else "")))
+    return "" if like.startswith("lossforge") else like
 
 
 def whole_docstring(each: Declared) -> str:
@@ -116,5 +115,7 @@ def whole_docstring(each: Declared) -> str:
         "Raises": "\n".join(filled(one, WIDTH - 4, "    ") for one in re.split(r"\n(?! )", raised)),
         "Examples": example(each, own.get("Examples", "")),
     }
+    theirs = in_place_of(each)
+    source = "; ".join(filter(None, (each.facts.get("paper", ""), theirs and f"in place of {theirs}")))
     whole = [*map(filled, text.split("\n\n")), *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
-    return "\n\n".join([*whole, filled(f"Source: {source(each)}.")] if source(each) else whole)
+    return "\n\n".join([*whole, filled(f"Source: {source}.")] if source else whole)
