@@ -71,8 +71,8 @@ def test_what_an_archive_lacks_is_found(tmp_path):
     wheel = f"lossforge_losses-{release.versions(ROOT)[0][1]}-py3-none-any.whl"
     assert [fault.removeprefix(f"{wheel} ") for fault in packages_built.faults(root, root / "dist", "losses")] == [
         "lacks py.typed",
-        "has no Author in its metadata",
-        "has no readme in its metadata",
+        "has no author in its metadata",
+        "has no description in its metadata",
         "has no link Changelog",
         f"needs lossforge-kernels>={release.versions(ROOT)[0][1]}, not exactly {release.versions(ROOT)[0][1]}",
         "needs torch>=2.9, which has not both a lower and an upper bound",
