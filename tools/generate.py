@@ -24,8 +24,6 @@ def code(check: bool) -> list[Path]:
     import lossforge
 
     spec = importlib.util.find_spec("lossforge.losses")
-    assert spec
-    assert spec.loader
     package = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = lossforge.losses = package
     import loss_code

@@ -10,6 +10,7 @@ from lab.config.choices import SCHEMAS
 from lab.config.help import takes
 from lab.config.schema import BenchConfig, TrainConfig
 from lab.sweep.schema import SEARCHES
+from lossforge.bench.report.tables import markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
@@ -25,21 +26,20 @@ def default(item: "Field[Any]") -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def rows(schema: Any, path: str, known: Iterable[str] = ()) -> Iterator[str]:
-    """Yield a table's row for each setting of a schema that is not `known`, those of schemas within it too."""
+def rows(schema: Any, path: str, known: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield a table's cells for each setting of a schema that is not `known`, those of schemas within it too."""
     for item in fields(schema):
         if item.name in known or (path and item.name == "name"):
             continue
         if item.default_factory is not MISSING and is_dataclass(inner := item.default_factory()):
             yield from rows(inner, f"{path}{item.name}.")
         else:
-            cells = f"`{path}{item.name}`", f"`{default(item)}`", takes(item), item.metadata.get("meaning", "")
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+            yield f"`{path}{item.name}`", f"`{default(item)}`", takes(item), item.metadata.get("meaning", "")
 
 
 def table(schema: Any, path: str, known: Iterable[str] = ()) -> str:
-    lines = list(rows(schema, path, known))
-    return "\n".join(["| setting | default | takes | meaning |", "| --- | --- | --- | --- |", *lines, ""]) if lines else ""
+    cells = list(rows(schema, path, known))
+    return markdown(("setting", "default", "takes", "meaning"), cells) + "\n" if cells else ""
 
 
 def group(name: str) -> Iterator[str]:
@@ -58,7 +58,8 @@ def group(name: str) -> Iterator[str]:
             yield text
 
 
-def page() -> str:
+def files() -> dict[Path, str]:
+    """Return the page."""
     whole = [HEAD]
     nested = {item.name for item in fields(TrainConfig) if item.default_factory is not MISSING}
     whole += ["## A run\n", table(TrainConfig, "", nested)]
@@ -73,8 +74,4 @@ def page() -> str:
             whole += [f"### `{option}`\n", text]
     whole += ["## `experiments/compare.py`\n", table(CompareConfig, "", {"tracking"})]
     whole += ["## `experiments/bench.py`\n", table(BenchConfig, "", {"tracking"})]
-    return "\n".join(whole).rstrip() + "\n"
-
-
-def files() -> dict[Path, str]:
-    return {PAGE: page()}
+    return {PAGE: "\n".join(whole).rstrip() + "\n"}
