@@ -44,7 +44,6 @@ def test_the_losses_are_the_same(measured):
     for each in json.loads(measured.read_text())["retinanet"]["runs"]:
         assert each["positives"] > 10
         assert each["difference"] < 1e-6
-        assert each["agrees"]
         assert max(each["gradient_difference"].values()) < 1e-5
         assert each["step_ms"] > each["loss_ms"] > 0
 

@@ -30,7 +30,7 @@ def test_the_measurement_runs(tmp_path):
 
 
 def test_the_large_model_is_the_smallest_that_one_gpu_cannot_hold():
-    given = measure_several_gpus.sizes(True)
+    given = measure_several_gpus.SMALL
     case = measure_several_gpus.large_case(given)
     needed = [measure_several_gpus.BYTES * measure_several_gpus.parameters(case.model, depth) for depth in (case.depth - 1, case.depth)]
     assert needed[0] <= given.memory < needed[1]

@@ -101,6 +101,11 @@ def by_hand() -> dict[str, list[str]]:
     return {each.__name__: each.__all__ for each in found if inspect.ismodule(each) and hasattr(each, "__all__")}
 
 
+def names_of_functions() -> list[str]:
+    """Return the public functions, and the names that definitions write themselves."""
+    return [*DECLARED, *(name for each in by_hand().values() for name in each)]
+
+
 def listed(names: Iterable[str]) -> str:
     return "__all__ = [\n" + "".join(f"    {name!r},\n" for name in sorted(names)) + "]\n"
 
@@ -119,9 +124,8 @@ def functional() -> str:
         *(f"from {module} import {', '.join(names)}" for module, names in by_hand().items()),
         ENTRY,
     ]
-    names = [*DECLARED, *(name for each in by_hand().values() for name in each)]
     head = documented(definitions.__doc__ or "", "").replace('\n\n"""', '\n"""')
-    return source(head, imports, names, *map(function_of, DECLARED.values()))
+    return source(head, imports, names_of_functions(), *map(function_of, DECLARED.values()))
 
 
 def module_of(each: Declared, module: Module) -> str:
@@ -207,8 +211,7 @@ def exported() -> str:
     """Return lossforge/losses/__init__.py with all that it imports in `__all__`."""
     text = (LOSSES / "__init__.py").read_text(encoding="utf-8")
     before, _, after = text.partition("__all__ = [\n")
-    names = {name for each in DECLARED.values() for name in (each.definition.__name__, each.module.name if each.module else "")} - {""}
-    names |= {name for each in by_hand().values() for name in each}
+    names = {*names_of_functions(), *(each.module.name for each in DECLARED.values() if each.module)}
     for node in ast.parse(before).body:
         if isinstance(node, ast.ImportFrom) and node.module != "lossforge.losses":
             names |= {each.name for each in node.names} - {"*"}

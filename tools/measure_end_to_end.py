@@ -6,14 +6,12 @@ A step's time is recorded only if its loss, and for the head the gradient of the
 import statistics
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure_precision import exactly
-from measuring import Request
+from measure_precision import FULL, contenders, exactly
+from measuring import Request, relative
 from torch import Tensor
 
 from lossforge.bench.measure import peak_mebibytes, times
@@ -75,8 +73,7 @@ def head(device: torch.device) -> list[dict[str, Any]]:
         return value.detach(), torch.autograd.grad(value, (hidden, weight))[0]
 
     def error(found: tuple[Tensor, Tensor]) -> dict[str, float]:
-        off = (found[0] - exact).abs() / exact.abs(), (found[1] - gradient).norm() / gradient.norm()
-        return {"error": max(off).item()}
+        return {"error": max(relative(found[0], exact), relative(found[1], gradient))}
 
     steps = {name: partial(step, loss) for name, loss in head_losses().items()}
     return measured(f"head {ROWS}×{HIDDEN} → {VOCABULARY}, bf16", steps, error, device)
@@ -85,12 +82,8 @@ def head(device: torch.device) -> list[dict[str, Any]]:
 def head_losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     found: dict[str, Any] = {name: (lambda h, w, t, loss=loss: loss(F.linear(h, w), t)) for name, loss in ON_LOGITS.items()}
     found["torch.compile"] = torch.compile(found["torch"])
-    if find_spec("liger_kernel"):
-        fused = import_module("liger_kernel.transformers.fused_linear_cross_entropy").LigerFusedLinearCrossEntropyLoss()
-        found["liger, fused with the layer"] = lambda h, w, t: fused(w, h, t)
-    if find_spec("cut_cross_entropy"):
-        found["cut-cross-entropy, fused with the layer"] = import_module("cut_cross_entropy").linear_cross_entropy
-    return found
+    peers = contenders("linear_ce", FULL)
+    return found | {f"{name}, fused with the layer": peers[name] for name in ("liger", "cut-cross-entropy")}
 
 
 def measured(work: str, steps: dict[str, Any], error: Any, device: torch.device) -> list[dict[str, Any]]:
