@@ -7,7 +7,7 @@ import subprocess
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def written(annotation: Any) -> str:
         return ALIASES[annotation]
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return " | ".join(dict.fromkeys(map(written, typing.get_args(annotation))))
-    if annotation is types.NoneType or annotation is None:
+    if annotation in (types.NoneType, None):
         return "None"
     return str(annotation).replace("typing.", "") if typing.get_origin(annotation) else annotation.__name__
 
@@ -42,13 +42,10 @@ def written(annotation: Any) -> str:
 def parenthesis(parameters: Iterable[Parameter], own: str = "") -> str:
     """Return a parenthesis of parameters."""
     parts = [own] if own else []
-    starred = False
     for p in parameters:
-        if p.kind is p.KEYWORD_ONLY and not starred:
+        if p.kind is p.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
-            starred = True
-        default = "" if p.default is p.empty else f" = {p.default!r}"
-        parts.append(f"{p.name}: {written(p.annotation)}{default}")
+        parts.append(f"{p.name}: {written(p.annotation)}" + ("" if p.default is p.empty else f" = {p.default!r}"))
     return f"({', '.join(parts)},)"
 
 
@@ -90,9 +87,14 @@ def function_of(each: Declared) -> str:
         "@entry_point_of_layer" if each.docs.autocast else "@entry_point" if each.repeats else "@checks.named",
         f"def {name}{parenthesis(parameters)} -> {written(short.return_annotation)}:",
         documented(whole_docstring(each)),
-        f"    return {each.definition.__module__.removeprefix('lossforge.losses.')}.{name}({', '.join(given)})",
+        f"    return {place_of(each.definition)}.{name}({', '.join(given)})",
     ]
     return "\n".join(lines)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return the module of a function, as generated files import it."""
+    return function.__module__.removeprefix("lossforge.losses.")
 
 
 def by_hand() -> dict[str, list[str]]:
@@ -139,36 +141,33 @@ def module_of(each: Declared, module: Module) -> str:
     if "reduce" in whole.parameters:
         values["reduction"] = "checks.legacy_reduction(size_average, reduce, reduction, frames=4)"
     for name, how in converted.items():
-        values[name] = f"{how.by.__module__.removeprefix('lossforge.losses.')}.{how.by.__name__}({how.name})"
+        values[name] = f"{place_of(how.by)}.{how.by.__name__}({how.name})"
     reductions = typing.get_args(whole.parameters["reduction"].annotation)
-    forward = f"(self, {module.forward or keeping.forward}, **per_call: Any) -> {'Result' if flags else 'Tensor'}"
-    taken = ", ".join(re.sub(r":.*", "", part) for part in (module.forward or keeping.forward).split(", "))
-    lines = [
-        f"class {module.name}(LossModule{', Generic[Result]' if flags else ''}):",
-        documented(_module_docstring(each, module, whole)),
-        "",
-        f"    function = staticmethod(functional.{each.definition.__name__})",
-        *([f"    shared = {shared!r}"] if shared else []),
-        *([f"    reductions = {reductions!r}"] if reductions != checks.REDUCTIONS else []),
-        *(f"    {name}: {written(whole.parameters[name].annotation)}" for name in options),
-        "",
-    ]
+    attributes = [f"    {name}: {written(whole.parameters[name].annotation)}" for name in options]
+    if reductions != checks.REDUCTIONS:
+        attributes.insert(0, f"    reductions = {reductions!r}")
+    if shared:
+        attributes.insert(0, f"    shared = {shared!r}")
     for each_taken, result in variants(parameters, flags, short.return_annotation) if flags else ():
         own = f'self: "{module.name}[{written(result)}]"'
-        lines += ["    @overload", f"    def __init__{parenthesis(each_taken, own)} -> None: ..."]
-    lines += [
-        "    @constructor",
-        f"    def __init__{parenthesis(parameters, 'self')} -> None:",
-        f"        super().__init__({', '.join(f'{name}={value}' for name, value in values.items())})",
-        "",
-        f"    def forward{forward}:",
-        f"        return self.compute({taken}, **per_call)",
-        "",
-        "    if TYPE_CHECKING:",
-        "",
-        f"        def __call__{forward}: ...",
-    ]
-    return "\n".join(lines)
+        attributes += ["    @overload", f"    def __init__{parenthesis(each_taken, own)} -> None: ..."]
+    forward = f"(self, {module.forward or keeping.forward}, **per_call: Any) -> {'Result' if flags else 'Tensor'}"
+    taken = ", ".join(re.sub(r":.*", "", part) for part in (module.forward or keeping.forward).split(", "))
+    body = "\n".join(attributes)
+    return f"""class {module.name}(LossModule{", Generic[Result]" if flags else ""}):
+{documented(_module_docstring(each, module, whole))}
+    function = staticmethod(functional.{each.definition.__name__})
+{body}
+    @constructor
+    def __init__{parenthesis(parameters, "self")} -> None:
+        super().__init__({", ".join(f"{name}={value}" for name, value in values.items())})
+
+    def forward{forward}:
+        return self.compute({taken}, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__{forward}: ..."""
 
 
 def _module_docstring(each: Declared, module: Module, constructor: Signature) -> str:
