@@ -157,7 +157,7 @@ def judged(ours, baseline, tests=1, higher=True):
     """What the page says of a difference, which is one of `tests` equal ones."""
     beside = dict.fromkeys(range(tests), "baseline")
     found = tables.compared({"baseline": baseline} | dict.fromkeys(beside, ours), beside, higher)
-    return tables.told(found[0], 1, 100, ("yes", "the opposite"))
+    return tables.columns_of(found[0], 1, 100, ("yes", "the opposite"))
 
 
 def test_an_effect_is_judged_by_the_pairs():

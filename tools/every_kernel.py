@@ -8,6 +8,7 @@ stay on chip.
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,12 +31,14 @@ def kernels() -> set[str]:
     return names
 
 
+arange, rand, randint = (partial(make, device="cuda") for make in (torch.arange, torch.rand, torch.randint))
+
+
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
+    return torch.randn(shape, dtype=dtype, device="cuda", requires_grad=True)
 
 
 def walk() -> None:
-    torch.set_default_device("cuda")
     for loss in LOSSES.values():
         sample = plain_sample(loss, "cuda")
         for mode in ("forward", "backward"):
@@ -46,27 +49,27 @@ def walk() -> None:
         losses.clip_loss(leaf(37, 50), gradient=mode).backward()
         a, b = (leaf(n, 40, dtype=torch.bfloat16) for n in (137, 250))
         losses.clip_loss_from_features(a, b, 10.0, gradient=mode).backward()
-        losses.jsd_cross_entropy(leaf(3 * 40, 70), torch.arange(40), gradient=mode).backward()
-        losses.two_way_loss(leaf(300, 50), torch.rand(300, 50), gradient=mode).backward()
+        losses.jsd_cross_entropy(leaf(3 * 40, 70), arange(40), gradient=mode).backward()
+        losses.two_way_loss(leaf(300, 50), rand(300, 50), gradient=mode).backward()
         losses.load_balancing_loss(leaf(3000, 60), 4, gradient=mode).backward()
     for classes in (33_000, 33_001):
-        x, target = leaf(300, classes, dtype=torch.bfloat16), torch.randint(0, classes, (300,))
+        x, target = leaf(300, classes, dtype=torch.bfloat16), randint(0, classes, (300,))
         target[::7] = -100
         (2.0 * losses.cross_entropy(x, target)).backward()
         losses.kl_div_with_logits(x, torch.randn_like(x), labels=target).backward()
     for dtype in (torch.float32, torch.bfloat16):  # rows that begin anywhere, beside the bias of their classes
-        target, log_prior = torch.randint(0, 21_841, (300,)), torch.rand(21_841).log()
+        target, log_prior = randint(0, 21_841, (300,)), rand(21_841).log()
         losses.logit_adjusted_cross_entropy(leaf(300, 21_841, dtype=dtype), target, log_prior).backward()
     for classes in (5, 21, 50):  # of a pixel in one lane, and in one tile
-        losses.dice_loss(leaf(2, classes, 37, 41), torch.randint(0, classes, (2, 37, 41)), reduction="mean").backward()
-    low = torch.rand(2, 301, 2)
+        losses.dice_loss(leaf(2, classes, 37, 41), randint(0, classes, (2, 37, 41)), reduction="mean").backward()
+    low = rand(2, 301, 2)
     boxes = torch.cat([low, low + torch.rand_like(low)], 2).requires_grad_()
     losses.complete_box_iou(boxes[0], boxes[1, :37]).sum().backward()
-    labels = torch.randint(0, 7, (2, 301))
-    losses.task_aligned_assign(torch.rand(2, 777, 7), boxes[:, :1].expand(2, 777, 4), torch.rand(777, 2), labels, boxes)
-    losses.matching_cost(torch.rand(2, 77, 7), boxes[:, :77], labels[0], boxes[0], [300, 1])
-    losses.seesaw_loss(leaf(37, 5003), torch.randint(0, 5003, (37,)), torch.arange(5003)).backward()
-    losses.cross_entropy(leaf(5000, 3), torch.randint(0, 3, (5000,))).backward()
+    labels = randint(0, 7, (2, 301))
+    losses.task_aligned_assign(rand(2, 777, 7), boxes[:, :1].expand(2, 777, 4), rand(777, 2), labels, boxes)
+    losses.matching_cost(rand(2, 77, 7), boxes[:, :77], labels[0], boxes[0], [300, 1])
+    losses.seesaw_loss(leaf(37, 5003), randint(0, 5003, (37,)), arange(5003)).backward()
+    losses.cross_entropy(leaf(5000, 3), randint(0, 3, (5000,))).backward()
     torch.cuda.synchronize()
 
 

@@ -75,15 +75,12 @@ def head(device: torch.device) -> list[dict[str, Any]]:
     def error(found: tuple[Tensor, Tensor]) -> dict[str, float]:
         return {"error": max(relative(found[0], exact), relative(found[1], gradient))}
 
-    steps = {name: partial(step, loss) for name, loss in head_losses().items()}
-    return measured(f"head {ROWS}×{HIDDEN} → {VOCABULARY}, bf16", steps, error, device)
-
-
-def head_losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    found: dict[str, Any] = {name: (lambda h, w, t, loss=loss: loss(F.linear(h, w), t)) for name, loss in ON_LOGITS.items()}
-    found["torch.compile"] = torch.compile(found["torch"])
+    losses: dict[str, Any] = {name: (lambda h, w, t, loss=loss: loss(F.linear(h, w), t)) for name, loss in ON_LOGITS.items()}
+    losses["torch.compile"] = torch.compile(losses["torch"])
     peers = contenders("linear_ce", FULL)
-    return found | {f"{name}, fused with the layer": peers[name] for name in ("liger", "cut-cross-entropy")}
+    losses |= {f"{name}, fused with the layer": peers[name] for name in ("liger", "cut-cross-entropy")}
+    steps = {name: partial(step, loss) for name, loss in losses.items()}
+    return measured(f"head {ROWS}×{HIDDEN} → {VOCABULARY}, bf16", steps, error, device)
 
 
 def measured(work: str, steps: dict[str, Any], error: Any, device: torch.device) -> list[dict[str, Any]]:
@@ -101,11 +98,8 @@ def measured(work: str, steps: dict[str, Any], error: Any, device: torch.device)
     turns = [{name: times(steps[name], device, 400.0) for name in right} for _ in range(3)]
     for name, row in right.items():
         found = [turn[name] for turn in turns]
-        row |= {
-            "ms": statistics.median(t.median for t in found),
-            "low_ms": min(t.low for t in found),
-            "high_ms": max(t.high for t in found),
-        }
+        row["ms"] = statistics.median(each.median for each in found)
+        row["low_ms"], row["high_ms"] = min(each.low for each in found), max(each.high for each in found)
         torch.cuda.empty_cache()
         row["peak_mib"] = peak_mebibytes(steps[name], device)
     return rows

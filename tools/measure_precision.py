@@ -78,7 +78,7 @@ def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device:
     }
     upstreams["entropy"] = upstreams["logps"]
     for loss, upstream in upstreams.items():
-        exact = exactly(x, weight, target, upstream, loss == "entropy")
+        exact = exactly(x, weight, target, upstream, entropy_of if loss == "entropy" else logps_of)
         for name, call in contenders(loss, sizes).items():
             try:
                 errors = errors_of(call, (x, weight, target), upstream, exact, loss == "linear_ce")
@@ -87,28 +87,30 @@ def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device:
             yield {"loss": loss, "contender": name, **errors}
 
 
-def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor, entropy: bool = False) -> Exact:
+def logps_of(logits: Tensor, target: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+
+
+def entropy_of(logits: Tensor, target: Tensor) -> Tensor:
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+OF_LOGITS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"linear_ce": F.cross_entropy, "logps": logps_of, "entropy": entropy_of}
+
+
+def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor, of_logits: Callable[[Tensor, Tensor], Tensor] = logps_of) -> Exact:
     """Compute log-probabilities or entropies in float64, and the gradients of input and weight for `upstream`."""
     wide, values, of_input = weight.double().requires_grad_(), [], []
     of_weight = torch.zeros_like(wide)
     for rows, index, grad_output in zip(x.split(STEP), target.split(STEP), upstream.split(STEP), strict=True):
         leaf = rows.double().requires_grad_()
-        logits = F.linear(leaf, wide)
-        value = entropy_of(logits) if entropy else logps_of(logits, index)
+        value = of_logits(F.linear(leaf, wide), index)
         gradients = torch.autograd.grad(value, (leaf, wide), grad_output.double())
         values.append(value.detach())
         of_input.append(gradients[0])
         of_weight += gradients[1]
     return Exact(torch.cat(values), torch.cat(of_input), of_weight)
-
-
-def logps_of(logits: Tensor, target: Tensor) -> Tensor:
-    return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
-
-
-def entropy_of(logits: Tensor) -> Tensor:
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)
 
 
 def errors_of(call: Call, given: tuple[Tensor, Tensor, Tensor], upstream: Tensor, exact: Exact, mean: bool) -> dict[str, float]:
@@ -124,10 +126,13 @@ def errors_of(call: Call, given: tuple[Tensor, Tensor, Tensor], upstream: Tensor
 
 def contenders(loss: str, sizes: Sizes) -> dict[str, Call]:
     """Return what computes a loss, by name."""
+    plain = OF_LOGITS[loss]
+    found: dict[str, Call] = {
+        "torch": lambda x, w, t: plain(F.linear(x, w), t),
+        "torch, float32": lambda x, w, t: plain(F.linear(x.float(), w.float()), t),
+    }
     if loss == "logps":
-        return {
-            "torch": lambda x, w, t: logps_of(F.linear(x, w), t),
-            "torch, float32": lambda x, w, t: logps_of(F.linear(x.float(), w.float()), t),
+        return found | {
             "lossforge": linear_selective_log_softmax,
             "lossforge, chunks of float32": lambda x, w, t: -by_chunks(x, w, t, reduction="none", gradient="backward", logits="float32"),
             "cut-cross-entropy": lambda x, w, t: -cut(x, w, t, reduction="none"),
@@ -136,16 +141,12 @@ def contenders(loss: str, sizes: Sizes) -> dict[str, Call]:
             "verl": lambda x, w, t: verl(x, w, t)[0],
         }
     if loss == "entropy":
-        return {
-            "torch": lambda x, w, t: entropy_of(F.linear(x, w)),
-            "torch, float32": lambda x, w, t: entropy_of(F.linear(x.float(), w.float())),
+        return found | {
             "lossforge": lambda x, w, t: linear_entropy(x, w),
             "trl": lambda x, w, t: trl(x, w, t, ("entropy",))[1],
             "verl": lambda x, w, t: verl(x, w, t)[1],
         }
-    found: dict[str, Call] = {
-        "torch": lambda x, w, t: F.cross_entropy(F.linear(x, w), t),
-        "torch, float32": lambda x, w, t: F.cross_entropy(F.linear(x.float(), w.float()), t),
+    found |= {
         "torch.compile": torch.compile(lambda x, w, t: F.cross_entropy(F.linear(x, w).float(), t)),
         "lossforge": linear_cross_entropy,
         "lossforge, backward": lambda x, w, t: linear_cross_entropy(x, w, t, gradient="backward"),

@@ -54,6 +54,8 @@ LOSSES: dict[str, tuple[tuple[str, ...], int]] = {  # settings, and over how man
     "detection": ((*SCENES, "optim.lr=0.002"), 1),
     "detection, learning rate 0.02": (SCENES, 1),
 }
+FAST = """model=timm data=folder optim.lr=1e-4 optim.schedule.warmup_epochs=0 trainer.epochs=100 trainer.channels_last=true
+trainer.amp=bf16 tracking=none"""
 CLASSES = 1000
 BYTES = 16  # of a parameter under AdamW: weight, gradient and two moments, of float32
 
@@ -151,11 +153,10 @@ def losses(name: str, given: Sizes, ranks: int, folder: str, disturbance: float 
 
 def trainer_of(case: Case, given: Sizes, images: int) -> Any:
     """Make a trainer under bfloat16 autocast, on images that are random, the same on all GPUs and on the device."""
-    words = ["model=timm", f"model.name={case.model}", f"optim={case.optimizer}", "data=folder", f"data.image_size={given.pixels}"]
+    words = [*FAST.split(), f"model.name={case.model}", f"optim={case.optimizer}", f"data.image_size={given.pixels}"]
     words += [f"model.args={{depth: {case.depth}}}"] if case.depth else []
     words += [f"trainer.parallel={case.parallel}"] if case.parallel != "none" else []
-    words += ["optim.lr=1e-4", "optim.schedule.warmup_epochs=0", "trainer.epochs=100", "trainer.channels_last=true"]
-    settings = load([*words, "trainer.amp=bf16", "tracking=none"])
+    settings = load(words)
     device = pick_device(given.device)
     seed_all(settings.config)
     generator = torch.Generator(device).manual_seed(0)

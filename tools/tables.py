@@ -201,7 +201,7 @@ def end_to_end(file: Path) -> str:
     return f"{source(found)}.\n\n{made}"
 
 
-STEP = "{step_ms:,.1f} | {peak_mib:,.0f}"
+STEP, GRADIENTS = "{step_ms:,.1f} | {peak_mib:,.0f}", " | {gradient_difference:.1e}"
 COMMAND = "`uv run experiments/train.py`"
 
 
@@ -311,9 +311,7 @@ fused_on_several = partial(
     on_gpus,
     "fused",
     "by | GPUs | tokens a GPU × features × classes | tokens/s | scaling | step, ms | peak MiB a GPU | gradients differ by",
-    "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | "
-    + STEP
-    + " | {gradient_difference:.1e}",
+    "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | " + STEP + GRADIENTS,
 )
 
 
@@ -385,24 +383,19 @@ Key = TypeVar("Key")
 
 def compared(reached: dict[Key, list[float]], beside: dict[Key, Key], higher: bool = True) -> dict[Key, Difference]:
     """Return how each contender differs from its baseline over the same seeds; their verdicts are corrected for each other by Holm."""
-    found = {}
-    for key, baseline in beside.items():
-        difference = paired_difference(dict(enumerate(reached[key])), dict(enumerate(reached[baseline])), 0.95)
-        assert difference
-        found[key] = difference
+    seeded = {key: dict(enumerate(values)) for key, values in reached.items()}
+    found = {key: paired_difference(seeded[key], seeded[baseline], 0.95) for key, baseline in beside.items()}
     write_verdicts([(each, higher) for each in found.values()], 0.05)
     return found
 
 
-def told(
+def columns_of(
     difference: Difference | None, digits: int, factor: int = 1, words: tuple[str, str] = ("better", "worse"), role: str = "baseline"
 ) -> dict[str, str]:
     """Return the columns of a contender's difference, times a factor, or of what is compared with nothing."""
     if difference is None:
         return {"difference": role, "p": "", "corrected": "", "verdict": ""}
-    of = difference.of
-    assert of.half is not None  # of several seeds
-    mean, low, high = (factor * each for each in (of.mean, of.mean - of.half, of.mean + of.half))
+    mean, low, high = (factor * each for each in (difference.of.mean, difference.of.low, difference.of.high))
     return {
         "difference": f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})",
         "p": p_text(difference.p),
@@ -438,7 +431,7 @@ def effect_rows(file: Path = EFFECTS) -> Rows:
             runs = runs_of[command]
             row = {"command": command, "seeds": len(runs), "metric": METRICS[metric], "name": name}
             row |= {"mean": 100 * statistics.mean(values), "deviation": 100 * statistics.stdev(values)}
-            row |= told(found.get((metric, command)), 1, 100, words=("yes", "the opposite"), role=runs[0]["role"])
+            row |= columns_of(found.get((metric, command)), 1, 100, words=("yes", "the opposite"), role=runs[0]["role"])
             row["second"] = statistics.mean(second(run["values"]) for run in runs)
             row["seconds"] = statistics.mean(run.get("cpu_seconds", run["seconds"]) for run in runs)
             rows.append(row)
@@ -472,7 +465,7 @@ def calibration(file: Path) -> str:
         temperature = statistics.geometric_mean(run["values"]["temperature"] for run in runs_of[command])
         scaled = f"T = {temperature:.2f}" if metric == "ece_temperature" else "as trained"
         row = {"command": command, "temperature": scaled, "mean": statistics.mean(errors), "deviation": statistics.stdev(errors)}
-        rows.append(row | told(tested.get(key), 3))
+        rows.append(row | columns_of(tested.get(key), 3))
     header = f"{COMMAND} | temperature | calibration error, ± standard deviation | paired difference (95 %) | p | p, corrected | "
     return table(header, "`{command}` | {temperature} | {mean:.3f} ± {deviation:.3f} | " + DIFFERENCE, rows)
 
@@ -488,7 +481,7 @@ def detectors(file: Path) -> str:
         mean = mean_of(reached[command], 0.95)
         others = {name: statistics.mean(run[name] for run in runs) for name in ("map50", "map75")}
         row = {"command": command, "seeds": len(runs), "mean": mean.mean, "half": mean.half, **others}
-        rows.append(row | told(tested.get(command), 3))
+        rows.append(row | columns_of(tested.get(command), 3))
     header = f"{COMMAND} | seeds | mAP (95 %) | mAP50 | mAP75 | paired difference (95 %) | p, corrected"
     cells = "`{command}` | {seeds} | {mean:.3f} ± {half:.3f} | {map50:.3f} | {map75:.3f} | {difference} | {corrected}"
     return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
