@@ -9,7 +9,7 @@ from lossforge.losses.templates.declare import Declared, whole_signature
 from lossforge.losses.templates.docs import COMMON, INDEX_ERROR
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
+SECTION = re.compile(r"^(Args|Returns|Raises|Examples):\n((?: {4}.*(?:\n|\Z)|\n)*)", re.MULTILINE)
 WIDTH = 76
 """Of the text of a docstring: `help` indents it by 4 of a terminal's 80 columns."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -25,15 +25,13 @@ def file_of(each: Declared) -> str:
 
 def sections(docstring: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's text, and what stands under its headings."""
-    text, *parts = HEADINGS.split(docstring)
     found: dict[str, str] = {}
-    rest: list[str] = []
-    for heading, part in zip(parts[::2], parts[1::2], strict=True):
-        lines = part.split("\n")
-        end = next((n for n, line in enumerate(lines) if line and not line.startswith("    ")), len(lines))
-        found[heading] = inspect.cleandoc("\n".join(["", *lines[:end]])).rstrip()
-        rest += lines[end:]
-    return "\n".join([text.rstrip(), "", *rest]).rstrip(), found
+
+    def take(section: re.Match[str]) -> str:
+        found[section[1]] = textwrap.dedent(section[2]).rstrip()
+        return ""
+
+    return SECTION.sub(take, docstring).rstrip(), found
 
 
 def described(block: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pins
@@ -74,10 +75,10 @@ def run(*command: str, root: Path) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def failure(fault: str, root: Path, *command: str) -> list[str]:
-    """Run a command; where it fails return what is wrong, with its last line."""
-    status, text = run(*command, root=root)
-    return [f"{fault} ({(text or 'it printed nothing').splitlines()[-1]})"] if status else []
+def failure(command: str, root: Path) -> list[str]:
+    """Run a command; where it fails return that, with the last line that it printed."""
+    status, text = run(*command.split(), root=root)
+    return [f"{command} failed ({(text or 'it printed nothing').splitlines()[-1]})"] if status else []
 
 
 def check_version(root: Path) -> list[str]:
@@ -105,23 +106,9 @@ def check_tree(root: Path) -> list[str]:
     return [f"not committed: {', '.join(line.split(maxsplit=1)[1] for line in changed.splitlines())}"] if changed else []
 
 
-def check_lock(root: Path) -> list[str]:
-    return failure("uv.lock does not agree with pyproject.toml: run uv lock", root, "uv", "lock", "--check")
-
-
 def check_archives(root: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         return all_faults(root, Path(folder))
-
-
-def check_environments(root: Path) -> list[str]:
-    return failure("tools/smoke_wheels failed", root, "tools/smoke_wheels")
-
-
-def check_docs(root: Path) -> list[str]:
-    with tempfile.TemporaryDirectory() as site:
-        command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site)
-        return failure("mkdocs build --strict failed", root, *command)
 
 
 def check_benchmark(root: Path) -> list[str]:
@@ -139,12 +126,12 @@ def check_benchmark(root: Path) -> list[str]:
 CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "version": (check_version, "the same everywhere, and not released yet"),
     "changelog": (check_changelog, "has the version's section, dated"),
-    "lock": (check_lock, "agrees with the pyproject.toml files"),
+    "lock": (partial(failure, "uv lock --check"), "agrees with the pyproject.toml files"),
     "pins": (pins.unpinned, "images and actions are pinned by digest"),
     "tree": (check_tree, "everything is committed"),
     "archives": (check_archives, "wheels and source archives are whole"),
-    "environments": (check_environments, "the wheels work with the oldest, the locked and the newest torch"),
-    "docs": (check_docs, "the documentation builds without a warning"),
+    "environments": (partial(failure, "tools/smoke_wheels"), "the wheels work with the oldest, the locked and the newest torch"),
+    "docs": (partial(failure, "mkdocs build --strict --quiet"), "the documentation builds without a warning"),
     "benchmark": (check_benchmark, "the committed figures are of these sources"),
 }
 
