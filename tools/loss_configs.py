@@ -25,9 +25,8 @@ from typing import Any
 from lab.config.fields import number
 
 '''
-
-
 LONGEST = 100
+"""Of a line of the app's help, in characters."""
 
 
 def ranges(annotation: Any) -> Iterator[Range]:

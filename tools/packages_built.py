@@ -28,8 +28,6 @@ def faults(root: Path, dist: Path, name: str) -> list[str]:
     """Return what a package's archives lack, or have too much."""
     version = tomllib.loads((root / "packages" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     wheel, sdist = dist / f"lossforge_{name}-{version}-py3-none-any.whl", dist / f"lossforge_{name}-{version}.tar.gz"
-    if missing := [f"{path.name} was not built" for path in (wheel, sdist) if not path.is_file()]:
-        return missing
     found = [f"{path.name} has {size:,} bytes, more than {LARGEST:,}" for path in (wheel, sdist) if (size := path.stat().st_size) > LARGEST]
     info = f"lossforge_{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
