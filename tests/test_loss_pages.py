@@ -8,10 +8,11 @@ import pytest
 from pages import ROOT, text_of
 
 sys.path.append(str(ROOT / "tools"))
-from loss_pages import OF_TORCH, about, arguments, function_section
-from tables import functions
+from loss_pages import OF_TORCH, about, arguments, section
+from tables import BENCH, on_pages
 
 import lossforge.losses
+from lossforge.bench.report import load
 from lossforge.losses.registry import LOSSES
 
 
@@ -31,9 +32,9 @@ def test_defaults_are_the_signatures():
     assert '`empty="nan"`, `gradient=None`' in said
 
 
-@pytest.mark.parametrize("declared", functions(), ids=lambda each: each.definition.__name__)
+@pytest.mark.parametrize("declared", [each for each in on_pages() if not each.name], ids=lambda each: each.definition.__name__)
 def test_a_function_outside_of_the_registry_tells_its_arguments_too(declared):
-    said = function_section(declared)
+    said = section(declared, load(BENCH))
     names = [name for name, p in inspect.signature(declared.definition).parameters.items() if p.kind is not p.VAR_KEYWORD]
     assert re.findall(r"^\| `(\w+)` \|", said, re.M)[: len(names)] == names
     assert any(said in page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "losses").glob("*.md"))

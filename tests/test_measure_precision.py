@@ -5,7 +5,7 @@ import sys
 import measure_precision
 import torch
 import torch.nn.functional as F
-from measure_precision import Sizes, errors_of, exactly
+from measure_precision import Sizes, entropy_of, errors_of, exactly
 
 
 def test_what_counts_as_exact_is_what_autograd_finds(monkeypatch):
@@ -25,7 +25,7 @@ def test_the_exact_entropy_is_what_autograd_finds(monkeypatch):
     upstream = torch.randn(7, dtype=torch.float64)
     entropy = torch.distributions.Categorical(logits=F.linear(x, weight)).entropy()
     of_input, of_weight = torch.autograd.grad(entropy, (x, weight), upstream)
-    found = exactly(x.detach(), weight.detach(), torch.zeros(7, dtype=torch.int64), upstream, entropy=True)
+    found = exactly(x.detach(), weight.detach(), torch.zeros(7, dtype=torch.int64), upstream, entropy_of)
     for got, right in zip(found, (entropy, of_input, of_weight), strict=True):
         torch.testing.assert_close(got, right)
 

@@ -7,10 +7,6 @@ import measure_several_gpus
 import tables
 
 
-def text_of(path):
-    return "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.fused_on_several, tables.large_model))
-
-
 def test_the_measurement_runs(tmp_path):
     path = tmp_path / "several.json"
     assert measure.main(["several_gpus", "--out", str(path), "--commit", "abc1234", "--small"]) == 0
@@ -27,27 +23,28 @@ def test_the_measurement_runs(tmp_path):
     large = found["large"]
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
-    text = text_of(path)
+    text = "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.fused_on_several, tables.large_model))
     assert "| test_vit | FSDP2 | adamw | 2 | 4 |" in text
     assert "| FSDP2 | 2 | 16 × 8 × 50 |" in text
     assert f"| test_vit | {large['depth']} | 0.00 |" in text
 
 
 def test_the_large_model_is_the_smallest_that_one_gpu_cannot_hold():
-    given = measure_several_gpus.sizes(True)
+    given = measure_several_gpus.SMALL
     case = measure_several_gpus.large_case(given)
     needed = [measure_several_gpus.BYTES * measure_several_gpus.parameters(case.model, depth) for depth in (case.depth - 1, case.depth)]
     assert needed[0] <= given.memory < needed[1]
 
 
-def test_an_earlier_report_makes_a_table(tmp_path):
+def test_the_table_says_how_long_losses_agree(tmp_path):
     place = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "nccl": "2.27.5", "commit": "abc1234", "date": "2026-11-22"}
-    speed = {"case": "resnet50", "model": "resnet50", "batch": 256, "step_ms": 101.25, "peak_mib": 20480.4}
+    speed = {"model": "resnet50", "optimizer": "sgd", "batch": 256, "step_ms": 101.25, "peak_mib": 20480.4}
     found = {
         **place,
+        "gpus": 2,
         "tolerance": 1e-4,
         "disturbance": 2.0**-23,
-        "losses": [{"case": "FSDP", "one": [2.0, 2.0, 2.0, 2.0], "two": [2.0, 2.0001, 2.1, 2.0], "disturbed": [2.0, 2.0, 2.0, 1.9999]}],
+        "losses": [{"case": "FSDP", "one": [2.0, 2.0, 2.0, 2.0], "several": [2.0, 2.0001, 2.1, 2.0], "disturbed": [2.0, 2.0, 2.0, 1.9999]}],
         "speed": [
             speed | {"parallel": "none", "gpus": 1, "images_per_second": 2500.4, "scaling": 1.0},
             speed | {"parallel": "ddp", "gpus": 2, "images_per_second": 4875.8, "scaling": 0.975},
@@ -55,10 +52,9 @@ def test_an_earlier_report_makes_a_table(tmp_path):
     }
     path = tmp_path / "several.json"
     path.write_text(json.dumps(found))
-    text = text_of(path)
+    text = f"{tables.several_gpus(path)}\n{tables.speed(path)}"
     assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
     assert "; tolerance 0.0001, disturbance 1e-07." in text
-    assert "Not measured yet." in text  # the large model
     assert "| FSDP | 2 of 4 | 5.0e-05 | 4 of 4 | 5.0e-05 |" in text  # what agrees again after a difference does not count
     assert "| resnet50 | one process | sgd | 1 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
     assert "| resnet50 | DistributedDataParallel | sgd | 2 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text

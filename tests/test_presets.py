@@ -153,26 +153,29 @@ def test_the_measured_comparisons_compose():
         assert all(sum(run["command"] == command for run in measured["runs"]) == len(seeds) for command in wanted)
 
 
-def judged(ours, baseline, tests=1):
-    """What the page says of a difference, with the largest p of `tests` equal ones."""
-    found = tables.differences(ours, baseline)
-    return tables.verdict(found, tables.corrected([found] * tests)[-1])
+def judged(ours, baseline, tests=1, higher=True):
+    """What the page says of a difference, which is one of `tests` equal ones."""
+    beside = dict.fromkeys(range(tests), "baseline")
+    found = tables.compared({"baseline": baseline} | dict.fromkeys(beside, ours), beside, higher)
+    return tables.columns_of(found[0], 1, 100, ("yes", "the opposite"))
 
 
 def test_an_effect_is_judged_by_the_pairs():
-    assert judged([0.91, 0.95, 0.90], [0.90, 0.94, 0.892]) == "**yes**"
-    assert judged([0.90, 0.94, 0.892], [0.91, 0.95, 0.90]) == "**the opposite**"
-    assert judged([0.91, 0.95, 0.90], [0.95, 0.90, 0.91]) == "no"
-    assert tables.interval(tables.differences([0.91, 0.95, 0.90], [0.95, 0.90, 0.91]), 100, 1).startswith("+0.0 (")
-    assert tables.verdict(tables.differences([0.2, 0.31], [0.1, 0.2]), 0.01, worse=True) == "**the opposite**"
+    assert judged([0.91, 0.95, 0.90], [0.90, 0.94, 0.892])["verdict"] == "**yes**"
+    assert judged([0.90, 0.94, 0.892], [0.91, 0.95, 0.90])["verdict"] == "**the opposite**"
+    not_shown = judged([0.91, 0.95, 0.90], [0.95, 0.90, 0.91])
+    assert not_shown["verdict"] == "no"
+    assert not_shown["difference"].startswith("+0.0 (")
+    assert judged([0.2, 0.31], [0.1, 0.2], higher=False)["verdict"] == "**the opposite**"
 
 
 def test_effects_of_one_preset_are_corrected_for_each_other():
     ours, baseline = [0.93, 0.95, 0.92, 0.96], [0.90, 0.945, 0.90, 0.945]
-    assert tables.differences(ours, baseline).p == pytest.approx(0.0436, abs=1e-3)
-    assert judged(ours, baseline) == "**yes**"
-    assert judged(ours, baseline, tests=2) == "no"
-    assert tables.corrected([tables.differences([1.0, 2.0], [0.0, 1.0])]) == [None]  # equal differences are not tested
+    alone, twice = judged(ours, baseline), judged(ours, baseline, tests=2)
+    assert (alone["p"], alone["corrected"], alone["verdict"]) == ("0.044", "0.044", "**yes**")
+    assert (twice["p"], twice["corrected"], twice["verdict"]) == ("0.044", "0.087", "no")
+    untested = judged([1.0, 2.0], [0.0, 1.0])  # equal differences
+    assert (untested["p"], untested["corrected"], untested["verdict"]) == ("", "", "no")
 
 
 def test_each_batch_size_has_a_baseline_of_its_own(tmp_path):
@@ -194,5 +197,5 @@ def test_each_batch_size_has_a_baseline_of_its_own(tmp_path):
     path = tmp_path / "effects.json"
     path.write_text(json.dumps({"image_text": {"metric": "recall1", "runs": runs}}))
     rows = tables.effect_rows(path)
-    assert [row[3].partition(" ")[0] for row in rows] == ["baseline", "+10.1", "baseline", "-9.9"]
-    assert rows[0][7] == "recall@5 0.600"
+    assert [row["difference"].partition(" ")[0] for row in rows] == ["baseline", "+10.1", "baseline", "-9.9"]
+    assert " | recall@5 0.600 | " in tables.effect_table(rows)

@@ -1,15 +1,14 @@
 """Training steps of detectors on random images: RetinaNet beside torchvision's loss, and each detector under our losses and plain torch."""
 
 import copy
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import repeat
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from measuring import free_memory, peak_mib
+from measuring import free_memory, peak_mib, relative, window
 from torch import Tensor
 from torchvision.ops import box_iou
 
@@ -20,7 +19,7 @@ from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.task import Detection
 from lab.tasks.detection.types import DetectorOutput, Matched
 from lab.training.trainer import Trainer
-from lossforge.bench.measure import synchronize
+from lossforge.bench.measure import first_milliseconds
 
 STEP = "task=detection model=retinanet_resnet50 loss=focal model.fixed_size=[800,1344] data.batch_size=16"
 FAST = "trainer.amp=bf16 trainer.channels_last=true optim.lr=1e-4 trainer.epochs=1"
@@ -52,9 +51,11 @@ class StockBatch(DetectionBatch):
 class Scenes:
     """Random images and boxes, on the device before the clock starts; the same for every contender."""
 
-    def __init__(self, batch_size: int, size: tuple[int, int], device: torch.device) -> None:
-        self.samples = batch_size * (WARM_UP + WINDOWS * UPDATES)
-        self.batches = [random_batch(batch_size, size, device, seed) for seed in range(2)]
+    def __init__(self, words: list[str]) -> None:
+        config: Any = load(words).config
+        self.device, batch_size = pick_device(config.trainer.device), config.data.batch_size
+        self.samples = batch_size * len(self)
+        self.batches = [random_batch(batch_size, tuple(config.model.fixed_size), self.device, seed) for seed in range(2)]
 
     def __len__(self) -> int:
         return WARM_UP + WINDOWS * UPDATES
@@ -119,137 +120,113 @@ def stock_loss(detector: Any, output: DetectorOutput, batch: StockBatch) -> Tens
 def contenders(small: bool) -> Iterator[dict[str, Any]]:
     """Yield step time, loss time and peak memory under each loss, and whether the losses are the same."""
     words = [*STEP.split(), *FAST.split(), *(SMALL.split() if small else [])]
-    first = load(words).config
-    device = pick_device(first.trainer.device)
-    model: Any = first.model
-    scenes = Scenes(first.data.batch_size, tuple(model.fixed_size), device)
+    scenes = Scenes(words)
     for name in CONTENDERS:
-        yield {"command": f"{STEP} {FAST}", "loss": name, **measured(name, words, scenes, device, small)}
+        trainer, task = assembled(name, words, scenes)
+        yield {"command": f"{STEP} {FAST}", "loss": name, **timed(trainer, small), **against_torchvision(trainer, task, scenes.batches[0])}
         free_memory()
-
-
-def assembled(name: str, words: list[str], scenes: Scenes, device: torch.device) -> tuple[Trainer, Detection]:
-    settings = load([*words, *([name] if "=" in name else [])])
-    config, model = settings.config, cast(Any, settings.config.model)
-    seed_all(config)
-    numbers = range(CLASSES)
-    known = {
-        "classes": [str(number) for number in numbers],
-        "category_ids": [*numbers],
-        "norm": Norm([0.0] * 3, [1.0] * 3),
-        "counts": None,
-        "notes": [],
-    }
-    data: Any = SimpleNamespace(**known, train=scenes, val=scenes)
-    task = (Stock if name == "torchvision" else Detection)(config, data, tuple(model.fixed_size), device)
-    return Trainer(config, task, data, task.model(), device, settings.tree()), task
-
-
-def measured(name: str, words: list[str], scenes: Scenes, device: torch.device, small: bool) -> dict[str, Any]:
-    trainer, task = assembled(name, words, scenes, device)
-    return timed(trainer, small) | agreement(trainer, task, scenes)
-
-
-def timed(trainer: Trainer, small: bool) -> dict[str, Any]:
-    """Return a step's and its loss's time, as the median and the range of windows, and the most memory that was allocated."""
-    trainer.model.train()
-    window(trainer, 1 if small else WARM_UP)
-    free_memory()
-    windows = [window(trainer, 1 if small else UPDATES) for _ in range(1 if small else WINDOWS)]
-    found: dict[str, Any] = {"peak_mib": peak_mib(), "nonfinite": int(trainer.guard.total)}
-    for figure in ("step_ms", "loss_ms"):
-        values = sorted(each[f"train/{figure}"] for each in windows)
-        found |= {figure: values[len(values) // 2], f"{figure}_range": [values[0], values[-1]]}
-    return found
 
 
 def detectors(small: bool) -> Iterator[dict[str, Any]]:
     """Yield what a step of each detector takes, and its loss and assignment, under our losses and under plain torch."""
     for name in ("retinanet", "fcos", "yolo", "detr"):
         words = [*(STEPS_SMALL if small else STEPS).format(name).split(), *FAST.split(), *(SMALL.split()[3:] if small else [])]
-        config = load(words).config
-        device = pick_device(config.trainer.device)
-        scenes = Scenes(config.data.batch_size, tuple(cast(Any, config.model).fixed_size), device)
+        scenes = Scenes(words)
         for loss in (CONTENDERS[0], CONTENDERS[-1]):
-            trainer, task = assembled(loss, words, scenes, device)
+            trainer, task = assembled(loss, words, scenes)
             found = timed(trainer, small)
             matching = 0.0 if task.detector.matches_output else match_milliseconds(task, scenes.batches[0], 1 if small else 20)
-            rate = {"images_per_second": config.data.batch_size / found["step_ms"] * 1e3, "match_ms": matching}
+            rate = {"images_per_second": len(scenes.batches[0]) / found["step_ms"] * 1e3, "match_ms": matching}
             checked = against_float64(trainer, task, scenes.batches[0])
             yield {"command": " ".join(words), "model": f"{name}_resnet50", "loss": loss, **found, **rate, **checked}
             del trainer, task
             free_memory()
 
 
+def assembled(name: str, words: list[str], scenes: Scenes) -> tuple[Trainer, Detection]:
+    settings: Any = load([*words, *([name] if "=" in name else [])])
+    seed_all(settings.config)
+    classes, norm = {"classes": [*map(str, range(CLASSES))], "category_ids": [*range(CLASSES)]}, Norm([0.0] * 3, [1.0] * 3)
+    data: Any = SimpleNamespace(**classes, norm=norm, counts=None, notes=[], train=scenes, val=scenes)
+    kind = Stock if name == "torchvision" else Detection
+    task = kind(settings.config, data, tuple(settings.config.model.fixed_size), scenes.device)
+    return Trainer(settings.config, task, data, task.model(), scenes.device, settings.tree()), task
+
+
+def timed(trainer: Trainer, small: bool) -> dict[str, Any]:
+    """Return a step's and its loss's time, as the median and the range of windows, and the most memory that was allocated."""
+    trainer.model.train()
+    window(trainer, trainer.groups(), 1 if small else WARM_UP)
+    free_memory()
+    windows = [window(trainer, trainer.groups(), 1 if small else UPDATES) for _ in range(1 if small else WINDOWS)]
+    found: dict[str, Any] = {"peak_mib": peak_mib(), "nonfinite": int(trainer.guard.total)}
+    for figure in ("step_ms", "loss_ms"):
+        values = sorted(each[figure] for each in windows)
+        found |= {figure: values[len(values) // 2], f"{figure}_range": [values[0], values[-1]]}
+    return found
+
+
 def match_milliseconds(task: Detection, batch: StockBatch, times: int) -> float:
     """Return the time of an assignment that does not depend on what is predicted, which the clock of the loss leaves out."""
     task.prepare(batch, training=True)
-    synchronize(batch.images.device)
-    began = time.perf_counter()
-    for _ in range(times):
-        task.prepare(batch, training=True)
-    synchronize(batch.images.device)
-    return (time.perf_counter() - began) / times * 1e3
+    return first_milliseconds(lambda: [task.prepare(batch, training=True) for _ in range(times)], batch.images.device) / times
 
 
-def window(trainer: Trainer, updates: int) -> dict[str, float]:
-    trainer.clock.restart()
-    images = 0
-    for group in islice(trainer.groups(), updates):
-        trainer.update(group)
-        images += sum(len(batch) for batch in group)
-    if trainer.device.type == "cuda":
-        torch.cuda.synchronize()
-    return trainer.clock.read(images)
+Loss = Callable[[DetectorOutput], Tensor]
 
 
-def agreement(trainer: Trainer, task: Detection, scenes: Scenes) -> dict[str, Any]:
-    """Compare the value and the gradient of one batch's outputs with those of torchvision's loss in float64 of the same outputs."""
-    batch = scenes.batches[0]
-    with torch.no_grad(), trainer.autocast():
-        output = trainer.forward(trainer.laid_out(batch))
-    positives = int(stock_match(task.detector, batch))
-    wide = DetectorOutput(output.logits.double(), output.regression.double())
-    exact, gradients = value_and_gradients(lambda given: stock_loss(task.detector, given, batch), wide)
-    value, found = value_and_gradients(lambda given: by_image(task, given, batch), output)
-    matched = int(task.normalizer(task.prepare(batch, training=True)))
-    if matched != positives:
-        raise RuntimeError(f"{matched} positives where torchvision has {positives}")
-    difference = abs(value - exact) / abs(exact)
-    figures = {"positives": positives, "value": value, "exact": exact, "difference": difference, "agrees": difference <= AGREE}
-    return figures | {"gradient_difference": differences(found, gradients)}
-
-
-def against_float64(trainer: Trainer, task: Detection, batch: StockBatch) -> dict[str, Any]:
-    """Compare the loss of one batch's outputs, and its gradients, with plain torch in float64.
-
-    Both losses are of the same targets. `other_targets` counts those of YOLO and DETR, which follow from the outputs, that plain torch
-    chooses otherwise.
+def compared(output: DetectorOutput, ours: Loss, exactly: Loss) -> dict[str, Any]:
+    """Compare the loss of a batch's outputs, and its gradients, with those of the same outputs in float64.
 
     Raises:
         RuntimeError: they differ by more than AGREE or AGREE_GRADIENT.
     """
-    detector = task.detector
-    with torch.no_grad(), trainer.autocast():
-        output = trainer.forward(trainer.laid_out(batch))
-    prepared = task.prepare(batch, training=True)
-    matched = detector.match(prepared, output) if prepared.matched is None else prepared.matched
-    normalizer = task.normalizer(prepared).clamp(min=1)
-
-    def loss(output: DetectorOutput, matched: Matched, normalizer: Tensor) -> Tensor:
-        return torch.stack(list(detector.loss(output, matched, normalizer).values())).sum()
-
-    value, found = value_and_gradients(lambda given: loss(given, matched, normalizer), output)
-    own, detector.criterion = detector.criterion, plain(detector.criterion)
-    wide = DetectorOutput(*map(doubled, output))
-    exact, gradients = value_and_gradients(lambda given: loss(given, Matched(*map(doubled, matched)), normalizer.double()), wide)
-    other = (detector.match(batch, wide if detector.matches_output else None).labels != matched.labels).sum().item()
-    detector.criterion = own
-    difference, off = abs(value - exact) / abs(exact), differences(found, gradients)
+    value, found = value_and_gradients(ours, output)
+    exact, gradients = value_and_gradients(exactly, DetectorOutput(*map(doubled, output)))
+    difference, off = abs(value - exact) / abs(exact), {name: relative(found[name], of) for name, of in gradients.items()}
     if not (difference <= AGREE and max(off.values()) <= AGREE_GRADIENT):
         raise RuntimeError(f"the loss is off by {difference:.1e} of float64's, its gradients by {off}")
-    targets = {"positives": int(matched.positives), "other_targets": other}
-    return {"value": value, "exact": exact, "difference": difference, "gradient_difference": off, **targets}
+    return {"value": value, "exact": exact, "difference": difference, "gradient_difference": off}
+
+
+def output_of(trainer: Trainer, batch: StockBatch) -> DetectorOutput:
+    with torch.no_grad(), trainer.autocast():
+        return trainer.forward(trainer.laid_out(batch))
+
+
+def against_torchvision(trainer: Trainer, task: Detection, batch: StockBatch) -> dict[str, Any]:
+    """Compare the loss of one batch with torchvision's in float64, of as many positives."""
+    output, positives = output_of(trainer, batch), int(stock_match(task.detector, batch))
+    found = compared(output, lambda given: by_image(task, given, batch), lambda given: stock_loss(task.detector, given, batch))
+    matched = int(task.normalizer(task.prepare(batch, training=True)))
+    if matched != positives:
+        raise RuntimeError(f"{matched} positives where torchvision has {positives}")
+    return found | {"positives": positives}
+
+
+def against_float64(trainer: Trainer, task: Detection, batch: StockBatch) -> dict[str, Any]:
+    """Compare the loss of one batch with plain torch in float64.
+
+    Both losses are of the same targets. `other_targets` counts those of YOLO and DETR, which follow from the outputs, that plain torch
+    chooses otherwise.
+    """
+    detector, output, prepared = task.detector, output_of(trainer, batch), task.prepare(batch, training=True)
+    matched = detector.match(prepared, output) if prepared.matched is None else prepared.matched
+    normalizer = task.normalizer(prepared).clamp(min=1)
+    exact = copy.copy(detector)
+    exact.criterion = plain(detector.criterion)
+
+    def loss(detector: Any, output: DetectorOutput, matched: Matched, normalizer: Tensor) -> Tensor:
+        return torch.stack(list(detector.loss(output, matched, normalizer).values())).sum()
+
+    found = compared(
+        output,
+        lambda given: loss(detector, given, matched, normalizer),
+        lambda given: loss(exact, given, Matched(*map(doubled, matched)), normalizer.double()),
+    )
+    wide = DetectorOutput(*map(doubled, output))
+    other = (exact.match(batch, wide if detector.matches_output else None).labels != matched.labels).sum().item()
+    return found | {"positives": int(matched.positives), "other_targets": other}
 
 
 def plain(criterion: Any) -> Any:
@@ -263,12 +240,7 @@ def doubled(tensor: Tensor | None) -> Any:
     return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
 
 
-def differences(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """Return the norm of the difference of two gradients by each output, relative to the exact one's."""
-    return {name: ((found[name].double() - of).norm() / of.norm()).item() for name, of in exact.items()}
-
-
-def value_and_gradients(loss: Any, output: DetectorOutput) -> tuple[float, dict[str, Tensor]]:
+def value_and_gradients(loss: Loss, output: DetectorOutput) -> tuple[float, dict[str, Tensor]]:
     """Return the loss, and its gradient by each output that the detector has."""
     leaves = {name: each.detach().requires_grad_() for name, each in output._asdict().items() if each is not None}
     value = loss(DetectorOutput(**leaves))

@@ -8,27 +8,14 @@ stay on chip.
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from triton.runtime.jit import JITFunction
 
 import lossforge.kernels
-from lossforge.losses import (
-    clip_loss,
-    clip_loss_from_features,
-    complete_box_iou,
-    cross_entropy,
-    dice_loss,
-    jsd_cross_entropy,
-    kl_div_with_logits,
-    load_balancing_loss,
-    logit_adjusted_cross_entropy,
-    matching_cost,
-    seesaw_loss,
-    task_aligned_assign,
-    two_way_loss,
-)
+from lossforge import losses
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
@@ -44,6 +31,13 @@ def kernels() -> set[str]:
     return names
 
 
+arange, rand, randint = (partial(make, device="cuda") for make in (torch.arange, torch.rand, torch.randint))
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype, device="cuda", requires_grad=True)
+
+
 def walk() -> None:
     for loss in LOSSES.values():
         sample = plain_sample(loss, "cuda")
@@ -52,37 +46,30 @@ def walk() -> None:
             options = {"reduction": "sum", **sample.kwargs, "gradient": mode}
             (2.0 * loss.function(x, sample.target, **options)).backward()
     for mode in ("forward", "backward"):
-        clip_loss(torch.randn(37, 50, device="cuda", requires_grad=True), gradient=mode).backward()
-        a, b = (torch.randn(n, 40, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (137, 250))
-        clip_loss_from_features(a, b, 10.0, gradient=mode).backward()
-        jsd_cross_entropy(
-            torch.randn(3 * 40, 70, device="cuda", requires_grad=True), torch.arange(40, device="cuda"), gradient=mode
-        ).backward()
-        two_way_loss(torch.randn(300, 50, device="cuda", requires_grad=True), torch.rand(300, 50, device="cuda"), gradient=mode).backward()
-        load_balancing_loss(torch.randn(3000, 60, device="cuda", requires_grad=True), 4, gradient=mode).backward()
+        losses.clip_loss(leaf(37, 50), gradient=mode).backward()
+        a, b = (leaf(n, 40, dtype=torch.bfloat16) for n in (137, 250))
+        losses.clip_loss_from_features(a, b, 10.0, gradient=mode).backward()
+        losses.jsd_cross_entropy(leaf(3 * 40, 70), arange(40), gradient=mode).backward()
+        losses.two_way_loss(leaf(300, 50), rand(300, 50), gradient=mode).backward()
+        losses.load_balancing_loss(leaf(3000, 60), 4, gradient=mode).backward()
     for classes in (33_000, 33_001):
-        x = torch.randn(300, classes, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        target = torch.randint(0, classes, (300,), device="cuda")
+        x, target = leaf(300, classes, dtype=torch.bfloat16), randint(0, classes, (300,))
         target[::7] = -100
-        (2.0 * cross_entropy(x, target)).backward()
-        kl_div_with_logits(x, torch.randn_like(x), labels=target).backward()
+        (2.0 * losses.cross_entropy(x, target)).backward()
+        losses.kl_div_with_logits(x, torch.randn_like(x), labels=target).backward()
     for dtype in (torch.float32, torch.bfloat16):  # rows that begin anywhere, beside the bias of their classes
-        x = torch.randn(300, 21_841, device="cuda", dtype=dtype, requires_grad=True)
-        logit_adjusted_cross_entropy(x, torch.randint(0, 21_841, (300,), device="cuda"), torch.rand(21_841, device="cuda").log()).backward()
+        target, log_prior = randint(0, 21_841, (300,)), rand(21_841).log()
+        losses.logit_adjusted_cross_entropy(leaf(300, 21_841, dtype=dtype), target, log_prior).backward()
     for classes in (5, 21, 50):  # of a pixel in one lane, and in one tile
-        x = torch.randn(2, classes, 37, 41, device="cuda", requires_grad=True)
-        dice_loss(x, torch.randint(0, classes, (2, 37, 41), device="cuda"), reduction="mean").backward()
-    low = torch.rand(2, 301, 2, device="cuda")
+        losses.dice_loss(leaf(2, classes, 37, 41), randint(0, classes, (2, 37, 41)), reduction="mean").backward()
+    low = rand(2, 301, 2)
     boxes = torch.cat([low, low + torch.rand_like(low)], 2).requires_grad_()
-    complete_box_iou(boxes[0], boxes[1, :37]).sum().backward()
-    labels = torch.randint(0, 7, (2, 301), device="cuda")
-    predicted, anchors = boxes[:, :1].expand(2, 777, 4), torch.rand(777, 2, device="cuda")
-    task_aligned_assign(torch.rand(2, 777, 7, device="cuda"), predicted, anchors, labels, boxes)
-    matching_cost(torch.rand(2, 77, 7, device="cuda"), boxes[:, :77], labels[0], boxes[0], [300, 1])
-    rows = torch.randint(0, 5003, (37,), device="cuda")
-    seesaw_loss(torch.randn(37, 5003, device="cuda", requires_grad=True), rows, torch.arange(5003, device="cuda")).backward()
-    target = torch.randint(0, 3, (5000,), device="cuda")
-    cross_entropy(torch.randn(5000, 3, device="cuda", requires_grad=True), target).backward()
+    losses.complete_box_iou(boxes[0], boxes[1, :37]).sum().backward()
+    labels = randint(0, 7, (2, 301))
+    losses.task_aligned_assign(rand(2, 777, 7), boxes[:, :1].expand(2, 777, 4), rand(777, 2), labels, boxes)
+    losses.matching_cost(rand(2, 77, 7), boxes[:, :77], labels[0], boxes[0], [300, 1])
+    losses.seesaw_loss(leaf(37, 5003), randint(0, 5003, (37,)), arange(5003)).backward()
+    losses.cross_entropy(leaf(5000, 3), randint(0, 3, (5000,))).backward()
     torch.cuda.synchronize()
 
 

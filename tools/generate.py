@@ -24,8 +24,6 @@ def code(check: bool) -> list[Path]:
     import lossforge
 
     spec = importlib.util.find_spec("lossforge.losses")
-    assert spec
-    assert spec.loader
     package = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = lossforge.losses = package
     import loss_code
@@ -49,12 +47,10 @@ def rest(check: bool) -> list[Path]:
 
     for made in (settings_page, tables, loss_pages):
         stale += written(made.files(), check)
-    for drawn in (tables, loss_pages):
-        pictures = drawn.stale_drawings()
-        stale += pictures
-        for draw in () if check else pictures.values():
-            draw()
-    return stale
+    pictures = tables.stale_drawings() | loss_pages.stale_drawings()
+    for draw in () if check else pictures.values():
+        draw()
+    return [*stale, *pictures]
 
 
 def main() -> int:

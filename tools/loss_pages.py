@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, get_args
 
 import tables as results
 import torch
-from loss_text import MissingError, described, file_of, sections
-from tables import ROOT, family_of, formula, functions, targets_of, titles
+from loss_text import MissingError, described, file_of, in_place_of, sections
+from tables import ROOT, formula, members, targets_of, title_of, titles
 from torch import Tensor
 
 import lossforge.losses
 from lab.runs.files import save_figure
-from lossforge.bench.report import Row, load, tables
+from lossforge.bench.report import Report, load, tables
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.templates import TEMPLATES
 from lossforge.losses.templates.declare import Declared
@@ -29,6 +29,8 @@ POINTS = 161
 
 OF_TORCH = ("size_average", "reduce")
 """torch's older words for the reduction."""
+EQUATION = re.compile(r"\S+(?:\(.*?\))? = ")
+"""How a paragraph begins that is mathematics."""
 
 
 def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -42,23 +44,16 @@ def guide(declared: Declared) -> list[str]:
     Raises:
         MissingError: its docstring does not say it.
     """
-    paragraphs = documented(declared.definition)[0].split("\n\n")
-    told = []
+    paragraphs = dict(each.partition(": ")[::2] for each in documented(declared.definition)[0].split("\n\n"))
     for title in GUIDE:
-        found = [each for each in paragraphs if each.startswith(f"{title}: ")]
-        if not found:
+        if title not in paragraphs:
             raise MissingError(f'{file_of(declared)}: the docstring of {declared.definition.__name__} has no paragraph "{title}: ..."')
-        told.append(f"**{title}.** {' '.join(found[0].removeprefix(f'{title}: ').split())}")
-    return told
+    return [f"**{title}.** {' '.join(paragraphs[title].split())}" for title in GUIDE]
 
 
 def example(function: Callable[..., Any]) -> str:
     first, *code = (line.removeprefix(">>> ") for line in documented(function)[1]["Examples"].splitlines())
     return "\n".join(["```python", first, "", code[0], "", *code[1:], "```"])
-
-
-EQUATION = re.compile(r"\S+(?:\(.*?\))? = ")
-"""How a paragraph begins that is mathematics."""
 
 
 def about(definition: Callable[..., Any]) -> str:
@@ -71,56 +66,50 @@ def about(definition: Callable[..., Any]) -> str:
 
 def arguments(function: Callable[..., Any], definition: Callable[..., Any]) -> str:
     """Return a table of the loss's own arguments, and the options that every loss has."""
-    signature, defaults = (inspect.signature(each).parameters for each in (definition, function))
-    meanings = described(documented(function)[1]["Args"])
-    rows, shared = [], []
-    for name, text in meanings.items():
-        own = name in signature
-        default = (signature if own else defaults)[name].default if own or name in defaults else None
-        written = "" if default is inspect.Parameter.empty else f"`{default!r}`".replace("'", '"')
-        if not own and text.split() == COMMON.get(name, "").split():
-            shared.append(f"`{name}={written.strip('`')}`")
+    own, rows, shared = inspect.signature(definition).parameters, [], []
+    for name, text in described(documented(function)[1]["Args"]).items():
+        default = inspect.signature(function).parameters[name].default
+        written = "" if default is inspect.Parameter.empty else repr(default).replace("'", '"')
+        if name not in own and text.split() == COMMON.get(name, "").split():
+            shared.append(f"`{name}={written}`")
         elif name not in OF_TORCH:
-            rows.append([f"`{name}`", written, " ".join(text.split())])
+            rows.append([f"`{name}`", written and f"`{written}`", " ".join(text.split())])
     table = tables.markdown(("argument", "default", "meaning"), rows)
-    if not shared:
-        return table
-    return f"{table}\n\n[Options of every loss](../reference/options.md): {', '.join(shared)}."
+    return f"{table}\n\n[Options of every loss](../reference/options.md): {', '.join(shared)}." if shared else table
 
 
-def measured(loss: Loss, rows: list[Row]) -> str:
-    """Time and memory beside torch, torch.compile and the best other library."""
-    labels = dict.fromkeys(row.label for row in rows if row.loss == loss.name and row.suite in ("table", "losses", "variants"))
-    report = load(results.BENCH)
+def measured(loss: str, report: Report) -> str:
+    """Return time and memory beside torch, torch.compile and the best other library."""
+    labels = dict.fromkeys(row.label for row in report.rows if row.loss == loss and row.suite in ("table", "losses", "variants"))
     return tables.short([report], list(labels)) if labels else ""
 
 
-def effects(loss: Loss) -> str:
-    """Return the runs of results/effects.json under this loss."""
-    rows = [row for row in results.effect_rows() if re.search(rf"\bloss={loss.name}\b", row[0])]
-    return tables.markdown(results.EFFECT_HEADER, rows) if rows else ""
+def template_of(declared: Declared) -> str:
+    """Return the folder of the kernels that compute a function."""
+    call = declared.template and declared.template.call
+    name = next(each.name for kind, each in TEMPLATES.items() if kind is call or each.docs is declared.docs)
+    return {"topk": "divergence"}.get(name, name)
 
 
-def links(loss: Loss) -> str:
-    like = (loss.like or "").replace(":", ".")
-    paper = loss.paper
-    if paper.startswith("arXiv "):
-        paper = f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv ')})"
-    elif paper.startswith("doi "):
-        paper = f"[{paper}](https://doi.org/{paper.removeprefix('doi ')})"
-    facts = {
-        "function": f"[`{loss.function.__name__}`](../reference/losses.md#lossforge.losses.{loss.function.__name__})",
-        "module": f"`{loss.module.__name__}`",
-        "in place of": f"`{like}`" if like and not like.startswith("lossforge") else "",
-        "targets": targets_of(loss),
-        "reductions": ", ".join(f"`{each}`" for each in get_args(inspect.signature(loss.function).parameters["reduction"].annotation)),
-        "template": f"[{results.folder_of(loss)}](../know/template_{results.folder_of(loss)}.md)",
-        "fused with a linear layer": f"`fuse_linear({loss.function.__name__})`"
-        if loss.template.fusable and loss.domain in ("logits", "cosines")
-        else "",
-        "paper": paper,
-    }
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value)
+SITES = {"arXiv": "arxiv.org/abs", "doi": "doi.org"}
+
+
+def facts(declared: Declared) -> str:
+    name, template, like = declared.definition.__name__, template_of(declared), in_place_of(declared)
+    told = {"function": f"[`{name}`](../reference/losses.md#lossforge.losses.{name})"}
+    if declared.module:
+        told["module"] = f"`{declared.module.name}`"
+    if like:
+        told["in place of"] = f"`{like}`"
+    if declared.name:
+        reductions = get_args(inspect.signature(declared.definition).parameters["reduction"].annotation)
+        told |= {"targets": targets_of(declared), "reductions": ", ".join(f"`{each}`" for each in reductions)}
+    told["template"] = f"[{template}](../know/template_{template}.md)"
+    if declared.template and declared.template.fusable and declared.facts.get("domain", "logits") in ("logits", "cosines"):
+        told["fused with a linear layer"] = f"`fuse_linear({name})`"
+    if paper := declared.facts.get("paper"):
+        told["paper"] = re.sub(r"^(arXiv|doi) (.*)", lambda found: f"[{found[0]}](https://{SITES[found[1]]}/{found[2]})", paper)
+    return "\n".join(f"- {fact}: {value}" for fact, value in told.items())
 
 
 def title(function: Callable[..., Any]) -> str:
@@ -129,44 +118,31 @@ def title(function: Callable[..., Any]) -> str:
     return re.split(r", as |, for |, the | \(|; |\. |\.$|: ", first)[0]
 
 
-def section(loss: Loss, rows: list[Row]) -> str:
-    assert loss.declared
+def section(declared: Declared, report: Report) -> str:
+    name, definition = title_of(declared), declared.definition
+    function = getattr(lossforge.losses, definition.__name__)
     parts = [
-        f'<a id="{loss.name}"></a>',
-        f"## {title(loss.function)}: `{loss.name}`",
-        f"```text\n{formula(loss.definition)}\n```",
-        *guide(loss.declared),
-        links(loss),
-        example(loss.function),
-        arguments(loss.function, loss.definition),
-        about(loss.definition),
+        f'<a id="{name}"></a>',
+        f"## {title(function)}: `{name}`",
+        f"```text\n{formula(definition)}\n```",
+        *guide(declared),
+        facts(declared),
+        example(function),
+        arguments(function, definition),
+        about(definition),
     ]
-    if figures := measured(loss, rows):
+    if figures := measured(name, report):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
-    if figures := effects(loss):
-        parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", figures]
+    if rows := [row for row in results.effect_rows() if f"loss={name}" in row["command"].split()]:
+        parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", results.effect_table(rows)]
     return "\n\n".join(filter(None, parts))
 
 
-def function_section(declared: Declared) -> str:
-    """Return the section of a loss that is not in the registry: a function with arguments of its own."""
-    name = declared.definition.__name__
-    function = getattr(lossforge.losses, name)
-    template = next(each.name for each in TEMPLATES.values() if each.docs is declared.docs)
-    facts = [f"- function: [`{name}`](../reference/losses.md#lossforge.losses.{name})"]
-    facts += [f"- module: `{declared.module.name}`"] if declared.module else []
-    facts += [f"- template: [{template}](../know/template_{template}.md)"]
-    parts = [f'<a id="{name}"></a>', f"## {title(function)}: `{name}`", f"```text\n{formula(declared.definition)}\n```"]
-    told = [*guide(declared), "\n".join(facts), example(function), arguments(function, declared.definition), about(declared.definition)]
-    return "\n\n".join(filter(None, [*parts, *told]))
-
-
-def page(family: str, rows: list[Row]) -> str:
-    members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
-    picture = f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)"
-    others = [each for each in functions() if family_of(each.definition) == family]
-    parts = [*(section(loss, rows) for loss in members), *map(function_section, others)]
-    return "\n\n".join([f"# {titles()[family]}", *([picture, CURVES[family].caption] if family in CURVES else []), *parts]) + "\n"
+def page(family: str, report: Report) -> str:
+    parts = [f"# {titles()[family]}"]
+    if family in CURVES:
+        parts += [f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)", CURVES[family].caption]
+    return "\n\n".join([*parts, *(section(each, report) for each in members(family))]) + "\n"
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
@@ -183,11 +159,9 @@ def _of_row(loss: Loss, x: Tensor) -> tuple[Any, ...]:
 
 def _likelihood(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     log_p = torch.stack([x, (1 - x.exp()).log()], -1)
-    return (
-        (log_p, torch.zeros(len(x), dtype=torch.long))
-        if loss.name == "nll"
-        else (log_p, torch.tensor([[0.7, 0.3]]).expand(len(x), 2).to(x))
-    )
+    if loss.name == "nll":
+        return log_p, torch.zeros(len(x), dtype=torch.long)
+    return log_p, torch.tensor([[0.7, 0.3]]).expand(len(x), 2).to(x)
 
 
 def _noise_model(loss: Loss, x: Tensor) -> tuple[Any, ...]:
@@ -228,11 +202,8 @@ def _boxes(loss: Loss, x: Tensor) -> tuple[Any, ...]:
 def _regions(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     target = torch.zeros(len(x), 8, 8, dtype=torch.long)
     target[:, :, :2] = 1
-    sign = (2.0 * target - 1.0).to(x)
-    if loss.name == "lovasz_hinge":
-        return x[:, None, None] * sign, target
-    maps = torch.stack([-x[:, None, None] * sign / 2, x[:, None, None] * sign / 2], 1)
-    return maps, target
+    logit = x[:, None, None] * (2 * target - 1)
+    return (logit, target) if loss.name == "lovasz_hinge" else (torch.stack([-logit / 2, logit / 2], 1), target)
 
 
 def _teacher(loss: Loss, x: Tensor) -> tuple[Any, ...]:
@@ -316,16 +287,19 @@ def curve(loss: Loss, drawn: Curves, *target: float) -> tuple[Tensor, Tensor, Te
     return x.detach(), values.detach(), slopes
 
 
+def drawn_losses(family: str) -> list[Loss]:
+    return [LOSSES[each.name] for each in members(family) if each.name]
+
+
 def draw(family: str) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawn = CURVES[family]
+    drawn, losses = CURVES[family], drawn_losses(family)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    members = [loss for loss in LOSSES.values() if family_of(loss.definition) == family]
-    for number, loss in enumerate(members):
-        width = 3.4 - 2.2 * number / len(members)  # where lines fall together, all show
+    for number, loss in enumerate(losses):
+        width = 3.4 - 2.2 * number / len(losses)  # where lines fall together, all show
         for style, target in zip(("-", "--"), [(each,) for each in drawn.targets] or [()], strict=False):
             x, values, slopes = curve(loss, drawn, *target)
             left.plot(x, values, style, label=loss.name if style == "-" else None, color=f"C{number % 10}", linewidth=width)
@@ -342,8 +316,8 @@ def draw(family: str) -> None:
 
 def files() -> dict[Path, str]:
     """Return the page of each family."""
-    rows = load(results.BENCH).rows
-    return {DOCS / "losses" / f"{family}.md": page(family, rows) for family in titles()}
+    report = load(results.BENCH)
+    return {DOCS / "losses" / f"{family}.md": page(family, report) for family in titles()}
 
 
 def stale_drawings() -> dict[Path, Callable[[], object]]:
@@ -352,6 +326,6 @@ def stale_drawings() -> dict[Path, Callable[[], object]]:
     for family in CURVES:
         path = PICTURES / f"{family}.svg"
         drawn = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if any(f">{loss.name}<" not in drawn for loss in LOSSES.values() if family_of(loss.definition) == family):
+        if any(f">{loss.name}<" not in drawn for loss in drawn_losses(family)):
             stale[path] = partial(draw, family)
     return stale

@@ -9,7 +9,7 @@ from lossforge.losses.templates.declare import Declared, whole_signature
 from lossforge.losses.templates.docs import COMMON, INDEX_ERROR
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
+SECTION = re.compile(r"^(Args|Returns|Raises|Examples):\n((?: {4}.*(?:\n|\Z)|\n)*)", re.MULTILINE)
 WIDTH = 76
 """Of the text of a docstring: `help` indents it by 4 of a terminal's 80 columns."""
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -25,15 +25,13 @@ def file_of(each: Declared) -> str:
 
 def sections(docstring: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's text, and what stands under its headings."""
-    text, *parts = HEADINGS.split(docstring)
     found: dict[str, str] = {}
-    rest: list[str] = []
-    for heading, part in zip(parts[::2], parts[1::2], strict=True):
-        lines = part.split("\n")
-        end = next((n for n, line in enumerate(lines) if line and not line.startswith("    ")), len(lines))
-        found[heading] = inspect.cleandoc("\n".join(["", *lines[:end]])).rstrip()
-        rest += lines[end:]
-    return "\n".join([text.rstrip(), "", *rest]).rstrip(), found
+
+    def take(section: re.Match[str]) -> str:
+        found[section[1]] = textwrap.dedent(section[2]).rstrip()
+        return ""
+
+    return SECTION.sub(take, docstring).rstrip(), found
 
 
 def described(block: str) -> dict[str, str]:
@@ -97,11 +95,10 @@ def example(each: Declared, own: str) -> str:
     return f">>> import torch\n>>> from lossforge.losses import {name}\n{code}"
 
 
-def source(each: Declared) -> str:
-    """Return what a docstring says of where a loss is from."""
+def in_place_of(each: Declared) -> str:
+    """Return the function of another library whose place a loss takes; empty where there is none."""
     like = each.facts.get("like", "").replace(":", ".")
-    theirs = "" if like.startswith("lossforge") else like
-    return "; ".join(filter(None, (each.facts.get("paper", ""), f"in place of {theirs}" if theirs else "")))
+    return "" if like.startswith("lossforge") else like
 
 
 def whole_docstring(each: Declared) -> str:
@@ -116,5 +113,7 @@ def whole_docstring(each: Declared) -> str:
         "Raises": "\n".join(filled(one, WIDTH - 4, "    ") for one in re.split(r"\n(?! )", raised)),
         "Examples": example(each, own.get("Examples", "")),
     }
+    theirs = in_place_of(each)
+    source = "; ".join(filter(None, (each.facts.get("paper", ""), theirs and f"in place of {theirs}")))
     whole = [*map(filled, text.split("\n\n")), *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
-    return "\n\n".join([*whole, filled(f"Source: {source(each)}.")] if source(each) else whole)
+    return "\n\n".join([*whole, filled(f"Source: {source}.")] if source else whole)

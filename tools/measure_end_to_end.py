@@ -6,14 +6,12 @@ A step's time is recorded only if its loss, and for the head the gradient of the
 import statistics
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure_precision import exactly
-from measuring import Request
+from measure_precision import FULL, contenders, exactly
+from measuring import Request, relative
 from torch import Tensor
 
 from lossforge.bench.measure import peak_mebibytes, times
@@ -75,22 +73,14 @@ def head(device: torch.device) -> list[dict[str, Any]]:
         return value.detach(), torch.autograd.grad(value, (hidden, weight))[0]
 
     def error(found: tuple[Tensor, Tensor]) -> dict[str, float]:
-        off = (found[0] - exact).abs() / exact.abs(), (found[1] - gradient).norm() / gradient.norm()
-        return {"error": max(off).item()}
+        return {"error": max(relative(found[0], exact), relative(found[1], gradient))}
 
-    steps = {name: partial(step, loss) for name, loss in head_losses().items()}
+    losses: dict[str, Any] = {name: (lambda h, w, t, loss=loss: loss(F.linear(h, w), t)) for name, loss in ON_LOGITS.items()}
+    losses["torch.compile"] = torch.compile(losses["torch"])
+    peers = contenders("linear_ce", FULL)
+    losses |= {f"{name}, fused with the layer": peers[name] for name in ("liger", "cut-cross-entropy")}
+    steps = {name: partial(step, loss) for name, loss in losses.items()}
     return measured(f"head {ROWS}×{HIDDEN} → {VOCABULARY}, bf16", steps, error, device)
-
-
-def head_losses() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    found: dict[str, Any] = {name: (lambda h, w, t, loss=loss: loss(F.linear(h, w), t)) for name, loss in ON_LOGITS.items()}
-    found["torch.compile"] = torch.compile(found["torch"])
-    if find_spec("liger_kernel"):
-        fused = import_module("liger_kernel.transformers.fused_linear_cross_entropy").LigerFusedLinearCrossEntropyLoss()
-        found["liger, fused with the layer"] = lambda h, w, t: fused(w, h, t)
-    if find_spec("cut_cross_entropy"):
-        found["cut-cross-entropy, fused with the layer"] = import_module("cut_cross_entropy").linear_cross_entropy
-    return found
 
 
 def measured(work: str, steps: dict[str, Any], error: Any, device: torch.device) -> list[dict[str, Any]]:
@@ -108,11 +98,8 @@ def measured(work: str, steps: dict[str, Any], error: Any, device: torch.device)
     turns = [{name: times(steps[name], device, 400.0) for name in right} for _ in range(3)]
     for name, row in right.items():
         found = [turn[name] for turn in turns]
-        row |= {
-            "ms": statistics.median(t.median for t in found),
-            "low_ms": min(t.low for t in found),
-            "high_ms": max(t.high for t in found),
-        }
+        row["ms"] = statistics.median(each.median for each in found)
+        row["low_ms"], row["high_ms"] = min(each.low for each in found), max(each.high for each in found)
         torch.cuda.empty_cache()
         row["peak_mib"] = peak_mebibytes(steps[name], device)
     return rows

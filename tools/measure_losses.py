@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -66,17 +67,15 @@ def losses(request: Request) -> int:
         return 2
     gpus = torch.cuda.device_count()
     compile_all(LARGE + SMALL, COMPILE_SECONDS, request.losses)
-    large = [Share(part(request, str(gpu)), request.commit, LARGE, request.losses, gpu, gpus) for gpu in range(gpus)]
-    return measure_all(request, [large, [Share(part(request, "small"), request.commit, SMALL, request.losses)]])
+    with tempfile.TemporaryDirectory() as place:
+        large = [Share(Path(place, f"{gpu}.json"), request.commit, LARGE, request.losses, gpu, gpus) for gpu in range(gpus)]
+        return measure_all(request, [large, [Share(Path(place, "small.json"), request.commit, SMALL, request.losses)]])
 
 
 def linear(request: Request) -> int:
     compile_all(("linear", "features"), FUSED_COMPILE_SECONDS)
-    return measure_all(request, [[Share(part(request, "0"), request.commit, FUSED)]])
-
-
-def part(request: Request, name: str) -> Path:
-    return request.out.with_name(f"{request.out.stem}-{name}.json")
+    with tempfile.TemporaryDirectory() as place:
+        return measure_all(request, [[Share(Path(place, "0.json"), request.commit, FUSED)]])
 
 
 def start(work: Any, *arguments: Any) -> BaseProcess:
@@ -119,27 +118,19 @@ def call_once(case: Case, name: str, device: torch.device) -> None:
 
 def measure_all(request: Request, phases: list[list[Share]]) -> int:
     """Measure phase after phase, the shares of a phase at once on a GPU each, and join their reports."""
-    request.out.parent.mkdir(parents=True, exist_ok=True)
-    status, seconds, reports = 0, 0.0, []
-    files = [share.file for shares in phases for share in shares]
-    for file in files:
-        file.unlink(missing_ok=True)
+    began, status, reports = time.monotonic(), 0, []
     for shares in phases:
         with ThreadPoolExecutor() as pool:
             status = max(status, *pool.map(measure_share, shares))
-        found = [load(share.file) for share in shares if share.file.exists()]
-        seconds += max((report.seconds for report in found), default=0.0)
-        reports += found
+        reports += [load(share.file) for share in shares if share.file.exists()]
     if not reports:
         return 1
     report, places = reports[0], {(case.suite, case.key): place for place, case in enumerate(CASES)}
-    report.seconds = seconds
+    report.seconds = time.monotonic() - began
     report.copy_bytes_per_second = statistics.mean(r.copy_bytes_per_second or 0.0 for r in reports)
     report.read_bytes_per_second = statistics.mean(r.read_bytes_per_second or 0.0 for r in reports)
     report.rows = sorted((row for r in reports for row in r.rows), key=lambda row: places[row.suite, row.label])
     report.save(request.out)
-    for file in files:
-        file.unlink(missing_ok=True)
     return status
 
 

@@ -5,13 +5,15 @@ changes no loss. `value` is the largest error, in nats; `dh` and `dw` are errors
 installed, or that fails, has its reason in place of figures. `linear_ce` has a mean; `logps` and `entropy` one upstream gradient a token.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
-from importlib import import_module
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measuring import Request
+from measuring import Request, relative
 from torch import Tensor
 
 from lossforge.losses import linear_cross_entropy, linear_entropy, linear_selective_log_softmax
@@ -32,6 +34,12 @@ FULL = Sizes(2048, 1024, (32_000, 151_936, 262_144), (1.0, 4.0, 16.0, 64.0), (1,
 SMALL = Sizes(64, 32, (1000,), (4.0,), (1, 4))
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From input, weight and class indices to a mean loss, to log-probabilities or to entropies."""
+QUACK = "quack.linear_cross_entropy:chunked_linear_cross_entropy"
+CHUNKED: dict[str, dict[str, Any]] = {
+    "": {"accumulate": "float32", "logits": "weight"},
+    " of float32": {"accumulate": "float32", "logits": "float32"},
+    ", summed in bfloat16": {"accumulate": "weight", "logits": "weight"},
+}
 TRL_CLASSES = 32_768
 """Classes at a time in TRL's kernel, as its trainers call it."""
 
@@ -48,14 +56,11 @@ def precision(request: Request) -> int:
     sizes = SMALL if request.small else FULL
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found: list[dict[str, Any]] = []
-    for classes in sizes.classes:
-        for deviation in sizes.deviations:
-            for offset in (0.0, 1e4):
-                case = {"classes": classes, "deviation": deviation, "offset": offset}
-                for row in rows_of(sizes, classes, deviation, offset, device):
-                    found.append(case | row)
-                    print(found[-1], flush=True)
-        request.save({"source": request.source("triton") if device.type == "cuda" else request.source(), "rows": found})
+    for classes, deviation, offset in itertools.product(sizes.classes, sizes.deviations, (0.0, 1e4)):
+        for row in rows_of(sizes, classes, deviation, offset, device):
+            found.append({"classes": classes, "deviation": deviation, "offset": offset, **row})
+            print(found[-1], flush=True)
+        request.save({"source": request.source("triton"), "rows": found})
     return 0
 
 
@@ -73,7 +78,7 @@ def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device:
     }
     upstreams["entropy"] = upstreams["logps"]
     for loss, upstream in upstreams.items():
-        exact = exactly(x, weight, target, upstream, loss == "entropy")
+        exact = exactly(x, weight, target, upstream, entropy_of if loss == "entropy" else logps_of)
         for name, call in contenders(loss, sizes).items():
             try:
                 errors = errors_of(call, (x, weight, target), upstream, exact, loss == "linear_ce")
@@ -82,24 +87,29 @@ def rows_of(sizes: Sizes, classes: int, deviation: float, offset: float, device:
             yield {"loss": loss, "contender": name, **errors}
 
 
-def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor, entropy: bool = False) -> Exact:
+def logps_of(logits: Tensor, target: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+
+
+def entropy_of(logits: Tensor, target: Tensor) -> Tensor:
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+OF_LOGITS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"linear_ce": F.cross_entropy, "logps": logps_of, "entropy": entropy_of}
+
+
+def exactly(x: Tensor, weight: Tensor, target: Tensor, upstream: Tensor, of_logits: Callable[[Tensor, Tensor], Tensor] = logps_of) -> Exact:
     """Compute log-probabilities or entropies in float64, and the gradients of input and weight for `upstream`."""
-    wide, values, of_input = weight.double(), [], []
+    wide, values, of_input = weight.double().requires_grad_(), [], []
     of_weight = torch.zeros_like(wide)
-    for start in range(0, len(x), STEP):
-        rows = x[start : start + STEP].double()
-        log_p = (rows @ wide.t()).log_softmax(-1)
-        index = target[start : start + STEP, None]
-        if entropy:
-            p = log_p.exp()
-            values.append(-(p * log_p).sum(1))
-            slope = log_p.add_(values[-1][:, None]).mul_(p).neg_()
-        else:
-            values.append(log_p.gather(1, index)[:, 0])
-            slope = log_p.exp_().neg_().scatter_add_(1, index, torch.ones_like(index, dtype=torch.float64))
-        slope *= upstream[start : start + STEP, None]
-        of_input.append(slope @ wide)
-        of_weight += slope.t() @ rows
+    for rows, index, grad_output in zip(x.split(STEP), target.split(STEP), upstream.split(STEP), strict=True):
+        leaf = rows.double().requires_grad_()
+        value = of_logits(F.linear(leaf, wide), index)
+        gradients = torch.autograd.grad(value, (leaf, wide), grad_output.double())
+        values.append(value.detach())
+        of_input.append(gradients[0])
+        of_weight += gradients[1]
     return Exact(torch.cat(values), torch.cat(of_input), of_weight)
 
 
@@ -110,84 +120,60 @@ def errors_of(call: Call, given: tuple[Tensor, Tensor, Tensor], upstream: Tensor
     of_input, of_weight = torch.autograd.grad(value, leaves, None if mean else upstream.to(value.dtype))
     right = -exact.values.mean() if mean else exact.values
 
-    def relative(got: Tensor, wanted: Tensor) -> float:
-        return ((got.double() - wanted).norm() / wanted.norm()).item()
-
     error = (value.detach().double() - right).abs().max().item()
     return {"value": error, "dh": relative(of_input, exact.of_input), "dw": relative(of_weight, exact.of_weight)}
 
 
 def contenders(loss: str, sizes: Sizes) -> dict[str, Call]:
     """Return what computes a loss, by name."""
+    plain = OF_LOGITS[loss]
+    found: dict[str, Call] = {
+        "torch": lambda x, w, t: plain(F.linear(x, w), t),
+        "torch, float32": lambda x, w, t: plain(F.linear(x.float(), w.float()), t),
+    }
     if loss == "logps":
-        return {
-            "torch": lambda x, w, t: F.linear(x, w).log_softmax(-1).gather(1, t[:, None])[:, 0],
-            "torch, float32": lambda x, w, t: F.linear(x.float(), w.float()).log_softmax(-1).gather(1, t[:, None])[:, 0],
+        return found | {
             "lossforge": linear_selective_log_softmax,
-            "lossforge, chunks of float32": lambda x, w, t: -_by_chunks(x, w, t, reduction="none", gradient="backward", logits="float32"),
-            "cut-cross-entropy": lambda x, w, t: -_cut(x, w, t, reduction="none"),
-            "cut-cross-entropy, exact": lambda x, w, t: -_cut(x, w, t, reduction="none", filter_eps=None),
-            "trl": lambda x, w, t: _trl(x, w, t)[0],
-            "verl": lambda x, w, t: _verl(x, w, t)[0],
+            "lossforge, chunks of float32": lambda x, w, t: -by_chunks(x, w, t, reduction="none", gradient="backward", logits="float32"),
+            "cut-cross-entropy": lambda x, w, t: -cut(x, w, t, reduction="none"),
+            "cut-cross-entropy, exact": lambda x, w, t: -cut(x, w, t, reduction="none", filter_eps=None),
+            "trl": lambda x, w, t: trl(x, w, t)[0],
+            "verl": lambda x, w, t: verl(x, w, t)[0],
         }
     if loss == "entropy":
-        return {
-            "torch": lambda x, w, t: _entropy(F.linear(x, w)),
-            "torch, float32": lambda x, w, t: _entropy(F.linear(x.float(), w.float())),
+        return found | {
             "lossforge": lambda x, w, t: linear_entropy(x, w),
-            "trl": lambda x, w, t: _trl(x, w, t, ("entropy",))[1],
-            "verl": lambda x, w, t: _verl(x, w, t)[1],
+            "trl": lambda x, w, t: trl(x, w, t, ("entropy",))[1],
+            "verl": lambda x, w, t: verl(x, w, t)[1],
         }
-    found: dict[str, Call] = {
-        "torch": lambda x, w, t: F.cross_entropy(F.linear(x, w), t),
-        "torch, float32": lambda x, w, t: F.cross_entropy(F.linear(x.float(), w.float()), t),
+    found |= {
         "torch.compile": torch.compile(lambda x, w, t: F.cross_entropy(F.linear(x, w).float(), t)),
         "lossforge": linear_cross_entropy,
         "lossforge, backward": lambda x, w, t: linear_cross_entropy(x, w, t, gradient="backward"),
-        "liger": _liger,
-        "cut-cross-entropy": _cut,
-        "cut-cross-entropy, exact": lambda x, w, t: _cut(x, w, t, filter_eps=None),
-        "quack": lambda x, w, t: _quack(x, w, t, False),
-        "quack-scaled": lambda x, w, t: _quack(x, w, t, True),
+        "liger": lambda x, w, t: resolve_name("liger_kernel.transformers.functional:liger_fused_linear_cross_entropy")(x, w, t),
+        "cut-cross-entropy": cut,
+        "cut-cross-entropy, exact": lambda x, w, t: cut(x, w, t, filter_eps=None),
+        "quack": lambda x, w, t: resolve_name(QUACK)(x, w, t, tuned=False, use_scaled_exp=False),
+        "quack-scaled": lambda x, w, t: resolve_name(QUACK)(x, w, t, tuned=False, use_scaled_exp=True),
     }
-    for number in sizes.chunks:
-        rows = sizes.rows // number
-        found[f"lossforge, {number} chunks"] = _chunked(rows, "float32", "weight")
-        found[f"lossforge, {number} chunks of float32"] = _chunked(rows, "float32", "float32")
-        found[f"lossforge, {number} chunks, summed in bfloat16"] = _chunked(rows, "weight", "weight")
+    for number, (name, how) in itertools.product(sizes.chunks, CHUNKED.items()):
+        call = partial(linear_cross_entropy, chunk=sizes.rows // number, gradient="forward", **how)
+        found[f"lossforge, {number} chunks{name}"] = call
     return found
 
 
-def _chunked(rows: int, accumulate: Any, logits: Any) -> Call:
-    return lambda x, w, t: linear_cross_entropy(x, w, t, chunk=rows, accumulate=accumulate, logits=logits, gradient="forward")
-
-
-def _by_chunks(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+def by_chunks(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
     """Call the engine of chunks, which the product replaces elsewhere: a pair of equal classes is a target that it alone takes."""
     return linear_cross_entropy(x, weight, target, target_b=target, lam=0.5, **options)
 
 
-def _liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    return import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy(x, weight, target)
+def cut(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    return resolve_name("cut_cross_entropy:linear_cross_entropy")(x, weight, target, **options)
 
 
-def _cut(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-    return import_module("cut_cross_entropy").linear_cross_entropy(x, weight, target, **options)
+def trl(x: Tensor, weight: Tensor, target: Tensor, outputs: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    return resolve_name("trl.kernels:ChunkedLogProbFunction").apply(x, weight, None, target, 1.0, TRL_CLASSES, None, 1.0, outputs)
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p).sum(-1)
-
-
-def _trl(x: Tensor, weight: Tensor, target: Tensor, outputs: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
-    return import_module("trl.kernels").ChunkedLogProbFunction.apply(x, weight, None, target, 1.0, TRL_CLASSES, None, 1.0, outputs)
-
-
-def _verl(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    return import_module("verl.utils.kernel.linear_cross_entropy").linear_cross_entropy(x, weight, target, 1.0)
-
-
-def _quack(x: Tensor, weight: Tensor, target: Tensor, scaled: bool) -> Tensor:
-    function = import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
-    return function(x, weight, target, tuned=False, use_scaled_exp=scaled)
+def verl(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    return resolve_name("verl.utils.kernel.linear_cross_entropy:linear_cross_entropy")(x, weight, target, 1.0)

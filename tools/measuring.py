@@ -7,10 +7,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,8 @@ class Training:
 
 
 def train(command: str, *more: str, own_process: bool = False, runs: Path | None = None) -> Training:
-    """Run train.py, in this process or in a new one. runs: where the folder of the run stays."""
-    with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as place:
-        before = set(Path(place).iterdir())
+    """Run train.py, in this process or in a new one. runs: a folder in which the run's stays."""
+    with tempfile.TemporaryDirectory() if runs is None else nullcontext(tempfile.mkdtemp(dir=runs)) as place:
         words = [*command.split(), *more, f"trainer.runs={place}", "tracking=none"]
         began = time.monotonic()
         if own_process:
@@ -89,9 +90,8 @@ def train(command: str, *more: str, own_process: bool = False, runs: Path | None
         seconds = time.monotonic() - began
         if status:
             raise RuntimeError(f"{command}: status {status}")
-        (folder,) = {each for each in set(Path(place).iterdir()) - before if (each / "metrics.jsonl").exists()}
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return Training(folder, records, seconds)
+        (file,) = Path(place).glob("*/metrics.jsonl")
+        return Training(file.parent, [json.loads(line) for line in file.read_text().splitlines()], seconds)
 
 
 def free_memory() -> None:
@@ -109,6 +109,31 @@ def peak_mib() -> float | None:
     import torch
 
     return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+
+
+def groups(trainer: Any) -> Iterator[Any]:
+    """Yield the batches of each update, epoch after epoch."""
+    while True:
+        yield from trainer.groups()
+
+
+def window(trainer: Any, batches: Iterator[Any], updates: int) -> dict[str, float]:
+    """Train for some updates, and return what the trainer's clock reads, and the images a second of this process."""
+    from lossforge.bench.measure import synchronize
+
+    trainer.clock.restart()
+    images = 0
+    for group in islice(batches, updates):
+        trainer.update(group)
+        images += sum(map(len, group))
+    synchronize(trainer.device)
+    found = {name.removeprefix("train/"): value for name, value in trainer.clock.read(images).items()}
+    return found | {"images_per_second": images / updates / found["step_ms"] * 1e3}
+
+
+def relative(found: Any, exact: Any) -> float:
+    """Return the norm of a tensor's difference, relative to the exact one's."""
+    return ((found.double() - exact.double()).norm() / exact.double().norm()).item()
 
 
 def largest_difference(ours: list[float], theirs: list[float]) -> float:

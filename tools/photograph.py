@@ -14,11 +14,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.runs.files import write_whole
+import lab
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -48,7 +47,6 @@ def trainings() -> None:
             (run,) = client.search_runs([experiment], "attributes.run_name = 'focal-seed1'")
             home = f"{address}/#/experiments/{experiment}"
             model = run.outputs.model_outputs[0].model_id
-            PICTURES.mkdir(parents=True, exist_ok=True)
             photograph(running, "mlflow-runs", f"{home}/runs?viewStateShareKey=results&{TRAINING}", "focal-seed1")
             photograph(running, "mlflow-run", f"{home}/runs/{run.info.run_id}?{TRAINING}", "best_top1")
             photograph(running, "mlflow-curves", f"{home}/runs/{run.info.run_id}/model-metrics?{TRAINING}", "Add section")
@@ -61,9 +59,7 @@ def sweep(name: str, folder: Path) -> None:
     from browser import new_page
 
     with tempfile.TemporaryDirectory() as place, shown(f"sqlite:///{folder / 'mlflow.db'}") as (address, running):
-        said, comparison = compared(f"sweep={name}", "baseline=loss=ce", f"tracking.uri={address}", f"runs={place}/runs")
-        print(said)
-        (made,) = (Path(place) / "runs").iterdir()
+        made, comparison = compared(f"sweep={name}", "baseline=loss=ce", f"tracking.uri={address}", f"runs={place}/runs")
         shutil.copy(made / "comparison.csv", ROOT / "results" / "comparison.csv")
         page = new_page(running, 1200)
         page.goto((made / "comparison.html").as_uri())
@@ -82,14 +78,12 @@ def shown(store: str) -> Iterator[tuple[str, Any]]:
         yield address, running
 
 
-def compared(*words: str) -> tuple[str, str]:
-    """Run compare.py; return what it prints, and the address of MLflow's comparison in that."""
-    import compare
-
+def compared(*words: str) -> tuple[Path, str]:
+    """Compare runs; return the comparison's folder, and its address in MLflow, which is in what compare.py prints."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        if status := compare.main([*words]):
-            sys.exit(status)
-    return said.getvalue(), re.findall(r"http\S+viewStateShareKey=\S+", said.getvalue())[0]
+        found = lab.compare(*words)
+    print(said.getvalue())
+    return found.folder, re.findall(r"http\S+viewStateShareKey=\S+", said.getvalue())[0]
 
 
 def photograph(running: Any, name: str, address: str, text: str) -> None:
@@ -102,8 +96,7 @@ def photograph(running: Any, name: str, address: str, text: str) -> None:
     page.get_by_text(text, exact=True).first.wait_for()
     page.wait_for_timeout(3000)  # charts are drawn one after another
     with Image.open(io.BytesIO(page.screenshot())) as picture:
-        few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
-        write_whole(path, partial(few.save, format="PNG", optimize=True))
+        picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
     page.close()
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 

@@ -14,37 +14,37 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pins
-from packages_built import PACKAGES, build, faults
-from packaging.version import InvalidVersion, Version
+from packages_built import all_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = "results/bench-h200.json"
 MEASURED = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"',
-    "packages/*/pyproject.toml": r'^version = "([^"]+)"|"lossforge-\w+==([^"]+)"',
+    "packages/*/pyproject.toml": r'(?:^version = "|"lossforge-\w+==)([^"]+)"',
     "packages/*/src/lossforge/*/__init__.py": r'^__version__ = "([^"]+)"',
     "CITATION.cff": r"^version: (\S+)",
 }
 """Where the version stands: files, and what is around it."""
 UNRELEASED = "## [Unreleased]\n"
 
+VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc|\.post)\d+)?")
 
-def places(root: Path) -> Iterator[tuple[Path, re.Pattern[str]]]:
+
+def places(root: Path) -> Iterator[tuple[Path, re.Pattern[str], str]]:
+    """Yield the files that have the version, what is around it there, and their texts."""
     for files, pattern in PLACES.items():
-        yield from ((path, re.compile(pattern, re.MULTILINE)) for path in sorted(root.glob(files)))
+        for path in sorted(root.glob(files)):
+            yield path, re.compile(pattern, re.MULTILINE), path.read_text(encoding="utf-8")
 
 
 def versions(root: Path) -> list[tuple[str, str]]:
     """Return each place of the version, and the version there."""
-    return [
-        (str(path.relative_to(root)), _version_in(found))
-        for path, pattern in places(root)
-        for found in pattern.finditer(path.read_text(encoding="utf-8"))
-    ]
+    return [(str(path.relative_to(root)), found[1]) for path, pattern, text in places(root) for found in pattern.finditer(text)]
 
 
 def write_version(root: Path, version: str, date: str) -> None:
@@ -53,7 +53,7 @@ def write_version(root: Path, version: str, date: str) -> None:
     Raises:
         ValueError: the version is not one that PyPI takes, or CHANGELOG.md has nothing unreleased.
     """
-    if not _is_version(version):
+    if not VERSION.fullmatch(version):
         raise ValueError(f"--version {version}: a version is like 0.2.0, 0.2.0rc1 or 0.2.0.post1")
     changelog = root / "CHANGELOG.md"
     text = changelog.read_text(encoding="utf-8")
@@ -65,44 +65,29 @@ def write_version(root: Path, version: str, date: str) -> None:
     else:
         raise ValueError(f"CHANGELOG.md has no section {UNRELEASED.strip()}, and none of {version}")
     changelog.write_text(text, encoding="utf-8")
-    for path, pattern in places(root):
-        text = path.read_text(encoding="utf-8")
-        path.write_text(pattern.sub(lambda found: found[0].replace(_version_in(found), version), text), encoding="utf-8")
+    for path, pattern, text in places(root):
+        path.write_text(pattern.sub(lambda found: found[0].replace(found[1], version), text), encoding="utf-8")
 
 
-def _is_version(text: str) -> bool:
-    """Return whether a version is written as PyPI writes it."""
-    try:
-        return str(Version(text)) == text
-    except InvalidVersion:
-        return False
-
-
-def _version_in(found: re.Match[str]) -> str:
-    return next(filter(None, found.groups()))
-
-
-def said(*command: str, root: Path) -> tuple[int, str]:
+def run(*command: str, root: Path) -> tuple[int, str]:
     """Return the status of a command, and what it printed."""
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout.strip()
 
 
-def failure(fault: str, root: Path, *command: str) -> list[str]:
-    """Run a command; where it fails return what is wrong, with its last line."""
-    status, text = said(*command, root=root)
-    return [f"{fault} ({(text.splitlines() or ['it printed nothing'])[-1]})"] if status else []
+def failure(command: str, root: Path) -> list[str]:
+    """Run a command; where it fails return that, with the last line that it printed."""
+    status, text = run(*command.split(), root=root)
+    return [f"{command} failed ({(text or 'it printed nothing').splitlines()[-1]})"] if status else []
 
 
 def check_version(root: Path) -> list[str]:
-    found = versions(root)
-    version = found[0][1]
-    missing = [
-        f"{place} says {other}, pyproject.toml {version}: write it with --version {version}" for place, other in found if other != version
-    ]
-    if said("git", "rev-parse", "--quiet", "--verify", f"refs/tags/v{version}", root=root)[0] == 0:
-        tagged, head = (said("git", "rev-parse", f"{name}^{{commit}}", root=root)[1] for name in (f"v{version}", "HEAD"))
-        missing += [f"the tag v{version} is there, of another commit: choose the next version"] if tagged != head else []
+    (_, version), *others = versions(root)
+    write = f"write it with --version {version}"
+    missing = [f"{place} says {other}, pyproject.toml {version}: {write}" for place, other in others if other != version]
+    untagged, tagged = run("git", "rev-parse", "--quiet", "--verify", f"v{version}^{{commit}}", root=root)
+    if not untagged and tagged != run("git", "rev-parse", "HEAD", root=root)[1]:
+        missing.append(f"the tag v{version} is there, of another commit: choose the next version")
     return missing
 
 
@@ -117,36 +102,20 @@ def check_changelog(root: Path) -> list[str]:
 
 
 def check_tree(root: Path) -> list[str]:
-    _, changed = said("git", "status", "--porcelain", root=root)
+    _, changed = run("git", "status", "--porcelain", root=root)
     return [f"not committed: {', '.join(line.split(maxsplit=1)[1] for line in changed.splitlines())}"] if changed else []
-
-
-def check_lock(root: Path) -> list[str]:
-    return failure("uv.lock does not agree with pyproject.toml: run uv lock", root, "uv", "lock", "--check")
 
 
 def check_archives(root: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        dist = Path(folder)
-        build(root, dist)
-        return [fault for name in PACKAGES for fault in faults(root, dist, name)]
-
-
-def check_environments(root: Path) -> list[str]:
-    return failure("tools/smoke_wheels failed", root, "tools/smoke_wheels")
-
-
-def check_docs(root: Path) -> list[str]:
-    with tempfile.TemporaryDirectory() as site:
-        command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site)
-        return failure("mkdocs build --strict failed", root, *command)
+        return all_faults(root, Path(folder))
 
 
 def check_benchmark(root: Path) -> list[str]:
     """Compare the sources of losses and kernels with those of the commit that the report names."""
     commit = json.loads((root / REPORT).read_text(encoding="utf-8"))["commit"]
     how = "measure on a GPU machine, uv run tools/measure.py losses, and commit the report"
-    status, changed = said("git", "diff", "--name-only", commit, "HEAD", "--", *MEASURED, root=root)
+    status, changed = run("git", "diff", "--name-only", commit, "HEAD", "--", *MEASURED, root=root)
     if status:
         return [f"{REPORT} is of {commit}, a commit that is not here: {how}"]
     files = [Path(file).name for file in changed.splitlines()]
@@ -157,12 +126,12 @@ def check_benchmark(root: Path) -> list[str]:
 CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "version": (check_version, "the same everywhere, and not released yet"),
     "changelog": (check_changelog, "has the version's section, dated"),
-    "lock": (check_lock, "agrees with the pyproject.toml files"),
+    "lock": (partial(failure, "uv lock --check"), "agrees with the pyproject.toml files"),
     "pins": (pins.unpinned, "images and actions are pinned by digest"),
     "tree": (check_tree, "everything is committed"),
     "archives": (check_archives, "wheels and source archives are whole"),
-    "environments": (check_environments, "the wheels work with the oldest, the locked and the newest torch"),
-    "docs": (check_docs, "the documentation builds without a warning"),
+    "environments": (partial(failure, "tools/smoke_wheels"), "the wheels work with the oldest, the locked and the newest torch"),
+    "docs": (partial(failure, "mkdocs build --strict --quiet"), "the documentation builds without a warning"),
     "benchmark": (check_benchmark, "the committed figures are of these sources"),
 }
 
@@ -194,19 +163,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = parser().parse_args()
-    if given.version:
-        try:
+    try:
+        if given.version:
             write_version(ROOT, given.version, datetime.datetime.now(datetime.UTC).date().isoformat())
-        except ValueError as problem:
-            parser().error(str(problem))
-        if status := subprocess.run(["uv", "lock"], cwd=ROOT).returncode:
-            return status
-    if given.pin:
-        try:
+            subprocess.run(["uv", "lock"], cwd=ROOT, check=True)
+        if given.pin:
             print("\n".join(pins.pin(ROOT)) or "every image and action has its digest")
-        except pins.PinError as problem:
-            print(f"error: {problem}; nothing is pinned", file=sys.stderr)
-            return 1
+    except pins.PinError as problem:
+        print(f"error: {problem}; nothing is pinned", file=sys.stderr)
+        return 1
+    except ValueError as problem:
+        parser().error(str(problem))
     version = versions(ROOT)[0][1]
     if given.tag not in (None, f"v{version}"):
         parser().error(f"--tag {given.tag}: the sources are version {version}, whose tag is v{version}")

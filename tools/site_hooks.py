@@ -15,10 +15,7 @@ FIRST = {
     ),
     "losses": (
         *("cross_entropy", "classification", "binary", "regression", "iou", "detection", "dice", "divergence", "contrastive"),
-        "angular",
-        "margin",
-        "embedding",
-        "noise_model",
+        *("angular", "margin", "embedding", "noise_model"),
     ),
     "know": ("promises", "differences", "precision", "determinism", "memory", "versions", "how_it_works", "repository"),
     "benchmarks": ("losses", "fused", "training", "detection", "effects", "several_gpus"),

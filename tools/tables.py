@@ -7,22 +7,20 @@ the table shows.
 import inspect
 import itertools
 import json
+import re
 import statistics
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
-from loss_text import MissingError, file_of
+from loss_text import MissingError, file_of, in_place_of
 
-from lab.comparison.stats import Difference, holm, mean_of, paired_difference
-from lab.runs.files import write_whole
+from lab.comparison.stats import Difference, mean_of, paired_difference, write_verdicts
 from lossforge.bench.report import linear, load, pictures, tables
 from lossforge.losses.definitions.linear import LINEAR as OF_LAYERS
 from lossforge.losses.definitions.preference.common import PREFERENCE
-from lossforge.losses.registry import LOSSES, Loss
-from lossforge.losses.templates import TEMPLATES
 from lossforge.losses.templates.declare import DECLARED, Declared
 from lossforge.losses.templates.router import ROUTER
 from lossforge.losses.templates.rowwise import ROWWISE
@@ -39,7 +37,6 @@ PICTURES = {
     "scaling": (SCALING, pictures.scaling_picture, pictures.scaling_rows),
     "headline": (BENCH, pictures.headline_picture, pictures.headline_rows),
 }
-HEADER = ("name", "function", "formula", "targets", "in place of")
 
 
 def formula(function: Callable[..., Any]) -> str:
@@ -60,27 +57,9 @@ def formula(function: Callable[..., Any]) -> str:
     return text[start:].rstrip(".")
 
 
-def targets_of(loss: Loss) -> str:
-    known = loss.targets or loss.template.docs.targets
-    return known.replace(", probabilities", "") if "probabilities" in loss.without else known
-
-
-def folder_of(loss: Loss) -> str:
-    """Return the folder of the kernels that launch the loss's template."""
-    name = TEMPLATES[loss.template.call].name
-    return {"topk": "divergence"}.get(name, name)
-
-
-def row(loss: Loss) -> list[str]:
-    like = loss.like or ""
-    theirs = like and not like.startswith("lossforge")
-    return [
-        f"[`{loss.name}`]({family_of(loss.definition)}.md#{loss.name})",
-        f"`{loss.function.__name__}`",
-        f"`{formula(loss.function)}`",
-        targets_of(loss),
-        f"`{like.replace(':', '.')}`" if theirs else "",
-    ]
+def targets_of(each: Declared) -> str:
+    known = each.facts.get("targets") or each.docs.targets
+    return known.replace(", probabilities", "") if "probabilities" in each.facts.get("without", ()) else known
 
 
 FAMILIES = {
@@ -99,30 +78,18 @@ FAMILIES = {
     "divergence": "Distillation",
     "contrastive": "Contrastive learning",
 }
-
-
-def family_of(definition: Callable[..., Any]) -> str:
-    """Return the page of docs/losses that has a loss: the file of its definition."""
-    return definition.__module__.rpartition(".")[2]
-
-
-def titles() -> dict[str, str]:
-    """Return the title of each family's page. A family that FAMILIES does not know comes last, under the name of its file."""
-    found = (family_of(each.definition) for each in on_pages())
-    return FAMILIES | {family: family.replace("_", " ").capitalize() for family in found if family not in FAMILIES}
-
-
-def families() -> str:
-    rows = []
-    for family, title in titles().items():
-        members = [loss.name for loss in LOSSES.values() if family_of(loss.definition) == family]
-        members += [each.definition.__name__ for each in functions() if family_of(each.definition) == family]
-        rows.append([f"[{title}](docs/losses/{family}.md)", ", ".join(f"`{name}`" for name in members)])
-    return tables.markdown(("family", "losses"), rows)
-
-
 OWN_PAGES = (OF_LAYERS, PREFERENCE, ROWWISE.docs, ROUTER.docs)
 """What is shared by functions outside the registry that stand on other pages of the reference."""
+
+
+def family_of(each: Declared) -> str:
+    """Return the page of docs/losses that has a loss: the file of its definition."""
+    return each.definition.__module__.rpartition(".")[2]
+
+
+def title_of(each: Declared) -> str:
+    """Return the name of a loss in the registry, or of its function."""
+    return each.name or each.definition.__name__
 
 
 def on_pages() -> list[Declared]:
@@ -130,41 +97,53 @@ def on_pages() -> list[Declared]:
     return [each for each in DECLARED.values() if each.name or each.docs not in OWN_PAGES]
 
 
-def functions() -> list[Declared]:
-    """Return the losses of the families that are not in the registry: functions with arguments of their own."""
-    return [each for each in on_pages() if not each.name]
+def members(family: str) -> list[Declared]:
+    return [each for each in on_pages() if family_of(each) == family]
+
+
+def titles() -> dict[str, str]:
+    """Return the title of each family's page. A family that FAMILIES does not know comes last, under the name of its file."""
+    found = {family: family.replace("_", " ").capitalize() for family in map(family_of, on_pages())}
+    return FAMILIES | {family: title for family, title in found.items() if family not in FAMILIES}
+
+
+def families() -> str:
+    rows = [
+        [f"[{title}](docs/losses/{family}.md)", ", ".join(f"`{title_of(each)}`" for each in members(family))]
+        for family, title in titles().items()
+    ]
+    return tables.markdown(("family", "losses"), rows)
 
 
 def reference(modules: bool) -> str:
     """Return the entries of the reference: functions, or modules, by family."""
-    shown, parts = on_pages(), []
+    parts = []
     for family, title in titles().items():
-        members = [each for each in shown if family_of(each.definition) == family]
-        names = [each.module.name if modules and each.module else each.definition.__name__ for each in members]
+        names = [each.module.name if modules and each.module else each.definition.__name__ for each in members(family)]
         parts += [f"## {title}", *(f"::: lossforge.losses.{name}" for name in names)]
     return "\n\n".join(parts)
 
 
-def row_of_function(declared: Declared) -> list[str]:
-    name = declared.definition.__name__
-    link = f"[`{name}`]({family_of(declared.definition)}.md#{name})"
-    return [link, f"`{name}`", f"`{formula(declared.definition)}`", declared.docs.targets, ""]
-
-
 def losses() -> str:
-    return tables.markdown(HEADER, [*(row(loss) for loss in LOSSES.values()), *map(row_of_function, functions())])
-
-
-def results(bench: Path, fused: Path) -> str:
-    report, of_layers = load(bench), load(fused)
-    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu}"
-    return f"One {report.gpu}{other}:\n\n{tables.short([report, of_layers], SHOWN)}"
+    """Return the losses of the registry, and then the functions with arguments of their own."""
+    rows = []
+    for each in sorted(on_pages(), key=lambda each: not each.name):
+        name, function, like = title_of(each), each.definition, in_place_of(each)
+        cells = f"[`{name}`]({family_of(each)}.md#{name})", f"`{function.__name__}`", f"`{formula(function)}`", targets_of(each)
+        rows.append([*cells, like and f"`{like}`"])
+    return tables.markdown(("name", "function", "formula", "targets", "in place of"), rows)
 
 
 SHOWN = (
     *("ce 8192x128256 bf16", "ce 16384x1000 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
     *("kl 8192x32000 bf16", "giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "ce 8192x2304x256000 bf16"),
 )
+
+
+def results(bench: Path, fused: Path) -> str:
+    report, of_layers = load(bench), load(fused)
+    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu}"
+    return f"One {report.gpu}{other}:\n\n{tables.short([report, of_layers], SHOWN)}"
 
 
 def bench(file: Path) -> str:
@@ -186,6 +165,9 @@ def fused(file: Path) -> str:
 def fused_targets(file: Path) -> str:
     report = load(file)
     return f"{copy_rate(report)} in this run. {linear.targets(report)}"
+
+
+Rows = list[dict[str, Any]]
 
 
 def found_in(file: Path) -> dict[str, Any]:
@@ -219,7 +201,7 @@ def end_to_end(file: Path) -> str:
     return f"{source(found)}.\n\n{made}"
 
 
-STEP = "{step_ms:,.1f} | {peak_mib:,.0f}"
+STEP, GRADIENTS = "{step_ms:,.1f} | {peak_mib:,.0f}", " | {gradient_difference:.1e}"
 COMMAND = "`uv run experiments/train.py`"
 
 
@@ -253,28 +235,28 @@ def detection(file: Path) -> str:
     return "\n\n".join(f"{place}.\n\n{table(header, cells, rows)}" for place, rows in places.items())
 
 
-def with_loss(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run with its loss as code, where that is a setting."""
-    return run | {"loss": f"`{run['loss']}`"} if "=" in run["loss"] else run
-
-
-def detector_steps(file: Path) -> str:
-    """Return what a step of each detector takes, and how much of it its loss and assignment do."""
-    if (found := found_in(file).get("steps")) is None:
-        return NOT_MEASURED
-    rows = [with_loss(run) | {"ours": run["loss_ms"] + run["match_ms"]} for run in found["runs"]]
-    header = "detector | loss | images/s | peak MiB | step, ms | loss and assignment, ms | of a step | off by, of float64"
-    cells = "{model} | {loss} | {images_per_second:,.0f} | {peak_mib:,.0f} | {step_ms:,.1f} | {ours:,.2f} | {share:.1%} | {difference:.1e}"
-    rows = [row | {"share": row["ours"] / row["step_ms"]} for row in rows]
+def steps(part: str, header: str, cells: str, file: Path) -> str:
+    """Return what steps of detectors take, and how much of it loss and assignment do; a loss that is a setting is shown as code."""
+    found = found_in(file)[part]
+    rows = [run | {"loss": f"`{run['loss']}`"} if "=" in run["loss"] else run for run in found["runs"]]
+    for row in rows:
+        row["ours"] = row["loss_ms"] + row.get("match_ms", 0)
+        row["share"] = row["ours"] / row["step_ms"]
     return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
 
 
-def retinanet(file: Path) -> str:
-    if (found := found_in(file).get("retinanet")) is None:
-        return NOT_MEASURED
-    cells = "{loss} | {step_ms:,.1f} | {loss_ms:,.2f} | {peak_mib:,.0f} | {difference:.1e}"
-    made = table("loss | step, ms | loss, ms | peak MiB | off by, of float64", cells, map(with_loss, found["runs"]))
-    return f"{source(found, 'torchvision')}.\n\n{made}"
+detector_steps = partial(
+    steps,
+    "steps",
+    "detector | loss | images/s | peak MiB | step, ms | loss and assignment, ms | of a step | off by, of float64",
+    "{model} | {loss} | {images_per_second:,.0f} | {peak_mib:,.0f} | {step_ms:,.1f} | {ours:,.2f} | {share:.1%} | {difference:.1e}",
+)
+retinanet = partial(
+    steps,
+    "retinanet",
+    "loss | step, ms | loss, ms | peak MiB | off by, of float64",
+    "{loss} | {step_ms:,.1f} | {loss_ms:,.2f} | {peak_mib:,.0f} | {difference:.1e}",
+)
 
 
 def assignment(file: Path) -> str:
@@ -283,67 +265,71 @@ def assignment(file: Path) -> str:
     for each in found["rows"]:
         share, agrees = each["problem"].startswith(("task_aligned_assign", "hungarian_match")), each.get("agrees")
         equal = "other rules" if agrees is None else f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
-        told = {"contender": each["contender"], "what": "", "equal": equal}
+        told = {"what": "", "equal": equal, "waits": "waits" if each.get("waits") else ""}
         if each["contender"] == "torch":
-            told = {"contender": "plain torch", "what": "`{}` {}".format(*each["problem"].split()), "equal": ""}
-        rows.append({"peak_mib": None, **each, **told, "waits": "waits" if each.get("waits") else ""})
-    made = table(
-        " | by | ms | peak MiB | the host | beside plain torch",
-        "{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}",
-        rows,
-    )
-    return f"{source(found)}.\n\n{made}"
+            told |= {"contender": "plain torch", "what": "`{}` {}".format(*each["problem"].split()), "equal": ""}
+        rows.append({"peak_mib": None, **each, **told})
+    header = " | by | ms | peak MiB | the host | beside plain torch"
+    return f"{source(found)}.\n\n{table(header, '{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}', rows)}"
 
 
 def several_gpus(file: Path) -> str:
     """Return how long the losses of several GPUs agree with those of one, beside those of one GPU after a disturbance."""
     found, rows = found_in(file), []
     for each in found["losses"]:
-        figures = []
-        for name in ("several" if "several" in each else "two", "disturbed"):
+        row = [each["case"]]
+        for name in ("several", "disturbed"):
             differences = [abs(a - b) / abs(a) for a, b in zip(each["one"], each[name], strict=True)]
             equal = list(itertools.takewhile(lambda d: d <= found["tolerance"], differences))
-            figures += [f"{len(equal)} of {len(differences)}", f"{max(equal):.1e}"]
-        rows.append([each["case"], *figures])
-    gpus = found.get("gpus", 2)
+            row += [f"{len(equal)} of {len(differences)}", f"{max(equal):.1e}"]
+        rows.append(row)
+    gpus = "Two" if found["gpus"] == 2 else str(found["gpus"])
     about = f"NCCL {found['nccl']}; tolerance {found['tolerance']:g}, disturbance {found['disturbance']:.0e}"
     header = ("under", "updates that agree", "difference", "by rounding alone", "difference")
-    return f"{source(found, gpus='Two' if gpus == 2 else str(gpus))}, {about}.\n\n{tables.markdown(header, rows)}"
+    return f"{source(found, gpus=gpus)}, {about}.\n\n{tables.markdown(header, rows)}"
 
 
 PARALLEL = {"none": "one process", "ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
 
 
-def on_gpus(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield rows without what only several GPUs have, where they are of one."""
-    for each in rows:
+def on_gpus(part: str, header: str, cells: str, file: Path) -> str:
+    """Return the figures of a part, without what only several GPUs have, where they are of one."""
+    rows = []
+    for each in found_in(file)[part]:
         alone = {"scaling": None, "gradient_difference": None} if each["gpus"] == 1 else {}
-        yield {"optimizer": "sgd", **each, **alone, "parallel": PARALLEL[each["parallel"]]}
+        rows.append({**each, **alone, "parallel": PARALLEL[each["parallel"]]})
+    return table(header, cells, rows)
 
 
-def speed(file: Path) -> str:
-    header = "model | by | optimiser | GPUs | batch a GPU | images/s | scaling | step, ms | peak MiB a GPU"
-    cells = "{model} | {parallel} | {optimizer} | {gpus} | {batch} | {images_per_second:,.0f} | {scaling:,.2f} | " + STEP
-    return table(header, cells, on_gpus(found_in(file)["speed"]))
-
-
-def fused_on_several(file: Path) -> str:
-    """Return the figures of a model that ends in a loss fused with its layer."""
-    if not (found := found_in(file).get("fused")):
-        return NOT_MEASURED
-    header = "by | GPUs | tokens a GPU × features × classes | tokens/s | scaling | step, ms | peak MiB a GPU | gradients differ by"
-    cells = "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | "
-    return table(header, cells + STEP + " | {gradient_difference:.1e}", on_gpus(found))
+speed = partial(
+    on_gpus,
+    "speed",
+    "model | by | optimiser | GPUs | batch a GPU | images/s | scaling | step, ms | peak MiB a GPU",
+    "{model} | {parallel} | {optimizer} | {gpus} | {batch} | {images_per_second:,.0f} | {scaling:,.2f} | " + STEP,
+)
+fused_on_several = partial(
+    on_gpus,
+    "fused",
+    "by | GPUs | tokens a GPU × features × classes | tokens/s | scaling | step, ms | peak MiB a GPU | gradients differ by",
+    "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | " + STEP + GRADIENTS,
+)
 
 
 def large_model(file: Path) -> str:
     """Return the figures of a model that one GPU cannot hold, under FSDP2."""
-    if (each := found_in(file).get("large")) is None:
-        return NOT_MEASURED
+    each = found_in(file)["large"]
     losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
     header = "model | blocks | 10⁹ parameters | MiB needed | MiB of a GPU | peak MiB a GPU | GPUs | batch a GPU | step, ms | loss"
     cells = "{model} | {depth} | {billions:.2f} | {needed_mib:,.0f} | {gpu_mib:,.0f} | {peak_mib:,.0f} | {gpus} | {batch} | "
     return table(header, cells + "{step_ms:,.0f} | {told}", [each | {"billions": each["parameters"] / 1e9, "told": losses}])
+
+
+def by(key: str, rows: Iterable[dict[str, Any]]) -> dict[str, Rows]:
+    """Return the rows of each value of a column."""
+    found: dict[str, Rows] = {}
+    for row in rows:
+        found.setdefault(row[key], []).append(row)
+    return found
 
 
 CLASSES_SHOWN = 151_936
@@ -353,21 +339,17 @@ ERRORS = {"value": "value", "dh": "input", "dw": "weight"}
 
 def precision_of_peers(loss: str, file: Path) -> str:
     """Return each contender's errors of a loss fused with its layer: in some cases of CLASSES_SHOWN classes, and the largest of all."""
-    found, rows, failed = found_in(file), [], []
-    of_loss = [each for each in found["rows"] if each["loss"] == loss]
-    for name in dict.fromkeys(each["contender"] for each in of_loss):
-        own = [each for each in of_loss if each["contender"] == name]
-        if any("failed" in each for each in own):
-            failed.append(f"{name}: {next(each['failed'] for each in own if 'failed' in each)}")
+    found, rows, failed = found_in(file), [], ""
+    for name, own in by("contender", by("loss", found["rows"])[loss]).items():
+        if reasons := [each["failed"] for each in own if "failed" in each]:
+            failed += f"\n\nWithout a figure: {name}: {reasons[0]}."
             continue
-        cells = []
-        for case in CASES_SHOWN.values():
-            (row,) = (each for each in own if each["classes"] == CLASSES_SHOWN and (each["deviation"], each["offset"]) == case)
-            cells += [f"{row[error]:.1e}" for error in ERRORS]
-        rows.append([name, *cells, *(f"{max(each[error] for each in own if not each['offset']):.1e}" for error in ERRORS)])
+        shown = {(each["deviation"], each["offset"]): each for each in own if each["classes"] == CLASSES_SHOWN}
+        errors = [shown[case][error] for case in CASES_SHOWN.values() for error in ERRORS]
+        errors += [max(each[error] for each in own if not each["offset"]) for error in ERRORS]
+        rows.append([name, *(f"{error:.1e}" for error in errors)])
     header = ("", *(f"{case}: {error}" for case in (*CASES_SHOWN, "largest without offset") for error in ERRORS.values()))
-    text = f"{source(found['source'])}.\n\n{tables.markdown(header, rows)}"
-    return text + "".join(f"\n\nWithout a figure: {each}." for each in failed)
+    return f"{source(found['source'])}.\n\n{tables.markdown(header, rows)}{failed}"
 
 
 def language_model(file: Path) -> str:
@@ -388,100 +370,78 @@ METRICS = {
     "probe_top1": "linear probe",
     "recall1": "recall@1",
 }
+Figure = tuple[str, Callable[[dict[str, Any]], float]]
+SECOND_FIGURES: dict[str, Figure] = {
+    "long_tail": ("recall of the three rarest classes", lambda each: sum(each["recall"][-3:]) / 3),
+    "multilabel": ("F1", lambda each: each["f1"]),
+    "detectors": ("mAP75", lambda each: each["map75"]),
+    "image_text": ("recall@5", lambda each: (each["text_recall5"] + each["image_recall5"]) / 2),
+}
+CALIBRATION_ERROR: Figure = ("calibration error", lambda each: each["ece"])
+Key = TypeVar("Key")
 
 
-def second_figure(preset: str, values: list[dict[str, Any]]) -> str:
-    """Return a second figure of a preset's runs, a mean over the seeds."""
-    rarest: Any = ("recall of the three rarest classes", lambda each: sum(each["recall"][-3:]) / 3)
-    figures = {
-        "long_tail": rarest,
-        "multilabel": ("F1", lambda each: each["f1"]),
-        "detectors": ("mAP75", lambda each: each["map75"]),
-        "image_text": ("recall@5", lambda each: (each["text_recall5"] + each["image_recall5"]) / 2),
+def compared(reached: dict[Key, list[float]], beside: dict[Key, Key], higher: bool = True) -> dict[Key, Difference]:
+    """Return how each contender differs from its baseline over the same seeds; their verdicts are corrected for each other by Holm."""
+    seeded = {key: dict(enumerate(values)) for key, values in reached.items()}
+    found = {key: paired_difference(seeded[key], seeded[baseline], 0.95) for key, baseline in beside.items()}
+    write_verdicts([(each, higher) for each in found.values()], 0.05)
+    return found
+
+
+def columns_of(
+    difference: Difference | None, digits: int, factor: int = 1, words: tuple[str, str] = ("better", "worse"), role: str = "baseline"
+) -> dict[str, str]:
+    """Return the columns of a contender's difference, times a factor, or of what is compared with nothing."""
+    if difference is None:
+        return {"difference": role, "p": "", "corrected": "", "verdict": ""}
+    mean, low, high = (factor * each for each in (difference.of.mean, difference.of.low, difference.of.high))
+    return {
+        "difference": f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})",
+        "p": p_text(difference.p),
+        "corrected": p_text(difference.holm),
+        "verdict": {"better": f"**{words[0]}**", "worse": f"**{words[1]}**"}.get(difference.verdict, "no"),
     }
-    name, figure = figures.get(preset, ("calibration error", lambda each: each["ece"]))
-    return f"{name} {statistics.mean(map(figure, values)):.3f}"
 
 
 def p_text(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def differences(ours: list[float], baseline: list[float]) -> Difference:
-    """Return the paired difference of runs that share a seed."""
-    found = paired_difference(dict(enumerate(ours)), dict(enumerate(baseline)), 0.95)
-    assert found
-    return found
+DIFFERENCE = "{difference} | {p} | {corrected} | {verdict}"
 
 
-def interval(difference: Difference, factor: float, digits: int) -> str:
-    """Return a mean difference and its interval, times a factor."""
-    values = [each if each is None else factor * each for each in (difference.of.mean, difference.of.low, difference.of.high)]
-    mean, low, high = (f"{each:+.{digits}f}" if each is not None else "" for each in values)
-    return f"{mean} ({low} to {high})" if low else mean
-
-
-def verdict(difference: Difference, corrected: float | None, worse: bool = False) -> str:
-    """Return what a difference says of the claim that the run is better; worse: where higher values are worse."""
-    if corrected is None or corrected >= 0.05:
-        return "no"
-    return "**yes**" if (difference.of.mean > 0) != worse else "**the opposite**"
-
-
-def corrected(found: list[Difference]) -> list[float | None]:
-    """Return Holm's p of tests that are asked together; None of those that could not be tested."""
-    adjusted = iter(holm([each.p for each in found if each.p is not None]))
-    return [None if each.p is None else next(adjusted) for each in found]
-
-
-Key = TypeVar("Key")
-
-
-def judged(reached: dict[Key, list[float]], beside: dict[Key, Key]) -> dict[Key, tuple[Difference, float | None]]:
-    """Return how each contender differs from the baseline that it is beside, and Holm's p over all of them."""
-    tested = [differences(reached[key], reached[baseline]) for key, baseline in beside.items()]
-    return dict(zip(beside, zip(tested, corrected(tested), strict=True), strict=True))
-
-
-EFFECT_HEADER = (
-    *(COMMAND, "seeds", "held-out, %, ± standard deviation", "paired difference (95 %)", "p", "p, corrected", "effect", "", "CPU s"),
-)
-
-
-def effect_rows(file: Path = EFFECTS) -> list[list[str]]:
+def effect_rows(file: Path = EFFECTS) -> Rows:
     """Return a row for each run and metric, beside the last baseline before it; p is corrected over all tests of a preset."""
     rows = []
     for preset, what in found_in(file).items():
-        of = by_command(what["runs"])
-        beside = baselines(of)
+        runs_of, reached, beside = by("command", sorted(what["runs"], key=lambda run: run["seed"])), {}, {}
         metrics = [what[name] for name in ("metric", "also") if name in what]
-        reached = {(metric, command): [run["values"][metric] for run in runs] for metric in metrics for command, runs in of.items()}
-        found = judged(reached, {key: (key[0], beside[key[1]]) for key in reached if of[key[1]][0]["role"] == "contender"})
+        for key in itertools.product(metrics, runs_of):
+            metric, command = key
+            reached[key] = [run["values"][metric] for run in runs_of[command]]
+            role = runs_of[command][0]["role"]
+            if role == "baseline":
+                baseline = key
+            elif role == "contender":
+                beside[key] = baseline
+        found = compared(reached, beside)
+        name, second = SECOND_FIGURES.get(preset, CALIBRATION_ERROR)
         for (metric, command), values in reached.items():
-            runs = of[command]
-            figure = f"{METRICS[metric]} {100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
-            said = [runs[0]["role"], "", "", ""]
-            if (metric, command) in found:
-                difference, p = found[metric, command]
-                said = [interval(difference, 100, 1), p_text(difference.p), p_text(p), verdict(difference, p)]
-            cost = f"{statistics.mean(run.get('cpu_seconds', run['seconds']) for run in runs):,.0f}"
-            rows.append([f"`{command}`", str(len(values)), figure, *said, second_figure(preset, [run["values"] for run in runs]), cost])
+            runs = runs_of[command]
+            row = {"command": command, "seeds": len(runs), "metric": METRICS[metric], "name": name}
+            row |= {"mean": 100 * statistics.mean(values), "deviation": 100 * statistics.stdev(values)}
+            row |= columns_of(found.get((metric, command)), 1, 100, words=("yes", "the opposite"), role=runs[0]["role"])
+            row["second"] = statistics.mean(second(run["values"]) for run in runs)
+            row["seconds"] = statistics.mean(run.get("cpu_seconds", run["seconds"]) for run in runs)
+            rows.append(row)
     return rows
 
 
-def baselines(of: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """Return the baseline of each command: the last one before it."""
-    found, baseline = {}, ""
-    for command, runs in of.items():
-        baseline = command if runs[0]["role"] == "baseline" else baseline
-        found[command] = baseline
-    return found
-
-
-def by_command(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return each command's runs, by seed."""
-    commands = dict.fromkeys(run["command"] for run in runs)
-    return {command: sorted((run for run in runs if run["command"] == command), key=lambda run: run["seed"]) for command in commands}
+def effect_table(rows: Rows) -> str:
+    header = f"{COMMAND} | seeds | held-out, %, ± standard deviation | paired difference (95 %) | p | p, corrected | effect |  | CPU s"
+    cells = "`{command}` | {seeds} | {metric} {mean:.1f} ± {deviation:.1f} | " + DIFFERENCE + " | {name} {second:.3f} | {seconds:,.0f}"
+    return table(header, cells, rows)
 
 
 def effects(file: Path) -> str:
@@ -490,58 +450,45 @@ def effects(file: Path) -> str:
     commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
     devices = "; ".join(dict.fromkeys(what["device"] for what in found.values()))
     about = f"{devices}; torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
-    return f"{about}\n\n{tables.markdown(EFFECT_HEADER, effect_rows(file))}"
-
-
-CALIBRATED = ("few_digits", "ece", "ece_temperature")
+    return f"{about}\n\n{effect_table(effect_rows(file))}"
 
 
 def calibration(file: Path) -> str:
     """Return calibration errors before and after temperature scaling, each beside cross entropy's after it."""
-    preset, *metrics = CALIBRATED
-    if preset not in (found := found_in(file)):
-        return NOT_MEASURED
-    of = by_command(found[preset]["runs"])
-    baseline = next(command for command, runs in of.items() if runs[0]["role"] == "baseline")
-    values = {(command, metric): [run["values"][metric] for run in runs] for command, runs in of.items() for metric in metrics}
-    first = baseline, metrics[1]
-    tested, rows = judged(values, {key: first for key in values if key != first}), []
-    for (command, metric), errors in values.items():
-        said = ["baseline", "", "", ""]
-        if (command, metric) in tested:
-            difference, p = tested[command, metric]
-            better = verdict(difference, p, worse=True).replace("**the opposite**", "**worse**").replace("**yes**", "**better**")
-            said = [interval(difference, 1, 3), p_text(difference.p), p_text(p), better]
-        scaled = metric == metrics[1]
-        temperature = statistics.geometric_mean(run["values"]["temperature"] for run in of[command])
-        figure = f"{statistics.mean(errors):.3f} ± {statistics.stdev(errors):.3f}"
-        rows.append([f"`{command}`", f"T = {temperature:.2f}" if scaled else "as trained", figure, *said])
-    header = (COMMAND, "temperature", "calibration error, ± standard deviation", "paired difference (95 %)", "p", "p, corrected", "")
-    return tables.markdown(header, rows)
+    runs_of = by("command", sorted(found_in(file)["few_digits"]["runs"], key=lambda run: run["seed"]))
+    keys = list(itertools.product(runs_of, ("ece", "ece_temperature")))
+    reached = {(command, metric): [run["values"][metric] for run in runs_of[command]] for command, metric in keys}
+    baseline = keys[1]
+    tested, rows = compared(reached, {key: baseline for key in keys if key != baseline}, higher=False), []
+    for key, errors in reached.items():
+        command, metric = key
+        temperature = statistics.geometric_mean(run["values"]["temperature"] for run in runs_of[command])
+        scaled = f"T = {temperature:.2f}" if metric == "ece_temperature" else "as trained"
+        row = {"command": command, "temperature": scaled, "mean": statistics.mean(errors), "deviation": statistics.stdev(errors)}
+        rows.append(row | columns_of(tested.get(key), 3))
+    header = f"{COMMAND} | temperature | calibration error, ± standard deviation | paired difference (95 %) | p | p, corrected | "
+    return table(header, "`{command}` | {temperature} | {mean:.3f} ± {deviation:.3f} | " + DIFFERENCE, rows)
 
 
 def detectors(file: Path) -> str:
     """Return what each detector reached over the seeds, with the interval of the mean, and beside FCOS."""
-    if (found := found_in(file).get("detectors")) is None:
-        return NOT_MEASURED
-    of = by_command(found["runs"])
-    baseline = next(command for command in of if "fcos" in command)
-    reached = {command: [run["map"] for run in runs] for command, runs in of.items()}
-    tested, rows = judged(reached, {command: baseline for command in of if command != baseline}), []
-    for command, runs in of.items():
+    found = found_in(file)["detectors"]
+    runs_of = by("command", sorted(found["runs"], key=lambda run: run["seed"]))
+    baseline = next(command for command in runs_of if "fcos" in command)
+    reached = {command: [run["map"] for run in runs] for command, runs in runs_of.items()}
+    tested, rows = compared(reached, {command: baseline for command in runs_of if command != baseline}), []
+    for command, runs in runs_of.items():
         mean = mean_of(reached[command], 0.95)
-        others = [f"{statistics.mean(run[name] for run in runs):.3f}" for name in ("map50", "map75")]
-        said = ["baseline", ""]
-        if command in tested:
-            difference, p = tested[command]
-            said = [interval(difference, 1, 3), p_text(p)]
-        spread = f"{mean.mean:.3f} ± {mean.half:.3f}" if mean.half is not None else f"{mean.mean:.3f}"
-        rows.append([f"`{command}`", str(len(runs)), spread, *others, *said])
-    header = (COMMAND, "seeds", "mAP (95 %)", "mAP50", "mAP75", "paired difference (95 %)", "p, corrected")
-    return f"{source(found, 'torchvision')}.\n\n{tables.markdown(header, rows)}"
+        others = {name: statistics.mean(run[name] for run in runs) for name in ("map50", "map75")}
+        row = {"command": command, "seeds": len(runs), "mean": mean.mean, "half": mean.half, **others}
+        rows.append(row | columns_of(tested.get(command), 3))
+    header = f"{COMMAND} | seeds | mAP (95 %) | mAP50 | mAP75 | paired difference (95 %) | p, corrected"
+    cells = "`{command}` | {seeds} | {mean:.3f} ± {half:.3f} | {map50:.3f} | {map75:.3f} | {difference} | {corrected}"
+    return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
 
 
 NOT_MEASURED = "Not measured yet."
+DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", RESULTS / "several-gpus-h100.json"
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "losses": (losses,),
     "families": (families,),
@@ -558,40 +505,31 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "language model": (language_model, RESULTS / "language-model.json"),
     "end to end": (end_to_end, RESULTS / "end-to-end-h200.json"),
     **{make.__name__: (make, RESULTS / "training-h200.json") for make in (training, parity, presets)},
-    **{make.__name__: (make, RESULTS / "detection.json") for make in (detection, detectors, detector_steps, retinanet)},
+    "detection": (detection, DETECTION),
+    "detectors": (detectors, DETECTION),
+    "detector_steps": (detector_steps, DETECTION),
+    "retinanet": (retinanet, DETECTION),
     "assignment": (assignment, RESULTS / "assignment-h200.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
-    **{
-        make.__name__.replace("_", " "): (make, RESULTS / "several-gpus-h100.json")
-        for make in (several_gpus, speed, fused_on_several, large_model)
-    },
+    "several gpus": (several_gpus, SEVERAL_GPUS),
+    "speed": (speed, SEVERAL_GPUS),
+    "fused on several": (fused_on_several, SEVERAL_GPUS),
+    "large model": (large_model, SEVERAL_GPUS),
 }
 """What makes each table, and the files of results that it reads."""
-
-
-def marks(name: str) -> tuple[str, str]:
-    return f"<!-- {name}: uv run tools/generate.py -->", f"<!-- end of {name} -->"
+PLACE = re.compile(r"(<!-- (.+): uv run tools/generate\.py -->).*?(<!-- end of \2 -->)", re.DOTALL)
 
 
 def renewed(text: str) -> str:
     """Return a page's text with the tables of today's registry and results."""
-    for name, (make, *files) in SECTIONS.items():
-        begin, end = marks(name)
-        before, found, rest = text.partition(begin)
-        if found:
-            _, closed, after = rest.partition(end)
-            if not closed:
-                raise ValueError(f"the line {end} is missing after {begin}")
-            made = make(*files) if all(file.exists() for file in files) else NOT_MEASURED
-            text = f"{before}{begin}\n\n{made}\n\n{end}{after}"
-    return text
 
+    def filled(place: re.Match[str]) -> str:
+        begin, name, end = place.groups()
+        make, *files = SECTIONS[name]
+        return f"{begin}\n\n{make(*files) if all(file.exists() for file in files) else NOT_MEASURED}\n\n{end}"
 
-def unplaced() -> list[str]:
-    """Return the tables that no page has."""
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    return [name for name in SECTIONS if marks(name)[0] not in text]
+    return PLACE.sub(filled, text)
 
 
 def files() -> dict[Path, str]:
@@ -600,27 +538,18 @@ def files() -> dict[Path, str]:
     Raises:
         MissingError: no page has the place of a table.
     """
-    if missing := unplaced():
-        raise MissingError(f"no page has the line {marks(missing[0])[0]}")
-    return {page: renewed(page.read_text(encoding="utf-8")) for page in PAGES}
-
-
-def stale_pictures() -> list[str]:
-    """Return the names of pictures that were drawn from other figures than results/ holds now."""
-    stale = []
-    for name, (source, _, rows) in PICTURES.items():
-        if source.exists():
-            report, path = load(source), DRAWN / f"{name}.svg"
-            if not path.exists() or pictures.digest(report, rows(report)) not in path.read_text(encoding="utf-8"):
-                stale.append(name)
-    return stale
-
-
-def draw_picture(name: str, file: IO[bytes]) -> None:
-    source, draw, _ = PICTURES[name]
-    draw(load(source), Path(file.name))
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    placed = {place[2] for text in texts.values() for place in PLACE.finditer(text)}
+    if missing := [name for name in SECTIONS if name not in placed]:
+        raise MissingError(f"no page has <!-- {missing[0]}: uv run tools/generate.py --> and, below it, <!-- end of {missing[0]} -->")
+    return {page: renewed(text) for page, text in texts.items()}
 
 
 def stale_drawings() -> dict[Path, Callable[[], object]]:
-    """Return the pictures to draw, and what draws each."""
-    return {path: partial(write_whole, path, partial(draw_picture, name)) for name in stale_pictures() if (path := DRAWN / f"{name}.svg")}
+    """Return the pictures that were drawn from other figures than results/ holds now, and what draws each."""
+    stale: dict[Path, Callable[[], object]] = {}
+    for name, (source, draw, rows) in PICTURES.items():
+        report, path = load(source), DRAWN / f"{name}.svg"
+        if not path.exists() or pictures.digest(report, rows(report)) not in path.read_text(encoding="utf-8"):
+            stale[path] = partial(draw, report, path)
+    return stale

@@ -32,15 +32,16 @@ def entries(app: App[Any], overrides: Sequence[str] = ()) -> list[Entry]:
     Raises:
         UserError: an override is wrong.
     """
-    return [each for each in _walked(typed(app, overrides)) if each.name not in app.named_by_group]
+    return [each for each in walked(typed(app, overrides)) if each.name not in app.named_by_group]
 
 
-def _walked(tree: Any, path: str = "") -> Iterator[Entry]:
+def walked(tree: Any, path: str = "") -> Iterator[Entry]:
+    """Yield the settings of a typed config, those of configs within it too."""
     for item in fields(cast(Any, OmegaConf.get_type(tree))):
         name = f"{path}{item.name}"
         node = None if OmegaConf.is_missing(tree, item.name) else tree[item.name]
         if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            yield from _walked(node, f"{name}.")
+            yield from walked(node, f"{name}.")
         else:
             missing = OmegaConf.is_missing(tree, item.name)
             yield Entry(name, "???" if missing else _text(node), takes(item), item.metadata.get("meaning", ""))
