@@ -151,6 +151,7 @@ def test_a_tag_that_was_moved_gets_its_new_digest(tree, registry, actions):
     ("spoil", "said"),
     [
         ("tag", "docker/compose.yaml: {host}/a/s3:4.47: http://{host}/v2/a/s3/manifests/4.47 answers 404"),
+        ("digest", "{host} says sha256:0, but sends sha256:"),
         ("down", "{host} is not reached"),
         ("page", "answers 200 with text/html; the manifest of an image is expected"),
         ("action", "https://github.com/actions/checkout has no tag v1.2.3"),
@@ -163,6 +164,8 @@ def test_what_cannot_be_resolved_leaves_all_files_as_they_are(tree, registry, ac
     checkout = tmp_path / "github" / "actions" / "checkout"
     if spoil == "tag":
         del registry.manifests["a/s3", "4.47"]
+    elif spoil == "digest":
+        registry.said["Docker-Content-Digest"] = "sha256:0"
     elif spoil == "down":
         registry.shutdown()
         registry.server_close()

@@ -110,20 +110,26 @@ def digest_of(name: str, tag: str) -> str:
     Of an image for several platforms it is that of the list of them.
     """
     host, path = place_of(name)
-    address = f"{'http' if host.startswith(('localhost:', '127.0.0.1:')) else 'https'}://{host}/v2/{path}/manifests/{tag}"
+    scheme = "http" if host.startswith(("localhost:", "127.0.0.1:")) else "https"
+    address = f"{scheme}://{host}/v2/{path}/manifests/{tag}"
     headers = {"Accept": ", ".join(MANIFESTS)}
     try:
         answer = requests.get(address, headers=headers, timeout=SECONDS)
         if answer.status_code == 401:  # it says where anybody gets a token
             asked = requests.utils.parse_dict_header(answer.headers["WWW-Authenticate"].partition(" ")[2])
-            token = requests.get(asked.pop("realm"), params=asked, timeout=SECONDS).json()["token"]
+            if not (realm := asked.pop("realm")).startswith(f"{scheme}://"):
+                raise PinError(f"{host} asks for a login at {realm}; {scheme} is expected")
+            token = requests.get(realm, params=asked, timeout=SECONDS).json()["token"]
             answer = requests.get(address, headers=headers | {"Authorization": f"Bearer {token}"}, timeout=SECONDS)
     except (requests.RequestException, KeyError) as error:
         raise PinError(f"{host} is not reached: {error}") from None
     kind = answer.headers.get("Content-Type", "").partition(";")[0]
     if answer.status_code != 200 or kind not in MANIFESTS:
         raise PinError(f"{address} answers {answer.status_code} with {kind or 'nothing'}; the manifest of an image is expected")
-    return f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
+    digest = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
+    if (said := answer.headers.get("Docker-Content-Digest", digest)) != digest:
+        raise PinError(f"{host} says {said}, but sends {digest}")
+    return digest
 
 
 def place_of(name: str) -> tuple[str, str]:
