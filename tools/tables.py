@@ -201,6 +201,20 @@ def end_to_end(file: Path) -> str:
     return f"{source(found)}.\n\n{made}"
 
 
+def throughput(file: Path) -> str:
+    found, pairs = found_in(file), dict[tuple[Any, ...], dict[str, Any]]()
+    for each in found["rows"]:
+        of = pairs.setdefault((each["model"], each["compiled"], each["data"]), {})
+        of[each["by"]] = {"rate": each["images_per_second"], "mib": each["peak_mib"]}
+    rows = [
+        {"model": model, "compiled": "yes" if compiled else "no", "data": data, **of, "ratio": of["lossforge"]["rate"] / of["timm"]["rate"]}
+        for (model, compiled, data), of in pairs.items()
+    ]
+    header = "model | torch.compile | photos | ours, images/s | timm, images/s | ours / timm | MiB: ours | timm"
+    rates, memory = "{lossforge[rate]:,.0f} | {timm[rate]:,.0f} | {ratio:.2f}", "{lossforge[mib]:,.0f} | {timm[mib]:,.0f}"
+    return f"{source(found, 'timm')}.\n\n{table(header, f'{{model}} | {{compiled}} | {{data}} | {rates} | {memory}', rows)}"
+
+
 STEP, GRADIENTS = "{step_ms:,.1f} | {peak_mib:,.0f}", " | {gradient_difference:.1e}"
 COMMAND = "`uv run experiments/train.py`"
 
@@ -504,6 +518,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),
     "end to end": (end_to_end, RESULTS / "end-to-end-h200.json"),
+    "throughput": (throughput, RESULTS / "throughput-h100.json"),
     **{make.__name__: (make, RESULTS / "training-h200.json") for make in (training, parity, presets)},
     "detection": (detection, DETECTION),
     "detectors": (detectors, DETECTION),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import get_worker_info
 
 
 def seed_of(*numbers: int) -> int:
@@ -16,8 +17,11 @@ def seed_of(*numbers: int) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed Python's, numpy's and torch's CPU generators inside the block; restore their states after it."""
-    before = host_state()
+    """Seed Python's, numpy's and torch's CPU generators inside the block; restore their states after it.
+
+    In a process that only reads samples they are not restored, which takes longer than some augmentations: it seeds each sample anew.
+    """
+    before = None if get_worker_info() else host_state()
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     # torch.manual_seed would seed the GPU's generator as well
@@ -25,7 +29,8 @@ def seeded(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
-        set_host_state(before)
+        if before:
+            set_host_state(before)
 
 
 def host_state() -> dict[str, Any]:
