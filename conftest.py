@@ -42,9 +42,11 @@ torch.set_num_threads(1)
 def patch_once() -> None:
     """Spare Triton's interpreter a search: at every call of a device function it looks through triton.language for what to patch.
 
-    While a kernel runs, all is patched since the first call that saw the module. The names to patch are found once, not at each launch.
+    While a kernel runs, all is patched since the first call that saw the module. The names to patch are found once, not at each launch,
+    and so are the functions that take their place.
     """
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     patch = getattr(interpreter, "_patch_lang", None)
@@ -53,10 +55,15 @@ def patch_once() -> None:
         return
     members = functools.cache(lambda package: [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)])
 
+    @functools.cache
+    def bound(member, builder):
+        semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)  # without the check that there is a semantic
+        return lambda *args, _semantic=None, **kwargs: function(*args, _semantic=semantic, **kwargs)
+
     def patch_builtin(package, builder, *scope):
         for name in members(package):
             if tl.core.is_builtin(member := getattr(package, name)):
-                interpreter._patch_attr(package, name, member, builder, *scope)
+                (scope[0].set_attr if scope else setattr)(package, name, bound(member, builder))
 
     @functools.cache
     def seen(fn):
@@ -73,7 +80,8 @@ def remember_types() -> None:
     """Spare Triton's interpreter half of its time: for every tensor it makes its types anew, and writes out their names.
 
     Here a tuple gets its type when that is read, and what follows from a type alone is made once. Tensors of the same sizes are not
-    compared size by size before they are combined.
+    compared size by size before they are combined, nor those of the same type converted. A number beside a tensor becomes a constant
+    of its type once, which nothing may write to.
     """
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
@@ -97,6 +105,9 @@ def remember_types() -> None:
     tl.core.tuple.type = property(type_of_tuple, lambda self, type: self.__dict__.update(_type=type))
 
     make_block, make_tensor, broadcast = tl.core.block_type.__init__, tl.core.tensor.__init__, TritonSemantic.broadcast_impl_value
+    find_operands, unwrap, to_tensor = TritonSemantic.binary_op_type_checking_impl, tl.core._unwrap_if_constexpr, TritonSemantic.to_tensor
+    tensor, unwrapped = tl.core.tensor, {tl.core.tensor, int, float, bool, type(None)}
+    of_one_type = {"int1", "int32", "int64", "fp32", "fp64"}  # an operation on two of them computes in their type
     blocks: dict[Any, dict[str, Any]] = {}
     dtypes: dict[str, Any] = {}
 
@@ -105,7 +116,7 @@ def remember_types() -> None:
         key = (*sizes, element_ty.name, getattr(element_ty, "address_space", None))
         if key not in blocks:
             make_block(self, element_ty, shape)
-            blocks[key] = self.__dict__ | {"_tensor": {}, "_sizes": key[: len(sizes)]}
+            blocks[key] = self.__dict__ | {"_tensor": {}, "_constants": {}, "_sizes": key[: len(sizes)]}
         self.__dict__.update(blocks[key])
 
     def make_tensor_once(self, handle, type):
@@ -119,6 +130,26 @@ def remember_types() -> None:
         sizes = lhs.type.__dict__.get("_sizes")
         return (lhs, rhs) if sizes and sizes == rhs.type.__dict__.get("_sizes") else broadcast(self, lhs, rhs)
 
+    def find_operands_once(self, lhs, rhs, *how, **more):
+        left, right = type(lhs), type(rhs)
+        if left is right is tensor:
+            same = lhs.type._tensor is rhs.type._tensor and lhs.dtype.name in of_one_type
+            return (lhs, rhs) if same else find_operands(self, lhs, rhs, *how, **more)
+        number_is_left = right is tensor
+        given, number = (rhs, lhs) if number_is_left else (lhs, rhs)
+        if type(given) is not tensor or type(number) not in (int, float) or more:
+            return find_operands(self, lhs, rhs, *how, **more)
+        constants = given.type.__dict__.setdefault("_constants", {})
+        key = (number, type(number), number_is_left, how)
+        if key not in constants:
+            found = find_operands(self, lhs, rhs, *how)
+            constant, other = found if number_is_left else reversed(found)
+            if other is not given:  # the operation computes in another type
+                return found
+            constant.handle.data.flags.writeable = False
+            constants[key] = constant
+        return (constants[key], rhs) if number_is_left else (lhs, constants[key])
+
     def find_dtype_once(tt_dtype):
         if tt_dtype.name not in dtypes:
             dtypes[tt_dtype.name] = find_dtype(tt_dtype)
@@ -126,6 +157,9 @@ def remember_types() -> None:
 
     tl.core.block_type.__init__ = make_block_once
     tl.core.tensor.__init__ = make_tensor_once
+    tl.core._unwrap_if_constexpr = lambda given: given if type(given) in unwrapped else unwrap(given)
+    TritonSemantic.to_tensor = lambda self, x, *check, **named: x if type(x) is tensor else to_tensor(self, x, *check, **named)
+    TritonSemantic.binary_op_type_checking_impl = find_operands_once
     TritonSemantic.broadcast_impl_value = broadcast_what_differs
     interpreter._get_np_dtype = find_dtype_once
 
@@ -217,6 +251,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Keep Python's garbage collector off modules and cases, which live as long as the tests: each search of them takes 0.5 s."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture
