@@ -140,7 +140,7 @@ def remember_types() -> None:
         if type(given) is not tensor or type(number) not in (int, float) or more:
             return find_operands(self, lhs, rhs, *how, **more)
         constants = given.type.__dict__.setdefault("_constants", {})
-        key = (number, type(number), number_is_left, how)
+        key = (repr(number), number_is_left, how)  # by which 1 is not 1.0, nor 0.0 -0.0
         if key not in constants:
             found = find_operands(self, lhs, rhs, *how)
             constant, other = found if number_is_left else reversed(found)
