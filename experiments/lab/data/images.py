@@ -111,7 +111,10 @@ def leads_out(folder: Path) -> Callable[[str], bool]:
             return set()
 
     def leaves(name: str) -> bool:
-        if "\0" in name:  # no system has such a file
+        try:
+            if b"\0" in os.fsencode(name):  # no system has such a file
+                return True
+        except UnicodeEncodeError:
             return True
         parent, file = os.path.split(os.path.join(folder, name))
         found = links(parent)
