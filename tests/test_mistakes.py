@@ -39,6 +39,10 @@ KNOWN_TO_CONFIGS = [
     (["optimizer.lr=1"], ["optimizer", "'optim'"]),
     (["trainer.epoch=3"], ["epoch", "'epochs'"]),
     (["trainer.seed=3"], ["trainer.seed", "There is also plain seed."]),
+    (
+        ["task=detection", "data=coco", "data.image_size=64"],
+        ["data.image_size", "There is also data.image_size of data=digits, data.image_size of data=folder, data.image_size of data=hf."],
+    ),
     (["loss.name=focal"], ["loss=focal"]),
     (["model=timm"], ["model.name"]),
     (["~loss"], ["deleted"]),

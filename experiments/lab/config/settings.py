@@ -379,7 +379,7 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
         f"{head}.{match} of {head}={option}"
         for option, schema in app.by_option.get(head, {}).items()
         for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
-    ]
+    ][:3]
     if last in tree:
         elsewhere.append(f"plain {last}")
     raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error
