@@ -38,6 +38,10 @@ class ImageBytes(BytesIO):
         super().__init__(content)
         self.name = name
 
+    def __repr__(self) -> str:
+        """Return the name, which Pillow's messages then have."""
+        return repr(self.name)
+
 
 ImageFile = str | Path | ImageBytes
 
