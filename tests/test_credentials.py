@@ -80,6 +80,12 @@ def test_credentials_come_from_the_environment(monkeypatch):
     assert tracking_uri(TrackingConfig(), "sqlite:////elsewhere.db") != "sqlite:////elsewhere.db"
 
 
+@pytest.mark.parametrize("uri", ["localhost:5000", "127.0.0.1:5000", "mlflow.example.org:5000/path"])
+def test_a_server_without_a_scheme_is_refused(uri):
+    with pytest.raises(UserError, match=f"tracking.uri={uri}: has no scheme; for a server http://{uri} is expected"):
+        tracking_uri(TrackingConfig(uri=uri))
+
+
 def test_errors_and_settings_hold_no_secret():
     with pytest.raises(UserError) as caught:
         load([f"trackin.uri=http://me:{SECRET}@host"])

@@ -184,6 +184,8 @@ FAULTS = [
     ({"category_id": 4}, "category_id 4 is not among the categories"),
     ({"category_id": "red"}, "category_id 'red'"),
     ({"image_id": 77}, "annotation 1 of image 77: no such image"),
+    ({"bbox": [1, 2, 10**400, 5]}, "four finite numbers"),
+    ({"iscrowd": "0"}, "iscrowd '0'; 0 or 1 is expected"),
 ]
 
 
@@ -212,13 +214,21 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
         {"id": 20, "file_name": "009.png"},
         {"id": "x", "file_name": "009.png", "height": 64, "width": 64},
         {"id": 9, "file_name": "009.png", "height": 64, "width": 64},
+        {"id": 2**63, "file_name": "009.png", "height": 64, "width": 64},
+        {"id": 21, "file_name": "\ud800/009.png", "height": 64, "width": 64},
     ]
     coco.write()
     with pytest.raises(UserError) as caught:
         coco.load()
     lines = str(caught.value).splitlines()
-    assert "6 corrupt entries" in lines[0]
-    for wanted in ("image 20: file_name, height and width", "has no integer id", "image 9: its id is given twice"):
+    assert "8 corrupt entries" in lines[0]
+    for wanted in (
+        "image 20: file_name, height and width",
+        "{'id': 'x'",
+        "{'id': 9223372036854775808",
+        "image 9: its id is given twice",
+        "image 21: ",
+    ):
         assert sum(wanted in line for line in lines) == 1, wanted
     for image_id, wanted in ((11, "no such file"), (5, "cannot be read"), (8, "has 30×50 pixels, the annotations say 50×50")):
         assert sum(f"image {image_id} (" in line and wanted in line for line in lines) == 1, wanted
@@ -335,10 +345,12 @@ MISTAKES = [
     ({"train_images": "images"}, None, "data.train_images="),
     ({"train_images": "val"}, None, "none of the 4 images of data.train_annotations is there"),
     ({"train_annotations": "train/005.png"}, None, "is not JSON"),
+    ({"train_annotations": "deep.json"}, lambda coco: (coco.path / "deep.json").write_text("[" * 100_000), "is not JSON"),
     ({}, break_file(lambda trees: trees["val"].pop("annotations")), "no list annotations"),
     ({}, break_file(lambda trees: trees["val"]["categories"].pop()), "in one of them only: 90 'none'"),
     ({}, break_file(lambda trees: trees["val"]["categories"].append({"id": 7, "name": "x"})), "id 7 is given to 'blue' and to 'x'"),
     ({}, break_file(lambda trees: trees["train"]["annotations"].clear()), "data.train_annotations="),
+    ({}, break_file(lambda trees: [a.update(iscrowd=1) for a in trees["train"]["annotations"]]), "no image has a box"),
     ({}, break_file(lambda trees: [a.update(bbox=[0.1, 0.2, 0.5, 0.5]) for a in trees["train"]["annotations"]]), "within [0, 1]"),
     ({"max_boxes": 1}, None, "data.max_boxes=1: image 11"),
     ({"fixed_size": [64, 70]}, None, "multiples of data.divisor=16"),

@@ -62,6 +62,31 @@ def test_a_fault_ends_the_run_as_failed(clone, method, at):
     assert len([each for each in records if "train/loss" in each.get("values", {})]) == (8 if method == "finish" else at)
 
 
+CLOSING = """
+import os, signal, sys
+sys.path.insert(0, "experiments")
+from lab.runs.folder import RunFolder
+import train
+close = RunFolder.close
+def closed(self, *given):
+    close(self, *given)
+    os.kill(os.getpid(), signal.SIGINT)
+RunFolder.close = closed
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_while_the_end_is_recorded_loses_nothing(clone):
+    words = [*WORDS, "data.train_share=0.1", "trainer.epochs=1", "tracking.model=false"]
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSING, *words], cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "run folder" in done.stdout
+    run, records = the_run(clone)
+    assert run.info.status == records[-1]["status"] == "FINISHED"
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 def test_an_interrupted_run_is_killed(clone, sent):
     process = clone.start(*WORDS, "trainer.epochs=500")

@@ -79,6 +79,14 @@ def test_a_folder_without_an_image_is_named(make_trainer, pictures):
         make_trainer(*words(pictures))
 
 
+def test_a_class_whose_name_is_not_utf_8_is_refused(make_trainer, pictures):
+    for part in ("train", "val"):
+        (pictures / part / "cat").rename(pictures / part / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(UserError, match="its name is not UTF-8") as caught:
+        make_trainer(*words(pictures))
+    assert "caf\\udce9" in str(caught.value)
+
+
 def test_hidden_files_and_folders_are_not_seen(make_trainer, pictures):
     seen = make_trainer(*words(pictures)).data
     for name in (".hidden.jpg", "._0.png", ".thumbnails/0.png"):

@@ -121,6 +121,12 @@ def test_per_class_tables_of_an_evaluation(tmp_path):
     assert not [row for row in read if row["class"].startswith(("=", "+", "-", "@", "\t", "\r"))]
 
 
+def test_a_file_name_that_is_not_utf_8_is_written_with_its_bytes_as_escapes(tmp_path):
+    name = b"caf\xe9.jpg".decode(errors="surrogateescape")
+    assert write_rows(tmp_path / "a.csv", [{"sample": name}]).read_text(encoding="utf-8").split() == ["sample", "caf\\udce9.jpg"]
+    assert visible(name) == "caf\\udce9.jpg"
+
+
 def test_the_console_takes_names_as_text(capsys):
     console = Console(1)
     for name in HOSTILE:

@@ -143,8 +143,9 @@ def test_a_row_opens_no_address_and_no_file_outside(make_trainer, tmp_path, wher
     if where == "another column":
         assert sum(len(batch.target) for batch in data.train) > 0
     else:
-        with pytest.raises(UserError, match=r"leads out of the data set|which is not opened"):
+        with pytest.raises(UserError, match=r"leads out of the data set|which is not opened") as caught:
             list(data.train)
+        assert "data.check" not in str(caught.value), "data=hf has no such setting"
     with pytest.raises(TimeoutError):
         server.accept()
 

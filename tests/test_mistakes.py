@@ -39,6 +39,11 @@ KNOWN_TO_CONFIGS = [
     (["optimizer.lr=1"], ["optimizer", "'optim'"]),
     (["trainer.epoch=3"], ["epoch", "'epochs'"]),
     (["trainer.seed=3"], ["trainer.seed", "There is also plain seed."]),
+    (["data=folder", "data.root=~/cats"], ["data.root=~/cats: a value with such characters", "\"data.root='~/cats'\""]),
+    (
+        ["task=detection", "data=coco", "data.image_size=64"],
+        ["data.image_size", "There is also data.image_size of data=digits, data.image_size of data=folder, data.image_size of data=hf."],
+    ),
     (["loss.name=focal"], ["loss=focal"]),
     (["model=timm"], ["model.name"]),
     (["~loss"], ["deleted"]),

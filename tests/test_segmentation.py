@@ -171,9 +171,13 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
             lambda root: Image.new("L", (40, 40), 7).save(root / "train" / "masks" / "2.png"),
             r"train/masks/2.png: has the value 7; .* 0 to 1, and 255",
         ),
+        (
+            lambda root: (root / "train" / "images" / "2.jpg").write_bytes(b""),
+            "train/images/2.png: has the stem of 2.jpg; different stems are expected",
+        ),
         (lambda root: (root / "val" / "masks").rename(root / "val" / "mask"), "masks: no such folder"),
     ],
-    ids=["no mask", "no image", "a pipe", "another size", "a class too many", "no folder"],
+    ids=["no mask", "no image", "a pipe", "another size", "a class too many", "two of one stem", "no folder"],
 )
 def test_what_is_wrong_in_a_folder_is_named(make_trainer, folder, damage, said):
     damage(folder)

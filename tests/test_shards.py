@@ -204,6 +204,7 @@ def compress(path):
         (lambda path: write(path, [{"cls": 1}]), r"train-001.tar: sample train-001_000: has no image \(of .cls\)"),
         (lambda path: write(path, [{"png": png(1), "jpg": png(1), "cls": 1}]), r"train-001_000: has (jpg and png|png and jpg) \(of"),
         (lambda path: write(path, [{"png": png(1)[:60], "cls": 1}]), r"train-001.tar: sample train-001_000: cannot be read as an image"),
+        (lambda path: write(path, [{"png": b"no image", "cls": 1}]), r"\(cannot identify image file 'train-001_000.png'\)"),
         (lambda path: write(path, [{"png": png(1), "cls": b"\xff"}]), r"sample train-001_000: .cls cannot be read"),
         (lambda path: write(path, [{"png": png(1), "cls": b" "}]), r"sample train-001_000: .cls says ''; the name or number"),
         (lambda path: write(path, [{"png": png(1), "json": b"{"}]), r"sample train-001_000: .json cannot be read"),
@@ -231,6 +232,7 @@ def test_a_member_that_is_lacking_where_a_setting_names_it(make_trainer, shards)
     [
         (["data.val={here}/val-*.tar"], r"data.val=.*val-\*.tar: matches no file"),
         (["data.val={here}/train-{{000..004}}.tar"], r"data.val: .*train-003.tar: no such file"),
+        (["data.val={here}/gone-*.tar"], r"data.val: .*gone-0.tar: no such file"),
         (["data.val={here}/train-002.tar"], r"train-002.tar is named twice"),
         (["data.val={here}/held.tar", "data.fold=0"], r"data.fold=0: divides the images of data.shards"),
         (["data.val={here}/held.tar"], r"held.tar: sample held_000: class: '9' is not known"),
@@ -239,6 +241,7 @@ def test_a_member_that_is_lacking_where_a_setting_names_it(make_trainer, shards)
 )
 def test_wrong_settings(make_trainer, shards, more, said):
     write(shards.parent / "held.tar", [{"png": png(1), "cls": 9}])
+    (shards.parent / "gone-0.tar").symlink_to("nowhere.tar")
     with pytest.raises(UserError, match=said):
         make_trainer(*words(shards, *(each.format(here=shards.parent) for each in more)))
 

@@ -179,6 +179,7 @@ def changed(table, row, column, value):
         (["data.label=species"], ("species", 4, ""), r"labels.csv, row 6, column species: is empty"),
         (["data.label=species"], ("path", 4, ""), r"row 6, column path: is empty"),
         (["data.label=species"], ("path", 4, "images/2.png"), r"row 6, column path: 'images/2.png' is given twice"),
+        (["data.label=species"], ("path", 4, "images/2.png "), r"row 6, column path: 'images/2.png' is given twice"),
         (["data.label=species"], ("path", 4, "images/none.png"), r"1 corrupt entries.*\nimages/none.png: no such file"),
         (["data.label=species", "data.split=part"], ("part", 4, "later"), r"row 6, column part: 'later' is not known"),
         (["data.label=species", "data.split=part", "data.test=0.2"], None, r"leave data.test and data.fold out"),
@@ -203,6 +204,28 @@ def test_what_is_wrong_is_named_with_its_row_and_column(make_trainer, pictures, 
         table = changed(table, change[1], change[0], change[2])
     with pytest.raises(UserError, match=said):
         make_trainer(*words(written(table, tmp_path), *more), "model=tiny_resnet")
+
+
+def test_columns_that_differ_by_a_space_are_refused(make_trainer, pictures, tmp_path):
+    with pytest.raises(UserError, match=r"data.file=.*labels.csv: has two columns 'species'"):
+        make_trainer(*words(written(pictures.rename(columns={"tags": " species"}), tmp_path), "data.label=species"))
+
+
+@pytest.mark.parametrize("column", ["path", "species", "site"])
+@pytest.mark.parametrize(
+    ("cell", "said"), [(None, "is empty"), (["a", "b"], r"\['a' 'b'\]; one value is expected")], ids=["missing", "list"]
+)
+def test_a_cell_of_parquet_without_one_value_is_named(make_trainer, pictures, tmp_path, column, cell, said):
+    cells = pandas.Series([cell] * COUNT) if cell else pictures[column].where(pictures["x"] != 0).convert_dtypes()
+    file = written(pictures.assign(**{column: cells}), tmp_path, "parquet")
+    with pytest.raises(UserError, match=rf"row 1, column {column}: {said}"):
+        make_trainer(*words(file, "data.label=species", "data.group=site"))
+
+
+def test_missing_labels_of_parquet_are_no_class(make_trainer, pictures, tmp_path):
+    for tags in (pandas.array(["small;furry", None] * (COUNT // 2), dtype="string"), [["small", None], ["furry"]] * (COUNT // 2)):
+        data = make_trainer("task=multilabel", *words(written(pictures.assign(tags=tags), tmp_path, "parquet"), "data.label=tags")).data
+        assert data.classes == ["furry", "small"]
 
 
 @pytest.mark.parametrize(

@@ -287,15 +287,15 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
             raise UserError(f"{word!r}: expected name=value, such as loss=focal or optim.lr=1e-3 (--help lists the groups).")
-    try:
-        return list(OverridesParser.create().parse_overrides([_with_equals(word) for word in overrides]))
-    except HydraException as error:
-        text = str(error)
-        if "LexerNoViableAlt" in text:
-            word = next((word for word in overrides if not re.fullmatch(r"[\x20-\x7e]+", word)), overrides[0])
+    parser, found = OverridesParser.create(), []
+    for word in overrides:
+        try:
+            found += parser.parse_overrides([_with_equals(word)])
+        except HydraException as error:
             name, _, value = word.partition("=")
-            text = f"{word}: a value with such characters is quoted, in the shell too: {override_of(name, value)}"
-        raise UserError(text) from None
+            quote = f"{word}: a value with such characters is quoted, in the shell too: {override_of(name, value)}"
+            raise UserError(quote if "LexerNoViableAlt" in str(error) else str(error)) from None
+    return found
 
 
 def _with_equals(word: str) -> str:
@@ -379,7 +379,7 @@ def _refuse_name(app: App[Any], tree: Any, key: str, known: dict[str, list[str]]
         f"{head}.{match} of {head}={option}"
         for option, schema in app.by_option.get(head, {}).items()
         for match in nearest(last, {item.name for item in fields(schema)} - set(siblings), 1)
-    ]
+    ][:3]
     if last in tree:
         elsewhere.append(f"plain {last}")
     raise UserError(f"{error}\nThere is also {', '.join(elsewhere)}.") if elsewhere else error

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
 def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
-    """Read a table, a Parquet file or a CSV file, whose cells are texts; an empty file has no columns.
+    """Read a table, a Parquet file or a CSV file, whose cells are texts; None: an empty cell. An empty file has no columns.
 
     Raises:
         UserError: it cannot be read.
@@ -32,7 +33,10 @@ def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
         return pandas.DataFrame()
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"{setting}={file}: cannot be read: {first_line(error)}") from None
-    return table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
+    table = table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
+    if (again := table.columns[table.columns.duplicated()]).any():
+        raise UserError(f"{setting}={file}: has two columns {again[0]!r}; different names are expected.")
+    return table.astype(object).where(table.notna(), None)
 
 
 def rows_of(file: Path) -> Where:
@@ -43,7 +47,12 @@ def rows_of(file: Path) -> Where:
 
 def texts(table: Any, name: str, where: Where) -> list[str]:
     """Return a column's cells as texts; an empty one is an error."""
-    found = ["" if each is None or each != each else str(each).strip() for each in table[name]]
+    found = ["" if each is None else str(each).strip() for each in table[name]]
+    if several := [number for number, each in enumerate(table[name]) if isinstance(each, (dict, list, numpy.ndarray))]:
+        number = several[0]
+        raise UserError(
+            f"{where(number)}, column {name}: {found[number]:.100}; one value is expected. Lists of labels are for task=multilabel."
+        )
     if "" in found:
         raise UserError(f"{where(found.index(''))}, column {name}: is empty; fill it in, or leave the row out.")
     return found

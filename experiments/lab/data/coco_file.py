@@ -4,8 +4,8 @@ The indexes of pycocotools and faster-coco-eval take a file as it is: a fault in
 """
 
 import json
-import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ def _load(path: Path, setting: str) -> dict[str, Any]:
         tree = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{setting}={path}: cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{setting}={path}: is not JSON: {error}") from None
     keys = ("images", "annotations", "categories")
     lacking = [key for key in keys if not (isinstance(tree, dict) and isinstance(tree.get(key), list))]
@@ -151,8 +151,8 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
     """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder."""
     found: Images = {}
     for entry in entries:
-        if not isinstance(entry, dict) or type(entry.get("id")) is not int:
-            faults.add(f"image {entry!r:.100}: has no integer id")
+        if not isinstance(entry, dict) or not _is_id(entry.get("id")):
+            faults.add(f"image {entry!r:.100}: has no integer id of 64 bits")
             continue
         image_id, name, height, width = entry["id"], *(entry.get(key) for key in ("file_name", "height", "width"))
         if image_id in found:
@@ -192,7 +192,7 @@ def _listing(folder: Path) -> set[str]:
 
 def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:
     """Return the boxes of each usable image; a corrupt image's boxes are not reported again."""
-    known = {entry["id"] for entry in tree["images"] if isinstance(entry, dict) and type(entry.get("id")) is int}
+    known = {entry["id"] for entry in tree["images"] if isinstance(entry, dict) and _is_id(entry.get("id"))}
     index = {category_id: i for i, category_id in enumerate(names)}
     rows: dict[int, list[Row]] = {image_id: [] for image_id in images}
     for number, entry in enumerate(tree["annotations"]):
@@ -211,11 +211,13 @@ def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: F
 
 
 def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) -> Row:
-    category, box, area = (entry.get(key) for key in ("category_id", "bbox", "area"))
+    category, box, area, crowd = (entry.get(key) for key in ("category_id", "bbox", "area", "iscrowd"))
     if type(category) is not int or category not in index:
         raise CorruptError(f"category_id {category!r} is not among the categories")
     if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
         raise CorruptError(f"bbox {box!r}; four finite numbers [x, y, width, height] are expected")
+    if crowd not in (None, 0, 1):
+        raise CorruptError(f"iscrowd {crowd!r}; 0 or 1 is expected")
     x, y, width, height = box
     if width <= 0 or height <= 0:
         raise CorruptError(f"bbox {box} has no area; [x, y, width, height] is expected")
@@ -226,11 +228,15 @@ def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) ->
     inside = box if (left, top, right, bottom) == (x, y, x + width, y + height) else [left, top, right - left, bottom - top]
     if area is None or not _is_finite(area) or area <= 0:
         area = inside[2] * inside[3]
-    return inside, index[category], bool(entry.get("iscrowd", 0)), area
+    return inside, index[category], bool(crowd), area
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max  # an integer may be larger
 
 
 def _refuse_relative(path: Path, setting: str, rows: dict[int, list[Row]]) -> None:

@@ -38,6 +38,10 @@ class ImageBytes(BytesIO):
         super().__init__(content)
         self.name = name
 
+    def __repr__(self) -> str:
+        """Return the name, which Pillow's messages then have."""
+        return repr(self.name)
+
 
 ImageFile = str | Path | ImageBytes
 
@@ -111,7 +115,10 @@ def leads_out(folder: Path) -> Callable[[str], bool]:
             return set()
 
     def leaves(name: str) -> bool:
-        if "\0" in name:  # no system has such a file
+        try:
+            if b"\0" in os.fsencode(name):  # no system has such a file
+                return True
+        except UnicodeEncodeError:
             return True
         parent, file = os.path.split(os.path.join(folder, name))
         found = links(parent)

@@ -76,6 +76,13 @@ class Data:
     plain: Callable[[], Loader] | None = None  # makes a loader of the training samples in order, without augmentation
     notes: list[str] = field(default_factory=list)  # messages about the data, for the user
 
+    def __post_init__(self) -> None:
+        for name in self.classes:
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise UserError(f"class {name!r}: its name is not UTF-8, so it cannot be written; rename the class in the data.") from None
+
 
 @dataclass
 class Split:

@@ -75,8 +75,8 @@ def sha256_of(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as a complete file; raise as `write_whole`."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    """Write text as a complete file in UTF-8, with escapes for bytes of a name that is not; raise as `write_whole`."""
+    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def save_figure(figure: Any, path: Path, **options: Any) -> None:

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# a terminal obeys control characters, and direction marks reverse the text after them
-CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# a terminal obeys control characters, direction marks reverse the text after them, and surrogates (bytes of a name that is not UTF-8)
+# cannot be written
+CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # characters that begin a formula in a spreadsheet, also in their wide forms (OWASP, CSV Injection)
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -18,7 +19,7 @@ BLOCK = re.compile(r"^(\s*)([-+#]+|\d+[.)])(?=\s)")  # begins a list or a headin
 
 
 def visible(text: str) -> str:
-    """Return a text for a terminal: control characters, except tabs and line ends, become escapes such as `\\x1b`."""
+    """Return a text for a terminal: control characters (not tabs and line ends) and bytes that are not UTF-8 become escapes."""
     return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

@@ -110,6 +110,7 @@ class Run:
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
+        deaf, self.stop.deaf = self.stop.deaf, True  # it takes milliseconds; after it a signal ends the wait for MLflow
         try:
             if tags:
                 self.folder.record("tags", values=tags)
@@ -122,6 +123,7 @@ class Run:
             self.folder.close(self.status)
         except UserError as error:
             unwritten = error
+        self.stop.deaf = deaf
         if unwritten:
             self.status, self.failure = "FAILED", self.failure or unwritten
         rows = {"run folder": os.path.relpath(self.folder.path)}

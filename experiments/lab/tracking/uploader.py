@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,9 +43,12 @@ def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
     """Return the store's address, with its credentials.
 
     Raises:
-        UserError: as `completed`.
+        UserError: it is a host and a port without http://, or as `completed`.
     """
-    return completed(chosen_uri(config, recorded))
+    uri = completed(chosen_uri(config, recorded))
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
+        raise UserError(f"tracking.uri={uri}: has no scheme; for a server http://{uri} is expected.")
+    return uri
 
 
 def checked_uri(config: TrackingConfig, recorded: str | None = None) -> str:

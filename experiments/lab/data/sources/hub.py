@@ -7,7 +7,6 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from lab.config.errors import UserError, first_line, unknown
 from lab.config.schema import HubConfig
 from lab.config.settings import absolute
-from lab.data.images import UNREADABLE, CorruptError, is_inside, unreadable
+from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, reason
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
@@ -52,7 +51,7 @@ class HubSamples(Samples):
             if isinstance(image, Image.Image) and self.channels is None:
                 return as_rgb(image)
         except UNREADABLE as error:
-            raise unreadable(row, error) from None
+            raise UserError(f"{row}: {reason(error)}.") from None
         try:
             return as_rgb(image) if self.channels is None else of_channels(image, self.channels)
         except TypeError as error:
@@ -67,7 +66,7 @@ class HubSamples(Samples):
             path = os.path.join(self.folders[0] if self.folders else "", str(path))
             if self.folders is not None and not any(is_inside(path, folder) for folder in self.folders):
                 raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")
-        with Image.open(path if content is None else BytesIO(content)) as opened:
+        with Image.open(path if content is None else ImageBytes(content, str(path))) as opened:
             image = ImageOps.exif_transpose(opened)
             image.load()
         return image.convert(mode) if mode else image

@@ -1,5 +1,6 @@
 """WebDataset shards on disk, read at random positions: of a tar file only images and labels are read, and nothing is unpickled."""
 
+import contextlib
 import glob
 import json
 import os
@@ -125,12 +126,10 @@ def expanded(setting: str, pattern: str) -> list[Path]:
         paths = [Path(path) for path in sorted(glob.glob(str(absolute(pattern, ""))))]
     else:
         paths = [absolute(pattern, "")]
-        if not paths[0].is_file():
-            raise UserError(
-                f"{setting}: {paths[0]}: no such file; tar files such as 'train-{{000..009}}.tar' or 'train-*.tar' are expected."
-            )
     if not paths:
         raise UserError(f"{setting}={pattern}: matches no file.")
+    if lacking := [path for path in paths if not path.is_file()]:
+        raise UserError(f"{setting}: {lacking[0]}: no such file; tar files such as 'train-{{000..009}}.tar' or 'train-*.tar' are expected.")
     return paths
 
 
@@ -144,7 +143,8 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
     members: list[tuple[int, int, int]] = []
     endings, keys, labels = [], [], []
     for number, path in enumerate(paths):
-        samples = _scan(path, faults)
+        if not (samples := _scan(path, faults)):
+            continue
         with path.open("rb") as file:
             for key, sample in samples.items():
                 try:
@@ -196,7 +196,8 @@ def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
         if len(rest) < BLOCK or rest.strip(b"\0"):
             faults.add(f"{path.name}: is {'damaged' if len(rest) == BLOCK else 'cut off'} at byte {end}, after {len(found)} samples")
     except (tarfile.TarError, OSError, ValueError) as error:
-        with path.open("rb") as start:
+        compressed = False
+        with contextlib.suppress(OSError), path.open("rb") as start:
             compressed = start.read(2) == b"\x1f\x8b"
         hint = (
             "is compressed; unpack it by gunzip, because its samples are read at random positions" if compressed else f"is broken: {error}"

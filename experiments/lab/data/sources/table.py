@@ -59,9 +59,10 @@ def table_data(
             raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns)
     where = rows_of(file)
     keys = texts(table, config.image, where)
-    if (again := table[config.image].duplicated()).any():
-        number = int(again.to_numpy().argmax())
-        raise UserError(f"{where(number)}, column {config.image}: {keys[number]!r} is given twice.")
+    first: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        if first.setdefault(key, number) != number:
+            raise UserError(f"{where(number)}, column {config.image}: {key!r} is given twice.")
     leaves = leads_out(root)
     if not config.images_outside and (outside := next((i for i, key in enumerate(keys) if leaves(key)), None)) is not None:
         raise UserError(
@@ -174,10 +175,10 @@ def by_number(name: str) -> tuple[bool, int, str]:
 
 def _list(cell: Any, separator: str) -> list[str]:
     """Return the labels of a cell: a list of Parquet, or a text."""
-    if cell is None or (isinstance(cell, float) and cell != cell):
+    if cell is None:
         return []
     parts = cell.split(separator) if isinstance(cell, str) else cell if hasattr(cell, "__iter__") else [cell]
-    return [text for each in parts if (text := str(each).strip())]
+    return [text for each in parts if each is not None and (text := str(each).strip())]
 
 
 def _yes(column: Any, name: str, where: Where) -> Tensor:

@@ -193,7 +193,7 @@ def load_detection_data(
     train, val = files[:2]
     for file, part in zip(files, parts, strict=True):
         _refuse_different_categories(train, file)
-        if not len(file.labels):
+        if not file.counts().any():
             raise UserError(f"{part.settings[0]}={file.path}: no image has a box.")
     make = partial(loader, config=config, fixed_size=fixed_size, norm=norm, device=device)
     return DetectionData(

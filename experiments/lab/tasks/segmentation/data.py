@@ -112,7 +112,7 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
     for part in ("train", "val", "test"):
         if part == "test" and not (root / part).is_dir():
             continue
-        images, masks = (_files(root / part / name) for name in ("images", "masks"))
+        images, masks = (_files(root / part / name, faults) for name in ("images", "masks"))
         about += [root / part / name for name in ("images", "masks")]
         for stem in sorted(set(images) ^ set(masks)):
             faults.add(f"{root / part}: an image and a mask of one stem are expected; of {stem} there is only one")
@@ -138,10 +138,14 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
     return parts
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _files(folder: Path, faults: Faults) -> dict[str, Path]:
     if not folder.is_dir():
         raise UserError(f"data.root: {folder}: no such folder.")
-    return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in FILES and not hidden(path, folder)}
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in FILES and not hidden(path, folder) and found.setdefault(path.stem, path) != path:
+            faults.add(f"{path}: has the stem of {found[path.stem].name}; different stems are expected")
+    return found
 
 
 def _fault(pair: tuple[Path, Path], classes: int) -> str:
