@@ -235,6 +235,7 @@ def test_missing_labels_of_parquet_are_no_class(make_trainer, pictures, tmp_path
         ("labels.csv", None, "cannot be read"),
         ("labels.csv", b"", "cannot be read"),
         ("labels.csv", b"path,label\n", "has no rows"),
+        ("labels.csv", b"path,label\n0.png,cat,small\n", "cannot be read: Length of header or names does not match"),
         ("labels.parquet", b"PAR1 this is none", "cannot be read"),
     ],
 )

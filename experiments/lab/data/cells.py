@@ -1,5 +1,6 @@
 """Columns of tables, read with pandas; a bad cell is named with its row and column."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,12 @@ def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
         if file.suffix.lower() == ".parquet":
             table = pandas.read_parquet(file)
         else:
-            table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pandas.errors.ParserWarning)  # a row has more cells than there are columns
+                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, **options)
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, pandas.errors.ParserWarning) as error:
         raise UserError(f"{setting}={file}: cannot be read: {first_line(error)}") from None
     table = table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
     if (again := table.columns[table.columns.duplicated()]).any():
