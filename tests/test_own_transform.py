@@ -12,6 +12,7 @@ from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.data.transforms import held_out_transform
 from lab.runs.origin import naming_code
+from lab.tasks.inference import reader
 
 OWN = """
 import numpy
@@ -113,6 +114,16 @@ def test_predictions_are_made_by_the_held_out_transform(make_trainer, words):
     turned = transform(image.transpose(Image.Transpose.FLIP_TOP_BOTTOM))
     plain = transform(image)
     torch.testing.assert_close(turned.flip(1), plain)
+
+
+def test_an_image_to_predict_is_what_the_loader_gives(make_trainer, words):
+    trainer = make_trainer(*words)
+    batch = next(iter(trainer.data.val))
+    read = reader(trainer.config.data, 16, trainer.data.norm)
+    for seen, position in zip(batch.images, batch.index.tolist(), strict=True):
+        image = read(trainer.data.val.epochs.loader.dataset.samples.image(position))
+        assert image.is_contiguous()
+        assert torch.equal(image[0], seen)
 
 
 @pytest.mark.parametrize(

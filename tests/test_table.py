@@ -235,7 +235,7 @@ def test_missing_labels_of_parquet_are_no_class(make_trainer, pictures, tmp_path
         ("labels.csv", None, "cannot be read"),
         ("labels.csv", b"", "cannot be read"),
         ("labels.csv", b"path,label\n", "has no rows"),
-        ("labels.csv", b"path,label\n0.png,cat,small\n", "cannot be read: Length of header or names does not match"),
+        ("labels.csv", b"path,label\n0.png,cat,small\n", "'small' is in no column, in the row that begins with '0.png'"),
         ("labels.parquet", b"PAR1 this is none", "cannot be read"),
     ],
 )
@@ -244,6 +244,13 @@ def test_a_file_that_is_not_a_table_is_refused(make_trainer, tmp_path, name, con
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"data.file=.*{said}"):
         make_trainer(*words(tmp_path / name))
+
+
+def test_a_comma_at_the_end_of_rows_is_no_cell(make_trainer, pictures, tmp_path):
+    file = written(pictures, tmp_path)
+    head, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([head, *(f"{row}," for row in rows)]))
+    assert make_trainer(*words(file, "data.label=species")).data.classes == ["cat", "dog", "owl"]
 
 
 def test_damaged_images_are_left_out(make_trainer, pictures, tmp_path, capsys):

@@ -9,8 +9,10 @@ such as trainer.epochs=8 optim.lr=2e-3. The others run one after another in this
 import functools
 import json
 import os
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -81,13 +83,19 @@ def detector(small: bool, command: str, seed: int) -> dict[str, Any]:
 
 
 def detection(request: Request) -> int:
-    found, about = request.saved(), request.source("triton", "torchvision")
+    found, about, failed = request.saved(), request.source("triton", "torchvision"), []
     for part in request.parts or PARTS:
         began, runs = time.monotonic(), []
-        for done in measured(part, request):
-            runs.append(done)
-            found[part] = {**about, "runs": runs}
-            print(json.dumps(done), flush=True)
-            request.save(found)
+        try:
+            for done in measured(part, request):
+                runs.append(done)
+                found[part] = {**about, "runs": runs}
+                print(json.dumps(done), flush=True)
+                request.save(found)
+        except Exception:  # the other parts are still wanted
+            traceback.print_exc()
+            failed.append(part)
         print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
-    return 0
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))

@@ -60,11 +60,14 @@ def preset(command: str, small: bool) -> dict[str, Any]:
 
 def parity(loss: str, small: bool) -> dict[str, Any]:
     """Measure the largest relative difference of a training loss under ours and torch's."""
-    more = ["trainer.max_updates=4", TINY] if small else ["trainer.max_updates=50"]
+    updates = 4 if small else 50
+    more = [f"trainer.max_updates={updates}", *([TINY] if small else [])]
     ours, theirs = (
         [v["train/loss"] for v in train(f"loss={loss} loss.implementation={name} {EXACT}", *more).values if "train/loss" in v]
         for name in ("lossforge", "torch")
     )
+    if not len(ours) == len(theirs) >= 0.9 * updates:
+        raise RuntimeError(f"{len(ours)} and {len(theirs)} losses of {updates} updates")
     return {"loss": loss, "steps": len(ours), "largest_difference": largest_difference(ours, theirs), "ours": ours, "torch": theirs}
 
 

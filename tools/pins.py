@@ -99,9 +99,11 @@ def commit_of(action: str, tag: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise PinError(f"https://github.com/{action} is not reached: {done.stderr.strip()}")
-    if not done.stdout:
+    refs = dict(reversed(line.split("\t")) for line in done.stdout.splitlines())  # also those that only end like the tag's
+    found = refs.get(f"refs/tags/{tag}^{{}}", refs.get(f"refs/tags/{tag}"))
+    if found is None:
         raise PinError(f"https://github.com/{action} has no tag {tag}")
-    return done.stdout.splitlines()[-1].split()[0]  # an annotated tag's commit follows the tag
+    return found
 
 
 def digest_of(name: str, tag: str) -> str:
@@ -119,10 +121,13 @@ def digest_of(name: str, tag: str) -> str:
             asked = requests.utils.parse_dict_header(answer.headers["WWW-Authenticate"].partition(" ")[2])
             if not (realm := asked.pop("realm")).startswith(f"{scheme}://"):
                 raise PinError(f"{host} asks for a login at {realm}; {scheme} is expected")
-            token = requests.get(realm, params=asked, timeout=SECONDS).json()["token"]
+            given = requests.get(realm, params=asked, timeout=SECONDS).json()
+            token = given.get("token") or given["access_token"]
             answer = requests.get(address, headers=headers | {"Authorization": f"Bearer {token}"}, timeout=SECONDS)
-    except (requests.RequestException, KeyError) as error:
+    except requests.RequestException as error:
         raise PinError(f"{host} is not reached: {error}") from None
+    except (KeyError, AttributeError):
+        raise PinError(f"{host} asks for a login, and gives no token to anybody") from None
     kind = answer.headers.get("Content-Type", "").partition(";")[0]
     if answer.status_code != 200 or kind not in MANIFESTS:
         raise PinError(f"{address} answers {answer.status_code} with {kind or 'nothing'}; the manifest of an image is expected")
@@ -135,6 +140,6 @@ def digest_of(name: str, tag: str) -> str:
 def place_of(name: str) -> tuple[str, str]:
     """Return the registry and the path of an image's name, as Docker reads it."""
     host, found, path = name.partition("/")
-    if "." in host or ":" in host:
+    if found and ("." in host or ":" in host or host == "localhost"):
         return host, path
     return "registry-1.docker.io", name if found else f"library/{name}"

@@ -32,7 +32,7 @@ PLACES = {
 """Where the version stands: files, and what is around it."""
 UNRELEASED = "## [Unreleased]\n"
 
-VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc|\.post)\d+)?")
+VERSION = re.compile(r"N\.N\.N((a|b|rc|\.post)N)?".replace("N", "(0|[1-9][0-9]*)"))
 
 
 def places(root: Path) -> Iterator[tuple[Path, re.Pattern[str], str]]:

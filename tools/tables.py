@@ -409,9 +409,10 @@ def columns_of(
     """Return the columns of a contender's difference, times a factor, or of what is compared with nothing."""
     if difference is None:
         return {"difference": role, "p": "", "corrected": "", "verdict": ""}
-    mean, low, high = (factor * each for each in (difference.of.mean, difference.of.low, difference.of.high))
+    of = difference.of
+    within = "" if of.low is None or of.high is None else f" ({factor * of.low:+.{digits}f} to {factor * of.high:+.{digits}f})"
     return {
-        "difference": f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})",
+        "difference": f"{factor * of.mean:+.{digits}f}{within}",
         "p": p_text(difference.p),
         "corrected": p_text(difference.holm),
         "verdict": {"better": f"**{words[0]}**", "worse": f"**{words[1]}**"}.get(difference.verdict, "no"),

@@ -1,5 +1,6 @@
 """Columns of tables, read with pandas; a bad cell is named with its row and column."""
 
+import csv
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
-def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
+def read_cells(file: Path, setting: str, separator: str = ",") -> "pandas.DataFrame":
     """Read a table, a Parquet file or a CSV file, whose cells are texts; None: an empty cell. An empty file has no columns.
 
     Raises:
@@ -29,17 +30,28 @@ def read_cells(file: Path, setting: str, **options: Any) -> "pandas.DataFrame":
         if file.suffix.lower() == ".parquet":
             table = pandas.read_parquet(file)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pandas.errors.ParserWarning)  # a row has more cells than there are columns
-                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, **options)
+            with warnings.catch_warnings(record=True, category=pandas.errors.ParserWarning, action="always") as dropped:
+                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator)
+            if dropped:
+                _refuse_surplus(file, setting, len(table.columns), separator)
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()
-    except (OSError, ValueError, ImportError, pandas.errors.ParserWarning) as error:
+    except (OSError, ValueError, ImportError, csv.Error) as error:
         raise UserError(f"{setting}={file}: cannot be read: {first_line(error)}") from None
     table = table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
     if (again := table.columns[table.columns.duplicated()]).any():
         raise UserError(f"{setting}={file}: has two columns {again[0]!r}; different names are expected.")
     return table.astype(object).where(table.notna(), None)
+
+
+def _refuse_surplus(file: Path, setting: str, columns: int, separator: str) -> None:
+    """Raise UserError for a cell that no column has; an empty one, after a comma at a row's end, is none."""
+    with file.open(newline="", encoding="utf-8-sig") as text:
+        for row in csv.reader(text, delimiter=separator):
+            if surplus := [cell for cell in row[columns:] if cell.strip()]:
+                raise UserError(
+                    f"{setting}={file}: {surplus[0]!r} is in no column, in the row that begins with {row[0]!r}; name the column."
+                )
 
 
 def rows_of(file: Path) -> Where:

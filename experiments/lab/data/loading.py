@@ -58,8 +58,9 @@ class Shares:
 class SeededBatches(Sampler[list[tuple[int, int]]]):
     """Batches of positions in the data set, each position with the seed of its augmentation.
 
-    Without a seed it goes once through all positions in order. With a seed it gives shuffled epochs without end, beginning with the epoch
-    that `begin` names. An epoch's order depends only on the seed and the epoch's number, so that any batch can be the first.
+    Without a seed it goes once through all positions in order, each its own seed. With a seed it gives shuffled epochs without end,
+    beginning with the epoch that `begin` names. An epoch's order depends only on the seed and the epoch's number, so that any batch can be
+    the first.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int | None, chances: Tensor | None = None) -> None:
@@ -77,7 +78,7 @@ class SeededBatches(Sampler[list[tuple[int, int]]]):
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         if self.seed is None:
             order = torch.arange(self.samples)
-            yield from self._batches(order, torch.zeros_like(order), 0)
+            yield from self._batches(order, order, 0)
             return
         epoch, first = self.epoch, self.batch
         while True:

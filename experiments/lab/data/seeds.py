@@ -19,7 +19,7 @@ def seed_of(*numbers: int) -> int:
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python's, numpy's and torch's CPU generators inside the block; restore their states after it.
 
-    In a process that only reads samples they are not restored, which takes longer than some augmentations: it seeds each sample anew.
+    Worker processes of a loader do not restore them, because that takes longer than some augmentations.
     """
     before = None if get_worker_info() else host_state()
     random.seed(seed)

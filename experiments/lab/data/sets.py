@@ -53,8 +53,13 @@ class Norm:
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return images (N, C, H, W), uint8 or from 0 to 1, less the mean and divided by the standard deviation, (C, 1, 1)."""
-    return (images / 255).sub_(mean).div_(std) if images.dtype == torch.uint8 else (images - mean) / std
+    """Return images (N, C, H, W), uint8 or from 0 to 1, less the mean and divided by the standard deviation, (C, 1, 1).
+
+    They have the same bits on every device: by a number, a GPU would multiply by its rounded reciprocal.
+    """
+    if images.dtype != torch.uint8:
+        return (images - mean) / std
+    return (images / torch.full((), 255.0, device=images.device)).sub_(mean).div_(std)
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Run:
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
-        deaf, self.stop.deaf = self.stop.deaf, True  # it takes milliseconds; after it a signal ends the wait for MLflow
+        deaf, self.stop.deaf = self.stop.deaf, True  # signals are ignored while the end is written, so that the record is whole
         try:
             if tags:
                 self.folder.record("tags", values=tags)
@@ -123,7 +123,8 @@ class Run:
             self.folder.close(self.status)
         except UserError as error:
             unwritten = error
-        self.stop.deaf = deaf
+        finally:
+            self.stop.deaf = deaf
         if unwritten:
             self.status, self.failure = "FAILED", self.failure or unwritten
         rows = {"run folder": os.path.relpath(self.folder.path)}

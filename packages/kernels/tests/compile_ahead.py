@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -301,15 +301,15 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
         yield {"group": torch.zeros(x.shape[0], 1, dtype=torch.int32), "group_weight": torch.ones(3), "preference": x.detach()}
 
 
-def record(dtypes: Sequence[torch.dtype] = DTYPES) -> Recorder:
-    """Walk the public functions with every kind of argument, the registered losses in `dtypes`; the launches are only noted."""
+def record() -> Recorder:
+    """Walk the public functions with every kind of argument; the launches are only noted."""
     recorder = Recorder()
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
     state.INTERPRETED = True  # CPU tensors go through the kernels
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
     linear_launch.programs, linear_launch.WORK = lambda device: 132, 0  # and the product carries the loss
     noise_model._not_negative = lambda var, validate: None  # whose mask of 2³² variances takes 20 s
-    for loss, dtype in itertools.product(LOSSES.values(), dtypes):
+    for loss, dtype in itertools.product(LOSSES.values(), DTYPES):
         i = zlib.crc32(loss.name.encode())  # its own number, so that a new loss leaves the others their variants
         calls = [*samples(loss, "cpu", dtype), *offered(loss, large(loss, dtype))]
         calls += [Sample(named(e), s.x, s.target, e) for s in calls[:1] for e in extras(loss, s.x)]

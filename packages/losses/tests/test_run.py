@@ -8,6 +8,7 @@ from loss_calls import Operators
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map_only
 
 from lossforge.kernels import plans
 from lossforge.kernels.plans import PLANS
@@ -390,3 +391,28 @@ def test_a_backward_takes_what_its_own_forward_kept(first, device):
             value = cross_entropy(x, target, gradient="backward")
         (gradient,) = torch.autograd.grad(value, x)
         assert error(gradient, exact.grad) < 3e-6, way
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory: operators run on the one inside."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        opened = tree_map_only(cls, lambda t: t.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, function(*opened[0], **opened[1]))
+
+
+def test_a_gradient_without_memory_is_multiplied_by_a_plain_one(device):
+    logits, target = torch.randn(4, 10, device=device), torch.randint(10, (4,), device=device)
+    x = Wrapped(logits).requires_grad_()
+    (found,) = torch.autograd.grad(cross_entropy(x, target, gradient="forward"), x, torch.tensor(3.0, device=device))
+    plain = logits.clone().requires_grad_()
+    torch.testing.assert_close(found.inner, 3 * torch.autograd.grad(torch.nn.functional.cross_entropy(plain, target), plain)[0])

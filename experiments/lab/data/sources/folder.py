@@ -109,9 +109,8 @@ class Images(Dataset[tuple[Tensor, Tensor, int]]):
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         index, seed = sample
-        image = self.samples.image(index)
         with seeded(seed):
-            return self.transform(image), self.samples.targets[index], index
+            return self.transform(self.samples.image(index)), self.samples.targets[index], index
 
 
 TRIED = 8  # images by which the user's own transform is tried

@@ -66,7 +66,7 @@ class HubSamples(Samples):
             path = os.path.join(self.folders[0] if self.folders else "", str(path))
             if self.folders is not None and not any(is_inside(path, folder) for folder in self.folders):
                 raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")
-        with Image.open(path if content is None else ImageBytes(content, str(path))) as opened:
+        with Image.open(path if content is None else ImageBytes(content, str(path or "its bytes"))) as opened:
             image = ImageOps.exif_transpose(opened)
             image.load()
         return image.convert(mode) if mode else image

@@ -92,7 +92,7 @@ def read_table(file: Path) -> "pandas.DataFrame":
     """
     if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         raise UserError(f"data.file={file}: a file .csv, .tsv or .parquet is expected.")
-    table = read_cells(file, "data.file", sep="\t" if file.suffix.lower() == ".tsv" else ",")
+    table = read_cells(file, "data.file", "\t" if file.suffix.lower() == ".tsv" else ",")
     if not len(table):
         raise UserError(f"data.file={file}: {'has no rows.' if len(table.columns) else 'cannot be read: it is empty.'}")
     return table

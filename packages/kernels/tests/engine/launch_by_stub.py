@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import compile_ahead
-import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver
 from triton.compiler import make_backend
@@ -83,7 +82,7 @@ def steps() -> dict[str, Uses]:
 
     launch.Launch.start = noted
     compile_ahead.Recorder.__call__ = lambda *args, **kwargs: None  # what it would keep to compile is not asked for here
-    compile_ahead.record((torch.float32, torch.float16))  # pointers are passed alike whatever they point to, and float16 has the widest
+    compile_ahead.record()
     return found
 
 

@@ -282,7 +282,7 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
 
 def scaling(spec: ExecutionSpec[Any], gradient: Tensor, grad_output: Tensor) -> tuple[Any, ...] | None:
     """Return what multiplies a gradient in its own memory by a kernel; None where it is traced, because then nothing may change."""
-    if not ordinary(grad_output) or (spec.chunked and backend(gradient) == "torch"):
+    if (spec.chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
         return None
     where = gradient.get_device(), gradient.data_ptr() & 15, grad_output.data_ptr() & 15
     key = "scale", gradient.numel(), gradient.dtype, *where, grad_output.dtype, grad_output.shape, grad_output.get_device()

@@ -12,7 +12,7 @@ from lossforge.kernels.math import atan_ratio, product
 
 @triton.jit
 def ratio(across, down, union, eps):
-    """Return I/U, rounded to nearest: of equal boxes it is 1."""
+    """Return I/U, rounded to nearest, so that it is 1 for equal boxes whose area is at least eps."""
     _, _, wi, _, _, _, _ = across
     _, _, hi, _, _, _, _ = down
     return tl.div_rn(tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0), larger(union, eps))
