@@ -81,7 +81,7 @@ def test_digits_take_a_csv_file_by_index(make_trainer, tmp_path):
         (every_row(change=(4, "train/cat/3.png,1")), ["row 5", "column group", "empty"]),
         (every_row(change=(4, "train/cat/2.png,1,0")), ["row 5", "column path", "already given in row 4"]),
         (every_row(change=(4, "train/cat/33.png,1,0")), ["1 of 18 training samples", "train/cat/3.png"]),
-        (every_row("path,wieght"), ["row 1", "wieght", "'weight'"]),
+        (every_row("path,wieght,group"), ["row 1", "wieght", "'weight'"]),
         (every_row("path,label,group", "train/{name}/{i}.png,dog,{group}"), ["row 2", "column label", "'dog'", "'cat'"]),
         (every_row("path,label,group", "train/{name}/{i}.png,fox,{group}"), ["row 2", "column label", "fox", "cat, dog, owl"]),
         ("weight,group\n1,0\n", ["row 1", "path or index"]),
