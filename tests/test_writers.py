@@ -40,11 +40,12 @@ def single(folder: Path) -> dict[tuple[str, int], float]:
 
 
 def figures(folder: Path) -> Iterator[tuple[str, str, int, float]]:
-    """Every figure of a run folder: the record's kind, name, step, value. Those of a summary have the step at which it was made."""
-    step = 0
+    """Every figure of a run folder: the record's kind, name, step, value. Those of a summary have the last step that is no sample's."""
+    last = 0
     for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
         if line["kind"] in ("metrics", "summary"):
-            step = line.get("step", step)
+            step = line.get("step", last)
+            last = last if any(name.startswith("system/") for name in line["values"]) else step
             yield from ((line["kind"], name, step, float(value)) for name, value in line["values"].items())
 
 
@@ -140,6 +141,22 @@ def test_a_continued_run_is_written_on(main, tmp_path):
     assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
     ids = {record.run.run_id for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"}
     assert len(ids) == 1
+
+
+@needs_tensorboard
+def test_a_sample_of_the_load_does_not_move_the_step_of_the_summary(tmp_path):
+    folder = RunFolder(tmp_path, "run", {})
+    folder.record("start", app="train", name="run", params={"seed": "0"}, tags={})
+    for step, sample in ((3, 6), (6, 7)):  # the second summary of a continued run is at step 6, where the first one was by its samples
+        folder.metrics(step, {"val/top1": step / 10})
+        folder.metrics(sample, {"system/cpu": 1.0})
+        folder.summary({"best_top1": step / 10})
+    folder.close("FINISHED")
+    thread = WriterThread(folder.path, "tensorboard", "lossforge")
+    thread.start()
+    assert thread.close(30).startswith("tensorboard")
+    found = scalars(folder.path)
+    assert {step: value for (name, step), value in found.items() if name == "best_top1"} == pytest.approx({3: 0.3, 6: 0.6})
 
 
 @needs_tensorboard

@@ -49,9 +49,12 @@ class TensorBoard:
             lines = [f"| {markdown_text(name)} | {markdown_text(str(value))} |" for name, value in self.params.items()]
             self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, now)
         elif kind in ("metrics", "summary"):
-            self.step = record["step"] if kind == "metrics" else self.step
-            for name, value in record["values"].items():
-                self.events.add_scalar(name, float(value), self.step, now)
+            values = record["values"]
+            step = record.get("step", self.step)
+            if not any(name.startswith("system/") for name in values):  # samples of the load have their own count
+                self.step = step
+            for name, value in values.items():
+                self.events.add_scalar(name, float(value), step, now)
                 if kind == "summary" and name.startswith("best_"):
                     self.best[name] = float(value)
         elif kind == "end":
