@@ -83,8 +83,8 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
         UserError: the store's credentials are missing, or it is refused.
         KeyboardInterrupt: it was interrupted.
     """
+    from lab.config.masks import masked
     from lab.runs.folder import copied_from, end_if_killed
-    from lab.runs.masks import masked
     from lab.runs.records import read_history
     from lab.tracking.places import refuse_foreign
     from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri

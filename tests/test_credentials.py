@@ -14,9 +14,9 @@ from mlflow_server import Server, written
 from safetensors import safe_open
 
 from lab.config.errors import UserError
+from lab.config.masks import masked
 from lab.config.schema import TrackingConfig
 from lab.config.settings import load
-from lab.runs.masks import masked
 from lab.tracking.uploader import completed, tracking_uri
 
 SECRET = "tr0ub4dor-and-3"

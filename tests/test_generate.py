@@ -19,10 +19,10 @@ from loss_text import MissingError, arguments, filled, whole_docstring
 
 from lossforge.bench.report import load
 from lossforge.kernels.call import BoxesCall
+from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.definitions.linear import LINEAR
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates import TEMPLATES
-from lossforge.losses.templates.declare import DECLARED
 
 FOCAL = DECLARED["sigmoid_focal_loss"]
 

@@ -16,8 +16,8 @@ from loss_text import ROOT, MissingError, arguments, filled, line, whole_docstri
 
 from lossforge.losses import checks, definitions
 from lossforge.losses import types as aliases
+from lossforge.losses.base.declare import DECLARED, Declared, Module, constructor_of, whole_signature
 from lossforge.losses.templates import TEMPLATES
-from lossforge.losses.templates.declare import DECLARED, Declared, Module, constructor_of, whole_signature
 
 LOSSES = ROOT / "packages" / "losses" / "src" / "lossforge" / "losses"
 ALIASES = {value: name for name, value in vars(aliases).items() if typing.get_origin(value) is typing.Literal}
@@ -200,7 +200,7 @@ def modules() -> str:
         "from typing_extensions import TypeVar",
         "from lossforge.losses import checks, definitions, functional",
         f"from lossforge.losses.functional import {', '.join(name for names in by_hand().values() for name in names)}",
-        "from lossforge.losses.templates.module import LossModule, constructor",
+        "from lossforge.losses.base.module import LossModule, constructor",
     ]
     result = 'Result = TypeVar("Result", default=Tensor, covariant=True)\n"""What a call returns: a tensor, or the record of several."""'
     return source(f"# ruff: noqa: RUF012\n{ABOUT_MODULES}", imports, made, result, *(made[name] for name in sorted(made)))

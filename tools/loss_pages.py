@@ -16,10 +16,10 @@ from torch import Tensor
 import lossforge.losses
 from lab.runs.files import save_figure
 from lossforge.bench.report import Report, load, tables
+from lossforge.losses.base.declare import Declared
+from lossforge.losses.base.docs import COMMON
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.templates import TEMPLATES
-from lossforge.losses.templates.declare import Declared
-from lossforge.losses.templates.docs import COMMON
 
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures" / "losses"

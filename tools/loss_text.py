@@ -5,8 +5,8 @@ import re
 import textwrap
 from pathlib import Path
 
-from lossforge.losses.templates.declare import Declared, whole_signature
-from lossforge.losses.templates.docs import COMMON, INDEX_ERROR
+from lossforge.losses.base.declare import Declared, whole_signature
+from lossforge.losses.base.docs import COMMON, INDEX_ERROR
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"^(Args|Returns|Raises|Examples):\n((?: {4}.*(?:\n|\Z)|\n)*)", re.MULTILINE)

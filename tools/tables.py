@@ -19,9 +19,9 @@ from loss_text import MissingError, file_of, in_place_of
 
 from lab.comparison.stats import Difference, mean_of, paired_difference, write_verdicts
 from lossforge.bench.report import linear, load, pictures, tables
+from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.definitions.linear import LINEAR as OF_LAYERS
 from lossforge.losses.definitions.preference.common import PREFERENCE
-from lossforge.losses.templates.declare import DECLARED, Declared
 from lossforge.losses.templates.router import ROUTER
 from lossforge.losses.templates.rowwise import ROWWISE
 

@@ -16,12 +16,12 @@ from lab.comparison.results import Comparison, compare_runs
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import CompareConfig
 from lab.comparison.tables import cells_csv, figures, markdown, runs_csv, sheets, terminal
+from lab.config.masks import masked
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_text
-from lab.runs.masks import masked
 from lab.runs.run import Run, record_start
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE

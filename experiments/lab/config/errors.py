@@ -3,8 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from lab.config.masks import masked
 from lab.runs.formats import visible
-from lab.runs.masks import masked
 
 
 class UserError(Exception):

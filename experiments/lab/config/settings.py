@@ -20,9 +20,9 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from lab.config.choices import SCHEMAS, agree, schema_of
 from lab.config.command import config_folders
 from lab.config.errors import UserError, nearest, unknown
+from lab.config.masks import masked, masked_tree
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
 from lab.config.user import runs_folder
-from lab.runs.masks import masked, masked_tree
 from lab.sweep.schema import SEARCHES, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -175,7 +175,7 @@ def _loader(data: Any, split: str, name: str) -> Any:
 
 def _training(settings: Settings[Any], saved: Saved) -> dict[str, str]:
     """Return tags that lead to the training run; evaluation is nested in it if both are in one store."""
-    from lab.runs.masks import masked
+    from lab.config.masks import masked
     from lab.tracking.uploader import tracking_uri
 
     run_id = saved.run.get("run_id")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
+from lab.config.masks import mapped, masked
 from lab.runs.files import remove_unfinished, sha256_of, unwritable, write_text
-from lab.runs.masks import mapped, masked
 from lab.runs.origin import written
 from lab.runs.records import NAME, History, read_history
 from lab.tracking.uploader import read_state

@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from lab.config.errors import UserError
+from lab.config.masks import masked
 from lab.config.schema import TrackingConfig
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.formats import markdown_code, markdown_text
-from lab.runs.masks import masked
 from lab.tracking.store import NOTE, RUN_PAGE
 from lab.tracking.uploader import MlflowUploader, checked_uri
 from lab.tracking.writers import WriterThread, check_writers

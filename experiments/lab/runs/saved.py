@@ -11,11 +11,11 @@ from typing import Any
 
 from lab.config.choices import DATA, TASKS
 from lab.config.errors import UserError
+from lab.config.masks import masked
 from lab.config.schema import FolderConfig, TableConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.runs.files import sha256_of
-from lab.runs.masks import masked
 from lab.runs.origin import are_settings, checked, is_trusted, naming_code, origin
 from lab.runs.records import NAME, read_history
 from lab.tracking.uploader import read_state, tracking_uri

@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 
 from lab.config.errors import UserError
+from lab.config.masks import masked, masked_tree
 from lab.results.frames import write_rows
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
 from lab.runs.formats import visible
-from lab.runs.masks import masked, masked_tree
 from lab.runs.records import History
 from lab.runs.run import source_tags
 from lab.sweep.folders import runs_of

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.config.masks import masked
 from lab.runs.files import UNFINISHED
-from lab.runs.masks import masked
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.places import outside, sqlite_file
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of

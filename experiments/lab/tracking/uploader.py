@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError
+from lab.config.masks import MASK, masked
 from lab.config.schema import TrackingConfig
 from lab.config.user import user_default
 from lab.runs.files import try_lock, write_text
 from lab.runs.formats import visible
-from lab.runs.masks import MASK, masked
 from lab.runs.records import lines_of
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import RefusedError, Store, reason

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lab.config.errors import UserError
+from lab.config.masks import masked
 from lab.config.schema import TrackingConfig
 from lab.runs.files import write_text
 from lab.runs.formats import markdown_text
-from lab.runs.masks import masked
 from lab.tracking.uploader import print_now, records_from, run_key
 
 MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # errors of a malformed record

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.config.masks import masked
 from lab.runs.formats import visible
-from lab.runs.masks import masked
 
 LOG = "log.txt"
 """The file in a run's folder that holds what the console says."""

@@ -152,9 +152,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
 
 def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | None) -> tuple[Any, str]:
     """Return the run, new or continued, and its name; restore the trainer if it is continued."""
+    from lab.config.masks import masked
     from lab.runs.folder import RunFolder
     from lab.runs.machine import describe
-    from lab.runs.masks import masked
     from lab.runs.run import Run, record_start
     from lab.tracking.uploader import checked_uri, read_state
     from lab.training.stop import Stop

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from lossforge.losses.base.record import DOMAINS, Make, Sample
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.templates.record import DOMAINS, Make, Sample
 from lossforge.losses.testing import run, third_argument
 
 # the GPU's approximate instructions are what can be biased; the interpreter computes as numpy does

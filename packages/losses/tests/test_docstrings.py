@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import lossforge.losses as losses
+from lossforge.losses.base.module import LossModule
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.templates.module import LossModule
 
 HEADINGS = re.compile(r"^(Args|Returns|Raises|Examples):\n", re.MULTILINE)
 PUBLIC = {name: getattr(losses, name) for name in losses.__all__}

@@ -14,14 +14,12 @@ from lossforge.losses import (
     PolyBinaryCrossEntropy,
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
-    assignment,
     functional,
-    matching,
     modules,
-    pairwise,
     preference,
     seesaw,
 )
+from lossforge.losses.detection import assignment, matching, pairwise
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample, samples
 

@@ -11,7 +11,7 @@ import pytest
 
 import lossforge.losses as losses
 from lossforge.losses import functional, modules
-from lossforge.losses.templates.declare import DECLARED
+from lossforge.losses.base.declare import DECLARED
 
 FUNCTIONS = [*DECLARED, "sequence_logps", "class_balanced_weight"]
 SHORT = {"check", "fuse_linear", "elementwise", "rowwise", "boxes", "backend", "plain_torch"}

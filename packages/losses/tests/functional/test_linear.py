@@ -39,9 +39,9 @@ from lossforge.losses import (
     selective_log_softmax,
     softmax_focal_loss,
 )
+from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.base.module import LossModule
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.templates.declare import DECLARED
-from lossforge.losses.templates.module import LossModule
 from lossforge.losses.testing import error, samples
 
 FUSED = [loss for loss in LOSSES.values() if loss.template.fusable]

@@ -6,13 +6,13 @@ CUDA tensors go through the kernels; others, float64, and whatever the kernels d
 # ruff: noqa: F403, F405
 
 from lossforge.losses import operators as operators
-from lossforge.losses.assignment import Assignment, task_aligned_assign
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
+from lossforge.losses.detection.assignment import Assignment, task_aligned_assign
+from lossforge.losses.detection.matching import hungarian_match, matching_cost
+from lossforge.losses.detection.pairwise import box_iou, complete_box_iou, distance_box_iou, generalized_box_iou
 from lossforge.losses.functional import *
-from lossforge.losses.matching import hungarian_match, matching_cost
 from lossforge.losses.modules import *
-from lossforge.losses.pairwise import box_iou, complete_box_iou, distance_box_iou, generalized_box_iou
 from lossforge.losses.preference import *
 from lossforge.losses.seesaw import SeesawLoss, seesaw_loss
 from lossforge.losses.state import backend, plain_torch

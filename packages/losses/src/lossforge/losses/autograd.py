@@ -15,11 +15,11 @@ from lossforge import kernels
 from lossforge.kernels.call import Call, DivergenceCall, Formulas, Head, SimilarityCall, TopKCall
 from lossforge.kernels.plans import call_key, layout
 from lossforge.kernels.torch_internals import ordinary
+from lossforge.losses.base.record import C, FusedTemplate, Prepared, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.state import KERNEL_DTYPES, backend, gradient_in_forward, kernels_apply, plain
 from lossforge.losses.templates import TEMPLATES, reference
-from lossforge.losses.templates.record import C, FusedTemplate, Prepared, Several, Template
 
 ONE = (True,)
 """That a call has one result."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from lossforge.losses import checks, definitions, functional
+from lossforge.losses.base.module import LossModule, constructor
 from lossforge.losses.functional import CrossEntropyOutput
-from lossforge.losses.templates.module import LossModule, constructor
 from lossforge.losses.types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
 
 __all__ = [

@@ -17,10 +17,10 @@ from lossforge.kernels.plans import layout
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, gradients, remember
+from lossforge.losses.base.record import Several, Template
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.state import plain
 from lossforge.losses.templates import TEMPLATES
-from lossforge.losses.templates.record import Several, Template
 
 LIBRARY = torch.library.Library("lossforge", "DEF")
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted

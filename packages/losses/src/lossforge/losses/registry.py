@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from lossforge.losses import functional, modules
+from lossforge.losses.base.declare import DECLARED, Declared
+from lossforge.losses.base.record import Template
 from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.state import plain_torch
-from lossforge.losses.templates.declare import DECLARED, Declared
-from lossforge.losses.templates.record import Template
 
 
 @dataclass(frozen=True)

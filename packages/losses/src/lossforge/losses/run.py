@@ -16,8 +16,8 @@ from lossforge.kernels.plans import PLANS, remember
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, LossFunction, asked, execution, in_places, otherwise
+from lossforge.losses.base.record import Prepared, Several
 from lossforge.losses.state import state
-from lossforge.losses.templates.record import Prepared, Several
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
+from lossforge.losses.base.options import weights_of_classes
 from lossforge.losses.functional import cross_entropy
 from lossforge.losses.operators import LIBRARY, define, launched
 from lossforge.losses.reference import accurate
 from lossforge.losses.state import kernels_apply
-from lossforge.losses.templates.options import weights_of_classes
 from lossforge.losses.types import Reduction
 
 __all__ = ["SeesawLoss", "seesaw_loss"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossforge.losses.base.record import Make, Sample
 from lossforge.losses.registry import Loss
-from lossforge.losses.templates.record import Make, Sample
 
 BOUNDS = {
     torch.float32: 3e-6,

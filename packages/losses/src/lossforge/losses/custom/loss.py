@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from lossforge import kernels
 from lossforge.kernels.call import BoxesCall, ElementwiseCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, constructor_of, whole_signature
+from lossforge.losses.base.module import LossModule
+from lossforge.losses.base.options import CornerOptions, WeightedElementwiseOptions
+from lossforge.losses.base.record import Template
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.registry import Loss
 from lossforge.losses.run import entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
-from lossforge.losses.templates.declare import Module, constructor_of, whole_signature
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
-from lossforge.losses.templates.module import LossModule
-from lossforge.losses.templates.options import CornerOptions, WeightedElementwiseOptions
-from lossforge.losses.templates.record import Template
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
 from lossforge.losses.types import Reduction
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lossforge.kernels.call import RowwiseCall
 from lossforge.losses import checks
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.options import CallOptions
-from lossforge.losses.templates.record import Deferred
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import CallOptions
+from lossforge.losses.base.record import Deferred
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
 from lossforge.losses.types import NonNegative, Positive, Range, Reduction
 

@@ -11,12 +11,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import ElementwiseCall, Formulas, Head, MultilabelCall
 from lossforge.losses import checks
-from lossforge.losses.device_names import logistic, power, tl
-from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss, public
-from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
-from lossforge.losses.templates.multilabel import MULTILABEL
-from lossforge.losses.templates.options import (
+from lossforge.losses.base.declare import Module, loss, public
+from lossforge.losses.base.options import (
     ElementwiseOptions,
     InplaceOptions,
     ScalarOptions,
@@ -24,7 +20,11 @@ from lossforge.losses.templates.options import (
     check_options,
     prepared,
 )
-from lossforge.losses.templates.record import first
+from lossforge.losses.base.record import first
+from lossforge.losses.device_names import logistic, power, tl
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
+from lossforge.losses.templates.multilabel import MULTILABEL
 from lossforge.losses.types import (
     Balance,
     BatchReduction,

@@ -8,13 +8,13 @@ from torch import Tensor
 from lossforge.kernels.call import Formulas, RowwiseCall, ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import compute
+from lossforge.losses.base.declare import Converted, Module, loss, public
+from lossforge.losses.base.options import check_options, of_classes, weights_of_classes
+from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.reference import focused
-from lossforge.losses.templates.declare import Converted, Module, loss, public
 from lossforge.losses.templates.divergence import VIEWS
-from lossforge.losses.templates.options import check_options, of_classes, weights_of_classes
-from lossforge.losses.templates.record import Prepared
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, RowOptions, class_loss, rowwise_loss
 from lossforge.losses.types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from lossforge.kernels.call import ContrastiveCall, ElementwiseCall, SimilarityCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
-from lossforge.losses.templates.declare import Module, loss, public
+from lossforge.losses.base.declare import Module, loss, public
+from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, prepared
+from lossforge.losses.base.record import Deferred, first
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
-from lossforge.losses.templates.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, prepared
-from lossforge.losses.templates.record import Deferred, first
 from lossforge.losses.templates.similarity import CONTRASTIVE, OTHERS, OWN, SIMILARITY
 from lossforge.losses.types import Reduction
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, RowwiseCall
 from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import Options
+from lossforge.losses.base.record import first
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.options import Options
-from lossforge.losses.templates.record import first
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 

@@ -8,12 +8,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import DistributionCall, ElementwiseCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
-from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.distribution import DISTRIBUTION
-from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.templates.options import (
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import (
     WeightedElementwiseOptions,
     WeightedOptions,
     WeightedUnscoredOptions,
@@ -21,6 +17,10 @@ from lossforge.losses.templates.options import (
     check_options,
     prepared,
 )
+from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.distribution import DISTRIBUTION
+from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 from lossforge.losses.types import NonNegative, Reduction
 
 

@@ -20,14 +20,14 @@ from torch import Tensor
 from lossforge.kernels.call import Formulas, LovaszCall, OverlapCall, RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import compute
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionSettings
+from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.reference import which_count
-from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.lovasz import LOVASZ, LOVASZ_MASKS, lovasz_loss
-from lossforge.losses.templates.options import CheckedOptions, RegionOptions, RegionSettings
 from lossforge.losses.templates.overlap import OVERLAP, overlap_loss
-from lossforge.losses.templates.record import Prepared
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
 from lossforge.losses.types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import DivergenceCall, ElementwiseCall, Formulas, TopKCall
 from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
-from lossforge.losses.templates.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
 from lossforge.losses.types import BatchReduction, Positive, UnitInterval
 
 ORACLES = "lossforge.losses.oracles.divergence"

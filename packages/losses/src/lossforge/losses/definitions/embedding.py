@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas
 from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import WeightedOptions
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.options import WeightedOptions
 from lossforge.losses.templates.vectors import VECTORS, vectors_loss
 from lossforge.losses.types import Positive, Real, Reduction
 

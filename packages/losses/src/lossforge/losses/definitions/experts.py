@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lossforge.kernels.call import RouterCall
 from lossforge.losses import checks
-from lossforge.losses.templates.declare import public
-from lossforge.losses.templates.options import InplaceScalarOptions, check_options
-from lossforge.losses.templates.record import Prepared, first
+from lossforge.losses.base.declare import public
+from lossforge.losses.base.options import InplaceScalarOptions, check_options
+from lossforge.losses.base.record import Prepared, first
 from lossforge.losses.templates.router import ROUTER
 
 __all__ = ["LoadBalancingOutput"]

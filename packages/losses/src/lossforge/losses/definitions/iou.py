@@ -9,12 +9,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import BoxesCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import CornerOptions, WeightedOptions
 from lossforge.losses.definitions.regression import smooth_l1_reference
 from lossforge.losses.device_names import complement, larger, overlap, smaller, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.options import CornerOptions, WeightedOptions
 from lossforge.losses.types import NonNegative, Reduction
 
 OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})

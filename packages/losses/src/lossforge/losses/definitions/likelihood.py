@@ -9,10 +9,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import ElementwiseCall, Formulas
 from lossforge.losses import checks
-from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
-from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
-from lossforge.losses.templates.options import (
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import (
     ElementwiseOptions,
     Options,
     WeightedElementwiseOptions,
@@ -22,7 +20,9 @@ from lossforge.losses.templates.options import (
     share,
     weights_of_classes,
 )
-from lossforge.losses.templates.record import KEPT, SCALAR
+from lossforge.losses.base.record import KEPT, SCALAR
+from lossforge.losses.formulas import formula
+from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
 from lossforge.losses.templates.rowwise import ROWWISE
 from lossforge.losses.types import BatchReduction, Reduction
 

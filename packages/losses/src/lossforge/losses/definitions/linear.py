@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from lossforge.kernels.call import Head
 from lossforge.losses import checks
 from lossforge.losses.autograd import FUSED, compute
+from lossforge.losses.base.declare import DECLARED, Module, public
+from lossforge.losses.base.module import LossModule
+from lossforge.losses.base.record import SCALAR, SETTINGS, Keeping, Prepared, TemplateDocs
 from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy
 from lossforge.losses.definitions.divergence import (
     js_div_with_logits,
@@ -23,10 +26,7 @@ from lossforge.losses.definitions.divergence import (
 from lossforge.losses.definitions.tokens import TokenLogps, logps_at
 from lossforge.losses.linear.call import ROWS
 from lossforge.losses.templates import divergence
-from lossforge.losses.templates.declare import DECLARED, Module, public
 from lossforge.losses.templates.elementwise import IGNORED
-from lossforge.losses.templates.module import LossModule
-from lossforge.losses.templates.record import SCALAR, SETTINGS, Keeping, Prepared, TemplateDocs
 from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lossforge.kernels.call import Formulas, MarginsCall
 from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import CheckedOptions, WeightedOptions
 from lossforge.losses.device_names import logistic, tl
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.margins import MARGIN_LISTS, MARGINS, margins_loss
-from lossforge.losses.templates.options import CheckedOptions, WeightedOptions
 from lossforge.losses.templates.pointwise import POINTWISE, pointwise_loss
 from lossforge.losses.types import Real, Reduction
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import ElementwiseCall, Formulas
 from lossforge.losses import checks
+from lossforge.losses.base.broadcast import with_target
+from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.options import ElementwiseOptions, WeightedElementwiseOptions
 from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.broadcast import with_target
-from lossforge.losses.templates.declare import Module, loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.templates.options import ElementwiseOptions, WeightedElementwiseOptions
 from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 
 ORACLES = "lossforge.losses.oracles.elements"

@@ -9,8 +9,8 @@ from torch import Tensor
 from lossforge.kernels.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import results_of
-from lossforge.losses.templates.declare import public
-from lossforge.losses.templates.options import check_options
+from lossforge.losses.base.declare import public
+from lossforge.losses.base.options import check_options
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
 __all__ = ["TokenLogps"]

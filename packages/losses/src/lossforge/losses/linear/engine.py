@@ -20,6 +20,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.kernels.call import DivergenceCall, ElementwiseCall, Head, RowwiseCall
 from lossforge.kernels.plans import call_key, layout
+from lossforge.losses.base.record import FusedTemplate, Several, Template, computed_by_kernel
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_classes, of_rows
 from lossforge.losses.linear.products import (
@@ -36,7 +37,6 @@ from lossforge.losses.linear.products import (
 )
 from lossforge.losses.reference import row_weights, which_count
 from lossforge.losses.templates import TEMPLATES, reference
-from lossforge.losses.templates.record import FusedTemplate, Several, Template, computed_by_kernel
 
 MEMORY = 2**30
 """Bytes of logits at a time, where there is enough: below 2,048 rows of a vocabulary, products lose speed on an H200."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import Head, end_of_tensors
+from lossforge.losses.base.record import Template
 from lossforge.losses.templates.boxes import BOXES
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, VIEWS
@@ -16,7 +17,6 @@ from lossforge.losses.templates.margins import MARGINS
 from lossforge.losses.templates.multilabel import MULTILABEL
 from lossforge.losses.templates.overlap import OVERLAP
 from lossforge.losses.templates.pointwise import POINTWISE
-from lossforge.losses.templates.record import Template
 from lossforge.losses.templates.router import ROUTER
 from lossforge.losses.templates.rowwise import ROWWISE
 from lossforge.losses.templates.similarity import CONTRASTIVE, SIMILARITY

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import BoxesCall
 from lossforge.losses import checks
+from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, prepared
+from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, corners, reduced_call
-from lossforge.losses.templates.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, prepared
-from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 
 FORMATS = ("xyxy", "cxcywh")
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import DistributionCall
+from lossforge.losses.base.record import KEPT, SCALAR, Make, Sample, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call, weighted
 from lossforge.losses.templates import elementwise
-from lossforge.losses.templates.record import KEPT, SCALAR, Make, Sample, Template
 
 
 def distribution_reference(a: DistributionCall) -> Tensor:

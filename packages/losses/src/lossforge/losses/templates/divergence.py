@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import DivergenceCall, TopKCall, ViewsCall
 from lossforge.losses import checks
+from lossforge.losses.base.options import DivergenceOptions, check_options, of_classes, prepared, rows_of
+from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced, reduced_call
-from lossforge.losses.templates.options import DivergenceOptions, check_options, of_classes, prepared, rows_of
-from lossforge.losses.templates.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lossforge.kernels.call import ROW_MEAN, ElementwiseCall, Head
 from lossforge.losses import checks
+from lossforge.losses.base.options import ElementwiseOptions, check_options, prepared, row_score, rows_of, share
+from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
 from lossforge.losses.reference.infinite import with_factor
-from lossforge.losses.templates.options import ElementwiseOptions, check_options, prepared, row_score, rows_of, share
-from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import LovaszCall
 from lossforge.losses import checks
+from lossforge.losses.base.options import CheckedOptions, check_options, prepared
+from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.options import CheckedOptions, check_options, prepared
-from lossforge.losses.templates.record import SCALAR, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 
 
 def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> Deferred:

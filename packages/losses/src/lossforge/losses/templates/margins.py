@@ -9,10 +9,10 @@ from torch import Tensor
 from lossforge.kernels.call import MarginsCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
+from lossforge.losses.base.options import CheckedOptions, check_options, prepared, weights_of_classes
+from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call
-from lossforge.losses.templates.options import CheckedOptions, check_options, prepared, weights_of_classes
-from lossforge.losses.templates.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs, first, of_one_row
 
 MOST_LISTED = 16384
 """The most classes of rows with lists of targets, which a program of the kernel holds in registers."""

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import MultilabelCall
+from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
 from lossforge.losses.reference import accurate, reduced_call
-from lossforge.losses.templates.record import SCALAR, Template, TemplateDocs
 
 
 def multilabel_reference(a: MultilabelCall) -> Tensor:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import OverlapCall
 from lossforge.losses import checks
+from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, prepared, rows_of, weights_of_classes
+from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.templates.options import RegionOptions, Regions, RegionSettings, check_options, prepared, rows_of, weights_of_classes
-from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import RouterCall
+from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
 from lossforge.losses.reference import accurate
-from lossforge.losses.templates.record import SCALAR, Template, TemplateDocs
 
 
 def router_reference(a: RouterCall) -> tuple[Tensor | None, ...]:

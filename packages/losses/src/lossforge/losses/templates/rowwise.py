@@ -9,12 +9,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import RowwiseCall
 from lossforge.losses import checks
+from lossforge.losses.base.options import Options, check_options, of_classes, prepared, rows_of, share, weights_of_classes
+from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
 from lossforge.losses.reference.margin import with_margin
-from lossforge.losses.templates.options import Options, check_options, of_classes, prepared, rows_of, share, weights_of_classes
-from lossforge.losses.templates.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 
 
 class RowOptions(Options, total=False):

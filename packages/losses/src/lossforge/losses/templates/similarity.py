@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import ContrastiveCall, SimilarityCall
+from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
 from lossforge.losses.reference import accurate, reduced_call
 from lossforge.losses.templates import rowwise
-from lossforge.losses.templates.record import SCALAR, Keeping, Template, TemplateDocs
 
 OWN, OTHERS = 1, 2
 """What a row leaves out: kernels/similarity/kernel.py."""

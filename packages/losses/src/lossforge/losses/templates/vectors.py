@@ -8,12 +8,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import VectorsCall
 from lossforge.losses import checks
+from lossforge.losses.base.broadcast import of_one_shape
+from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, prepared
+from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call
-from lossforge.losses.templates.broadcast import of_one_shape
-from lossforge.losses.templates.options import WeightedOptions, broadcast_weight, check_options, prepared
 from lossforge.losses.templates.pointwise import beside
-from lossforge.losses.templates.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 
 
 def vectors_loss(

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.templates.declare import Module, public
-from lossforge.losses.templates.options import Options, check_options
-from lossforge.losses.templates.record import SCALAR, Keeping, TemplateDocs
+from lossforge.losses.base.declare import Module, public
+from lossforge.losses.base.options import Options, check_options
+from lossforge.losses.base.record import SCALAR, Keeping, TemplateDocs
 
 LOGPS = "(N,), in nats, summed over the tokens of each completion."
 PREFERENCE = TemplateDocs(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args
 
-from lossforge.losses.templates.record import Keeping, Template, TemplateDocs
+from lossforge.losses.base.record import Keeping, Template, TemplateDocs
 from lossforge.losses.types import Range
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.templates.record import Deferred, Finish, Prepared, first
+from lossforge.losses.base.record import Deferred, Finish, Prepared, first
 from lossforge.losses.types import Activation, BoxFormat, Empty, Gradient
 
 

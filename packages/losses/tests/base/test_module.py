@@ -37,8 +37,8 @@ from lossforge.losses import (
     selective_log_softmax,
     sigmoid_focal_loss,
 )
+from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.registry import LOSSES
-from lossforge.losses.templates.declare import DECLARED
 from lossforge.losses.testing import plain_sample
 from lossforge.losses.types import Range
 

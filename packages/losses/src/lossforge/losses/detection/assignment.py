@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses import checks
+from lossforge.losses.detection.pairwise import pairwise_reference
 from lossforge.losses.operators import define, launched
-from lossforge.losses.pairwise import pairwise_reference
 from lossforge.losses.reference import accurate
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 
