@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, leads_out, open_image, unreadable
+from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, in_rgb, leads_out, open_image, unreadable
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
@@ -65,7 +65,7 @@ class CocoFile:
         """
         path = self.files[position]
         try:
-            return open_image(path, self.sizes[position]).convert("RGB")
+            return in_rgb(open_image(path, self.sizes[position]))
         except UNREADABLE as error:
             raise unreadable(f"{self.path}: image {self.image_ids[position]} ({path})", error) from None
 

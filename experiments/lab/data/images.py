@@ -156,7 +156,13 @@ def read_rgb(path: ImageFile) -> Image.Image:
     """
     with open_image(path) as image:
         ImageOps.exif_transpose(image, in_place=True)
-        return image.convert("RGB")
+        return in_rgb(image)
+
+
+def in_rgb(image: Image.Image) -> Image.Image:
+    """Decode an image, and convert it if it is not RGB; Pillow would copy RGB, which takes a fifth as long as decoding a JPEG."""
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def unreadable(name: str | Path, error: BaseException) -> UserError:
