@@ -82,7 +82,7 @@ def images(given: list[Path], out: Path, kinds: Set[str] = KINDS) -> tuple[list[
     kinds: the suffixes of images in folders.
 
     Raises:
-        UserError: there is no image.
+        UserError: no image is given.
     """
     from lab.data.images import hidden
 
