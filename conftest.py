@@ -133,8 +133,10 @@ def remember_types() -> None:
     def find_operands_once(self, lhs, rhs, *how, **more):
         left, right = type(lhs), type(rhs)
         if left is right is tensor:
-            same = lhs.type._tensor is rhs.type._tensor and lhs.dtype.name in of_one_type
-            return (lhs, rhs) if same else find_operands(self, lhs, rhs, *how, **more)
+            name = lhs.dtype.name
+            if name not in of_one_type or name != rhs.dtype.name:
+                return find_operands(self, lhs, rhs, *how, **more)
+            return (lhs, rhs) if lhs.type._tensor is rhs.type._tensor else broadcast_what_differs(self, lhs, rhs)
         number_is_left = right is tensor
         given, number = (rhs, lhs) if number_is_left else (lhs, rhs)
         if type(given) is not tensor or type(number) not in (int, float) or more:

@@ -1,9 +1,9 @@
-"""Train detectors here: each loss on digit scenes, a larger preset, and RetinaNet under ours and torchvision's losses.
+"""Train detectors here: a preset of large scenes, four detectors over seeds, and steps of each of them.
 
-The parts are retinanet, large, tables, more, detectors and steps. `detectors` trains RetinaNet, FCOS, YOLO head and DETR on the same small
-scenes, several at once, each in a process of its own. `steps` times a step of each of them with resnet50 on a GPU, alone. The file is
-written after every run. `large` runs in a new process, and its time includes the scenes that it draws; --with gives it further settings,
-such as trainer.epochs=8 optim.lr=2e-3. The others run one after another in this process.
+The parts are retinanet, large, detectors and steps. `detectors` trains RetinaNet, FCOS, YOLO head and DETR on the same small scenes,
+several at once, each in a process of its own. `steps` times a step of each of them with resnet50 on a GPU, alone, and `retinanet` one
+beside torchvision's losses. The file is written after every run. `large` runs in a new process, and its time includes the scenes that it
+draws; --with gives it further settings, such as trainer.epochs=8 optim.lr=2e-3.
 """
 
 import functools
@@ -22,46 +22,24 @@ from measuring import Request, Training, train
 DETECTORS = tuple(f"model={name}_tiny" for name in ("retinanet", "fcos", "yolo", "detr"))
 SEEDS = (0, 1, 2)
 LAST_ONLY = "data.workers=0 trainer.eval_every=1000 trainer.save_every=1000"
-PARTS = ("retinanet", "large", "tables", "more", "detectors", "steps")
-GIOU = "box_loss=giou"
-TABLES = (
-    *(f"loss={name} {GIOU}" for name in ("focal", "quality_focal", "varifocal")),
-    *(f"loss=focal box_loss={name}" for name in ("diou", "ciou")),
-    "model=retinanet_tiny loss=focal",
-)
-MORE = (
-    *(f"loss={name} {GIOU}" for name in ("bce", "asymmetric", "poly_bce")),
-    *(f"loss=focal box_loss={name}" for name in ("iou", "eiou")),
-    f"loss=focal {GIOU} loss.implementation=torch",
-)
-# the last epoch's detector counts: choosing the best by the held-out scenes would flatter it
-BASE = "task=detection data.workers=12 trainer.eval_every=1000"
+PARTS = ("retinanet", "large", "detectors", "steps")
 LARGE = "experiment=digit_scenes_large"
 FEW = "trainer.epochs=1 trainer.max_updates=2 trainer.log_every=1 data.train_scenes=8 data.val_scenes=4 data.batch_size=4 data.workers=0"
 TINY = "model.name=test_resnet model.channels=64 model.convolutions=1 model.fixed_size=[64,64] trainer.amp=off trainer.channels_last=false"
-
-
-def trainings(part: str, small: bool, settings: tuple[str, ...] = ()) -> list[tuple[str, list[str]]]:
-    """Return each training of a part: the command that is compared, and its further settings."""
-    few = FEW.split() if small else []
-    if part == "large":
-        return [(" ".join([LARGE, *settings]), [*few, *(TINY.split() if small else [])])]
-    chosen = TABLES if part == "tables" else MORE
-    return [(words, [*BASE.split(), *few]) for words in (chosen[-1:] if small else chosen)]
 
 
 def measured(part: str, request: Request) -> Iterator[dict[str, Any]]:
     """Yield what each run of a part found, as it ends."""
     import detection_step
 
-    alone = {"retinanet": detection_step.contenders, "steps": detection_step.detectors, "detectors": detectors}
-    if part in alone:
-        yield from alone[part](request.small)
-        return
-    with tempfile.TemporaryDirectory() as scenes:
-        for command, more in trainings(part, request.small, request.settings):
-            done = train(command, *more, f"data.root={scenes}", own_process=part == "large")
-            yield {"command": command, **reached(done), **done.costs(), "backend": done.backend}
+    small = request.small
+    if part == "large":
+        words = [LARGE, *request.settings]
+        with tempfile.TemporaryDirectory() as scenes:
+            done = train(" ".join(words), *f"{FEW} {TINY}".split() * small, f"data.root={scenes}", own_process=True)
+        yield {"command": " ".join(words), **reached(done), **done.costs(), "backend": done.backend}
+    else:
+        yield from {"retinanet": detection_step.contenders, "steps": detection_step.detectors, "detectors": detectors}[part](small)
 
 
 def reached(done: Training) -> dict[str, float | None]:

@@ -194,13 +194,6 @@ def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
     return tables.markdown(header.split(" | "), [[Figures().format(cell, **row) for cell in cells.split(" | ")] for row in rows])
 
 
-def end_to_end(file: Path) -> str:
-    found = found_in(file)
-    rows = [each if each["status"] == "ok" else each | {"ms": each["status"], "peak_mib": None} for each in found["rows"]]
-    made = table("a whole step | loss | ms | peak MiB", "{work} | {loss} | {ms:,.1f} | {peak_mib:,.0f}", rows)
-    return f"{source(found)}.\n\n{made}"
-
-
 def throughput(file: Path) -> str:
     found, pairs = found_in(file), dict[tuple[Any, ...], dict[str, Any]]()
     for each in found["rows"]:
@@ -240,7 +233,7 @@ def presets(file: Path) -> str:
 def detection(file: Path) -> str:
     """Return the trained detectors by where they were measured; a part may be of another measurement."""
     found, places = found_in(file), {}
-    for part in ("defaults", "tables", "more", "large"):
+    for part in ("defaults", "large"):
         for run in found.get(part, {}).get("runs", ()):
             words = "" if part == "large" else "task=detection "
             places.setdefault(source(found[part], "torchvision"), []).append(run | {"command": words + run["command"]})
@@ -518,7 +511,6 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps", "entropy")},
     "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),
-    "end to end": (end_to_end, RESULTS / "end-to-end-h200.json"),
     "throughput": (throughput, RESULTS / "throughput-h100.json"),
     **{make.__name__: (make, RESULTS / "training-h200.json") for make in (training, parity, presets)},
     "detection": (detection, DETECTION),
