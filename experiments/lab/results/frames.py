@@ -33,8 +33,9 @@ def runs_frame(pattern: str | Path | None) -> "pandas.DataFrame":
         if history.start is None:
             continue
         values = {name: float(value) for name, value in history.last.items()}
-        about = {"name": history.start["name"], "app": history.start.get("app"), "status": history.status, "seconds": history.seconds}
-        rows[history.start["time"], os.path.relpath(folder)] = about | history.start["params"] | values
+        named = {"name": history.start["name"]}  # the setting of this name may be None
+        about = named | {"app": history.start.get("app"), "status": history.status, "seconds": history.seconds}
+        rows[history.start["time"], os.path.relpath(folder)] = about | history.start["params"] | named | values
     if not rows:
         raise UserError(f"lab.runs: no run folder matches {wanted}; lab.runs() reads all of {runs_folder(None)}.")
     keys = sorted(rows)
