@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from lab.comparison.grid import Cell, Grid, Key, find_baselines, lay_out
-from lab.comparison.runs import Run, Store, metric_name
+from lab.comparison.runs import Run, Store
 from lab.comparison.schema import CompareConfig
 from lab.comparison.stats import Point, mean_of, paired_difference, write_verdicts
 from lab.config.errors import UserError, unknown
@@ -93,7 +93,7 @@ def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
     finished = [run for run in runs if run.status == "FINISHED"] or list(runs)
     there = {name for run in finished for name in run.metrics if not name.startswith("system/")}
     if wanted:
-        for name in (metric_name(wanted), f"{BEST}{wanted}"):
+        for name in (wanted, f"{BEST}{wanted}"):
             if name in there:
                 return name
         raise unknown(f"metric={wanted} of {len(runs)} runs", wanted, there, show=80)

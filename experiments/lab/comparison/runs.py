@@ -14,7 +14,6 @@ from lab.tracking.store import client_of, reason
 
 PARENT = "mlflow.parentRunId"
 NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations
-EARLIER = {"best/": "best_", "run/": "", "memory/": "train/", "loss/": "loss_"}  # prefixes of metrics' names in older runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +75,6 @@ class Store:
             token = page.token
             if not token:
                 return found
-
-
-def metric_name(name: str) -> str:
-    """Return the name that new runs give a metric."""
-    for before, now in EARLIER.items():
-        if name.startswith(before):
-            rest = name.removeprefix(before)
-            return now + (rest.replace("/", "_") if now == "best_" else rest)
-    return name
 
 
 def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, str]]:
@@ -173,8 +163,7 @@ def _run(stored: Any) -> Run:
     info = stored.info
     name, data = visible(info.run_name or info.run_id), stored.data
     tags = {visible(key): visible(value) for key, value in data.tags.items()}
-    metrics = {metric_name(key): value for key, value in data.metrics.items()}
-    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, metrics, tags)
+    return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, dict(data.metrics), tags)
 
 
 def _client(uri: str) -> Any:
