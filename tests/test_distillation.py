@@ -137,12 +137,22 @@ def test_the_teacher_stays_as_it_is_and_the_student_learns(make, run_folder, qui
         (["task.teacher=nowhere.pt"], r"task.teacher=.*nowhere.pt: no such file"),
         (["data.split_seed=1"], "was trained with data.split_seed=0; this run has data.split_seed=1"),
         (["data.image_size=32"], "was trained with data.image_size=16"),
+        (["data.test=0.2"], "was trained with data.test=null; this run has data.test=0.2"),
         (["loss.class_weight=[1,1,1,1,1,1,1,1,1,2]"], "loss.class_weight: task=distillation"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_refused(make, words, said):
     with pytest.raises(UserError, match=said):
         make(*words)
+
+
+def test_a_runs_folder_is_its_best_checkpoint(make_trainer, make, teacher):
+    student = make_trainer("task=distillation", f"task.teacher={teacher.parent.parent}", *SMALL)
+    named = make_trainer("task=distillation", f"task.teacher={teacher.with_name('best.pt')}", *SMALL)
+    images = next(iter(student.data.val)).images
+    assert torch.equal(student.task.teacher(images), named.task.teacher(images))
+    with pytest.raises(UserError, match=r"task\.teacher=.*: has no checkpoints/best.pt; a run's folder or a checkpoint is expected"):
+        make(f"task.teacher={teacher.parent}")
 
 
 def test_a_teacher_of_another_task_is_refused(make_trainer, run_folder, quiet):

@@ -117,6 +117,21 @@ def test_a_folder_chosen_anew_is_seen_as_in_training(capsys, of_files, tmp_path,
     assert "changed:" not in said
 
 
+def test_the_runs_test_images_are_not_needed_for_others(capsys, of_files, tmp_path):
+    """A run with data.test, scored on a folder without such images."""
+    _, copy = of_files
+    root = shutil.copytree(copy, tmp_path / "pictures")
+    shutil.copytree(root / "val", root / "test")
+    (root / "test" / "0" / "0.png").unlink()
+    words = ["data=folder", f"data.root={root}", "data.image_size=16", "data.workers=0", "trainer.max_updates=1", "data.test=test"]
+    checkpoints = fitted(tmp_path / "fitted", *words)
+    asked = [f"checkpoint={checkpoints / 'best.pt'}", "data=folder", f"data.root={copy}"]
+    status, values, _, _ = here(capsys, tmp_path / "runs", *asked)
+    assert (status, values["samples"]) == (0, 18)
+    status, _, _, err = here(capsys, tmp_path / "none", *asked, "split=test")
+    assert (status, "no such folder" in err) == (1, True)
+
+
 @pytest.mark.parametrize("words", [[], ["data=folder"], ["data.image_size=64"]], ids=str)
 def test_predict_sees_images_as_evaluate_does(capsys, of_files, tmp_path, words):
     import predict

@@ -79,6 +79,41 @@ def test_a_folder_without_an_image_is_named(make_trainer, pictures):
         make_trainer(*words(pictures))
 
 
+def test_images_of_every_format_are_read(make_trainer, pictures):
+    for kind in ("gif", "jp2", "avif", "JPG", "webp"):
+        Image.open(pictures / "train" / "cat" / "0.png").convert("RGB").save(pictures / "train" / "cat" / f"0.{kind}")
+    (pictures / "train" / "cat" / "notes.txt").write_text("no image")
+    data = make_trainer(*words(pictures, "data.batch_size=1")).data
+    assert data.train.samples == 16 + 5
+    assert sum(len(batch.target) for batch in data.train) == 21
+
+
+def test_what_counts_as_an_image_is_said(make_trainer, pictures):
+    (pictures / "train" / "cow").mkdir()
+    (pictures / "train" / "cow" / "1.heic").write_bytes(b"")
+    with pytest.raises(UserError, match=r"for the classes cow\..* Images are files \.avif, .*\.webp\."):
+        make_trainer(*words(pictures))
+
+
+def test_one_class_is_said(make_trainer, tmp_path):
+    assert make_trainer(*words(digit_files(tmp_path / "one", names=("cat",)))).data.notes == [
+        f"{tmp_path / 'one' / 'train'} holds one class, cat, so that every prediction is right."
+    ]
+
+
+def test_an_rgb_image_is_what_pillow_converts_it_to(pictures):
+    """Without the copy that convert makes, also where EXIF says that it lies on its side, and after its file is gone."""
+    photo, exif = Image.new("RGB", (6, 4), (9, 8, 7)), Image.Exif()
+    photo.putpixel((0, 0), (200, 100, 0))
+    exif[0x0112] = 6
+    photo.save(pictures / "0.png", exif=exif)
+    found = images.read_rgb(pictures / "0.png")
+    (pictures / "0.png").unlink()
+    assert (found.mode, found.size, found.getpixel((3, 0))) == ("RGB", (4, 6), (200, 100, 0))
+    grey = Image.new("L", (2, 2), 5)
+    assert images.in_rgb(grey).getpixel((0, 0)) == (5, 5, 5)
+
+
 def test_a_class_whose_name_is_not_utf_8_is_refused(make_trainer, pictures):
     for part in ("train", "val"):
         (pictures / part / "cat").rename(pictures / part / os.fsdecode(b"caf\xe9"))

@@ -115,7 +115,7 @@ def test_without_the_library_it_is_said(make_trainer, monkeypatch):
         make_trainer(*words("beans"))
 
 
-@pytest.mark.parametrize("where", ["an address", "a file outside", "another column"])
+@pytest.mark.parametrize("where", ["an address", "a file outside", "a file that is gone", "another column"])
 def test_a_row_opens_no_address_and_no_file_outside(make_trainer, tmp_path, where):
     import socket
 
@@ -127,7 +127,11 @@ def test_a_row_opens_no_address_and_no_file_outside(make_trainer, tmp_path, wher
     address = f"http://127.0.0.1:{server.getsockname()[1]}/x.png"
     Image.new("RGB", (16, 16)).save(tmp_path / "secret.png")
     content = (tmp_path / "secret.png").read_bytes()
-    cell = {"an address": (None, address), "a file outside": (None, str(tmp_path / "secret.png")), "another column": (content, None)}[where]
+    cell = {
+        "an address": (None, address),
+        "a file outside": (None, str(tmp_path / "secret.png")),
+        "a file that is gone": (None, "gone.png"),
+    }.get(where, (content, None))
     image = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
     columns = {
         "picture": pyarrow.array([dict(zip(("bytes", "path"), cell, strict=True))] * 12, image),
@@ -143,7 +147,9 @@ def test_a_row_opens_no_address_and_no_file_outside(make_trainer, tmp_path, wher
     if where == "another column":
         assert sum(len(batch.target) for batch in data.train) > 0
     else:
-        with pytest.raises(UserError, match=r"leads out of the data set|which is not opened") as caught:
+        with pytest.raises(
+            UserError, match=r"leads out of the data set|which is not opened|has the path 'gone.png', and .*theirs/gone.png is not a file"
+        ) as caught:
             list(data.train)
         assert "data.check" not in str(caught.value), "data=hf has no such setting"
     with pytest.raises(TimeoutError):

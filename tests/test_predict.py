@@ -237,6 +237,16 @@ def test_pictures_of_an_evaluation_have_the_letters(tmp_path, fonts, recwarn):
     assert [str(each.message) for each in recwarn if "missing from" in str(each.message)] == []
 
 
+def test_letters_that_no_font_has_are_boxes_in_pictures(tmp_path, fonts, recwarn):
+    from lab.tasks.fonts import letters_of
+    from lab.tasks.plots import average_precision_picture
+
+    fonts()
+    with letters_of(["猫", "dog"]):
+        average_precision_picture({"猫": 0.5, "dog": 0.25}, tmp_path / "picture.png")
+    assert [str(each.message) for each in recwarn if "missing from" in str(each.message)] == []
+
+
 def test_folders_of_folders_are_looked_into(tmp_path):
     from lab.results.prediction import images
 

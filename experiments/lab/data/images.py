@@ -25,6 +25,8 @@ FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
 Entry = TypeVar("Entry")
 SHOWN = 10
+SUFFIXES = (".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Endings of files that count as images, in lower case; of several frames the first is read."""
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 Size = tuple[int, int]  # height, width
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have

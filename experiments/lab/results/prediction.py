@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from lab.runs.saved import checkpoint_of, divided, open_checkpoint, settings_of
 
 USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 OWN = ("out", "top", "score")
-KINDS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
 @dataclass
@@ -60,7 +59,7 @@ def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPredic
     out = absolute(own.get("out"), Path("predictions").absolute())
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
-    files, missing = images(given, out, {*KINDS, ".npy"} if getattr(settings.config.data, "channels", None) else KINDS)
+    files, missing = images(given, out, *[".npy"] * bool(getattr(settings.config.data, "channels", None)))
     return AskedPrediction(settings, saved.state, changed, files, missing, out, int(top), score)
 
 
@@ -74,18 +73,19 @@ def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
     return own, others
 
 
-def images(given: list[Path], out: Path, kinds: Set[str] = KINDS) -> tuple[list[Path], list[Path]]:
+def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[Path]]:
     """Return the given files with the images in given folders, searched recursively, and the paths that are neither.
 
     Pictures that this app wrote into `out` are left out.
 
-    kinds: the suffixes of images in folders.
+    more: endings of files in folders that are taken beside those of images.
 
     Raises:
         UserError: no image is given.
     """
-    from lab.data.images import hidden
+    from lab.data.images import SUFFIXES, hidden
 
+    kinds = (*SUFFIXES, *more)
     files: list[Path] = []
     missing: list[Path] = []
     for path in given:

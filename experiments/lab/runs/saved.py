@@ -77,13 +77,8 @@ def open_checkpoint(name: str, overrides: Sequence[str]) -> Saved:
 
 
 def _in_folder(path: Path) -> Saved:
-    """Open a checkpoint or a run's folder: its best epoch's weights, or the last ones before a best epoch exists."""
-    if path.is_dir():
-        found = [path / "checkpoints" / name for name in ("best.pt", "last.pt")]
-        file = next((each for each in found if each.is_file()), None)
-        if file is None:
-            raise UserError(f"checkpoint={path}: has no {found[0].relative_to(path)}; a run's folder or a checkpoint is expected.")
-        path = file
+    """Open a checkpoint or a run's folder."""
+    path = file_of(path, "checkpoint")
     folder = path.parent.parent
     state = load_checkpoint(path)
     digest = None
@@ -92,6 +87,21 @@ def _in_folder(path: Path) -> Saved:
     if digest and sha256_of(path) != digest:
         raise UserError(f"checkpoint={path}: is not the file whose digest {folder / NAME} holds: it is damaged, or another one.")
     return Saved(str(path), state, read_state(folder) or state.get("tracking") or {})
+
+
+def file_of(path: Path, setting: str) -> Path:
+    """Return a file, or of a run's folder the best epoch's checkpoint, or the last one before a best epoch exists.
+
+    Raises:
+        UserError: the folder, the value of `setting`, has none.
+    """
+    if not path.is_dir():
+        return path
+    found = [path / "checkpoints" / name for name in ("best.pt", "last.pt")]
+    file = next((each for each in found if each.is_file()), None)
+    if file is None:
+        raise UserError(f"{setting}={path}: has no {found[0].relative_to(path)}; a run's folder or a checkpoint is expected.")
+    return file
 
 
 def _folder_of(run_id: str, runs: str | None) -> Path | None:

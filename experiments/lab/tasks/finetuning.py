@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lab.config.errors import UserError, unknown
 from lab.config.settings import ROOT, absolute
-from lab.runs.saved import read_checkpoint
+from lab.runs.saved import file_of, read_checkpoint
 
 BACKBONE = "backbone"
 MEASURED = ("target_mean", "target_deviation")
@@ -61,7 +61,8 @@ def load_own_weights(model: nn.Module, given: str) -> str:
     Raises:
         UserError: the file does not exist, or its weights do not fit; a classifier of another size is not loaded.
     """
-    setting, path = "model.weights", absolute(given, ROOT)
+    setting = "model.weights"
+    path = file_of(absolute(given, ROOT), setting)
     weights = _weights(read_checkpoint(path, setting), f"{setting}={path}")
     own = model.state_dict()
     resized = [name for name in classifier_names(model) if name in weights and weights[name].shape != own[name].shape]

@@ -1,5 +1,6 @@
 """Fonts for class names in any script: the machine's fonts are used for letters that matplotlib's font lacks."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -28,7 +29,11 @@ def letters_of(texts: Iterable[str]) -> Iterator[None]:
         file = font_for(lacking)  # for these letters only, because each letter is taken from the first family that has it
         font_manager.fontManager.addfont(file)
         families.append(font_manager.FontProperties(fname=file).get_name())
-    with matplotlib.rc_context({"font.family": families, "text.parse_math": False}):  # a class may be called "$"
+        known = known | _letters(file)
+    boxes = "|".join(str(ord(letter)) for text in texts for letter in text if ord(letter) not in known)  # which no font here has
+    with matplotlib.rc_context({"font.family": families, "text.parse_math": False}), warnings.catch_warnings():  # a class may be called "$"
+        if boxes:
+            warnings.filterwarnings("ignore", rf"Glyph ({boxes}) ")
         yield
 
 

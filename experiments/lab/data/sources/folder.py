@@ -15,7 +15,7 @@ from lab.config.errors import UserError
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
-from lab.data.images import UNREADABLE, Faults, find_corrupt, hidden, unreadable
+from lab.data.images import SUFFIXES, UNREADABLE, Faults, find_corrupt, hidden, unreadable
 from lab.data.loading import WorkerLoader
 from lab.data.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
 from lab.data.sampler import chances_of
@@ -177,6 +177,8 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
         found = hold_out(found, config)
     data = photos_data(found, held_out, config, norm, device, seed, saved)
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
+    if len(data.classes) == 1:
+        data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")
     return data
 
 
@@ -262,7 +264,8 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
 
 def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
     from torchvision.datasets import ImageFolder
-    from torchvision.datasets.folder import is_image_file
+
+    kinds = (*SUFFIXES, ARRAY) if channels else SUFFIXES
 
     class Seen(ImageFolder):
         def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
@@ -270,7 +273,7 @@ def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
             return classes, {name: number for number, name in enumerate(classes)}
 
     def wanted(file: str) -> bool:
-        return (is_image_file(file) or bool(channels and file.lower().endswith(ARRAY))) and not hidden(Path(file), path)
+        return file.lower().endswith(kinds) and not hidden(Path(file), path)
 
     try:
         found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted)
@@ -278,7 +281,7 @@ def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
         arrays = "" if channels else f" Files {ARRAY} are read with data.channels=NUMBER."
         raise UserError(
             f"{setting}={path}: one folder of images per class is expected. "
-            f"{str(error).strip()} Remove a folder that is not a class.{arrays}"
+            f"{str(error).strip()} Remove a folder that is not a class. Images are files {', '.join(kinds)}.{arrays}"
         ) from None
     files, targets = [name for name, _ in found.samples], torch.tensor(found.targets)
     keys = [os.path.relpath(file, root).replace(os.sep, "/") for file in files]

@@ -66,6 +66,8 @@ class HubSamples(Samples):
             path = os.path.join(self.folders[0] if self.folders else "", str(path))
             if self.folders is not None and not any(is_inside(path, folder) for folder in self.folders):
                 raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")
+            if not os.path.isfile(path):
+                raise CorruptError(f"has the path {cell['path']!r}, and {os.path.abspath(path)} is not a file")
         with Image.open(path if content is None else ImageBytes(content, str(path or "its bytes"))) as opened:
             image = ImageOps.exif_transpose(opened)
             image.load()

@@ -17,7 +17,7 @@ from torch import Tensor
 from lab.config.errors import UserError, unknown
 from lab.config.schema import ShardsConfig
 from lab.config.settings import absolute
-from lab.data.images import UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
+from lab.data.images import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
 from lab.data.pixels import ARRAY, PixelFault, read_image
 from lab.data.samples import class_of
 from lab.data.sets import Data, Norm
@@ -207,11 +207,9 @@ def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
 
 
 def _ending_of_image(sample: dict[str, Member], config: ShardsConfig) -> str:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     if config.image:
         return _there(sample, config.image.lower().removeprefix("."), "data.image")
-    known = (*IMG_EXTENSIONS, ARRAY) if config.channels else IMG_EXTENSIONS
+    known = (*SUFFIXES, ARRAY) if config.channels else SUFFIXES
     images = [ending for ending in sample if f".{ending}" in known]
     if len(images) != 1:
         raise CorruptError(f"has {' and '.join(images) or 'no image'} (of {_listed(sample)}); data.image= names the ending of one")

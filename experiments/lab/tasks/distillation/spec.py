@@ -13,7 +13,7 @@ class DistillationConfig(ClassificationConfig):
     """The loss is (1 - weight) · loss= + weight · T² KL(teacher ‖ student), where T is the temperature."""
 
     name: str = setting("distillation", "the task")
-    teacher: str = setting("???", "checkpoint of the classifier to learn from")
+    teacher: str = setting("???", "checkpoint or run folder of the classifier to learn from")
     temperature: float = number(4.0, "divisor T of both models' logits", above=0)
     weight: float = number(0.9, "weight of the teacher's part in the loss", least=0, most=1)
 

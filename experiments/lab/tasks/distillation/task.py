@@ -19,7 +19,7 @@ from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.optim.precision import autocast
 from lab.runs.origin import checked, is_trusted
-from lab.runs.saved import load_checkpoint, load_weights, reload_file
+from lab.runs.saved import file_of, load_checkpoint, load_weights, reload_file
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
@@ -76,7 +76,7 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
         UserError: the checkpoint does not exist, or is not of a classifier of the same data and held-out images.
     """
     given = cast(DistillationConfig, config.task).teacher
-    path, what = absolute(given, ROOT), f"task.teacher={given}"
+    path, what = file_of(absolute(given, ROOT), "task.teacher"), f"task.teacher={given}"
     state = load_checkpoint(path, "task.teacher")
     _refuse_other_data(given, state, config, data)
     ours, tree = Settings(config).flat(), of_model(state["config"])
@@ -113,7 +113,8 @@ def _refuse_other_data(given: str, state: dict[str, Any], config: TrainConfig, d
     for name in SAME_DATA:
         ours = getattr(config.data, name, None)
         if theirs.get(name) != ours:
-            raise UserError(f"task.teacher={given}: was trained with data.{name}={theirs.get(name)}; this run has data.{name}={ours}.")
+            was, now = ("null" if value is None else value for value in (theirs.get(name), ours))
+            raise UserError(f"task.teacher={given}: was trained with data.{name}={was}; this run has data.{name}={now}.")
     if state["classes"] != data.classes:
         raise UserError(f"task.teacher={given}: knows other classes than data={config.data.name}.")
 

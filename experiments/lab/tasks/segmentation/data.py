@@ -18,6 +18,7 @@ from lab.config.errors import UserError
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import (
+    SUFFIXES,
     UNREADABLE,
     CorruptError,
     Faults,
@@ -34,8 +35,6 @@ from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
-
-FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> Data:
@@ -143,7 +142,7 @@ def _files(folder: Path, faults: Faults) -> dict[str, Path]:
         raise UserError(f"data.root: {folder}: no such folder.")
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in FILES and not hidden(path, folder) and found.setdefault(path.stem, path) != path:
+        if path.suffix.lower() in SUFFIXES and not hidden(path, folder) and found.setdefault(path.stem, path) != path:
             faults.add(f"{path}: has the stem of {found[path.stem].name}; different stems are expected")
     return found
 

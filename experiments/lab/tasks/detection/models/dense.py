@@ -176,4 +176,6 @@ class FCOS(Detector, detection.FCOS):
 
 def check_groups(channels: int) -> None:
     if channels % 32 or channels == 32:  # with 32 channels, a group has only one number where a level is a single pixel
-        raise UserError(f"a pyramid of {channels} channels: the head's group norms have 32 groups and take 64, 96 and so on.")
+        raise UserError(
+            f"model.channels={channels}: 64, 96 and so on are expected, for the head's norms of 32 groups of two channels or more."
+        )
