@@ -12,6 +12,7 @@ import torch._dynamo.testing
 from loss_calls import Operators
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+import lossforge.losses
 from lossforge.losses import BCEWithLogitsLoss, MSELoss, cross_entropy, sigmoid_focal_loss
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.registry import LOSSES
@@ -324,3 +325,28 @@ def test_graph_is_freed_without_the_garbage_collector(device):
         assert once() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_refused_call_under_compile_spoils_no_later_one(device):
+    torch._dynamo.reset()
+    x, target = torch.randn(4, 5, device=device), torch.tensor([0, 1, 2, 3], device=device)
+    compiled = torch.compile(lossforge.losses.cross_entropy, backend="eager")
+    with pytest.raises(ValueError, match=r"target must have shape \(4,\), got \(3,\)"):
+        compiled(x, target[:3])
+    torch.testing.assert_close(compiled(x, target), lossforge.losses.cross_entropy(x, target))
+    other = torch.compile(lossforge.losses.dice_loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(other(x, target), lossforge.losses.dice_loss(x, target))
+    torch._dynamo.reset()
+
+
+def test_losses_do_not_share_what_torch_allows_a_function_to_compile(device):
+    torch._dynamo.reset()
+    names = ("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "log_cosh_loss", "poly_binary_cross_entropy", "varifocal_loss")
+    names += ("quality_focal_loss", "sigmoid_focal_loss", "soft_margin_loss")
+    assert len(names) > torch._dynamo.config.recompile_limit
+    x, target = torch.rand(2, 3, device=device), torch.rand(2, 3, device=device)
+    for name in names:
+        function = getattr(lossforge.losses, name)
+        torch.testing.assert_close(torch.compile(function, backend="eager", fullgraph=True)(x, target), function(x, target))
+    torch._dynamo.reset()

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import lossforge.losses
 from lossforge import losses
 from lossforge.losses import (
     CrossEntropyLoss,
@@ -458,3 +459,11 @@ def test_outputs_for_logs(device):
     leaves = (hidden, head)
     for got, exact in zip(torch.autograd.grad(2 * ours.loss, leaves), torch.autograd.grad(2 * expected.loss, leaves), strict=True):
         torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["seesaw_loss", "lovasz_softmax_loss", "nt_xent_loss", "dice_loss", "distribution_focal_loss", "zlpr_loss"]
+)
+def test_what_no_layer_can_be_fused_with_is_refused_at_once(name):
+    with pytest.raises(TypeError, match=f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}"):
+        fuse_linear(getattr(lossforge.losses, name))

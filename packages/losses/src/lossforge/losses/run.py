@@ -60,7 +60,7 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
         for name in kwargs:
             if accepted is not None and name not in accepted:
                 raise checks.unexpected(owner, name, accepted)
-        key = None if torch.compiler.is_compiling() or checks.VALIDATE or kwargs.get("validate") else _key(function, args, kwargs)
+        key = None if checks.VALIDATE or kwargs.get("validate") else _key(function, args, kwargs)
         if autocast and key is not None:
             key = (*key, *map(_autocast, ("cuda", "cpu")))
         known = None if key is None else PLANS.get(key)
@@ -82,6 +82,8 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
         found = LossFunction.apply(spec, tensors, *tensors[: len(wanted)]) if any(wanted) else spec.results(tensors)
         return prepared.finish(in_places(asked(prepared.call), found))
 
+    # code of its own, because torch.compile counts the graphs of a code object, and stops at eight
+    call.__code__ = call.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
     return call
 
 
@@ -90,7 +92,12 @@ entry_point_of_layer = functools.partial(entry_point, autocast=True)
 
 
 def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what a call's checks and plans depend on; None where it is more than plain tensors and simple values."""
+    """Return what a call's checks and plans depend on; None where it is more than plain tensors and simple values.
+
+    Nor is there any while torch.compile traces this function, be it alone, after it has given up on the call around it.
+    """
+    if torch.compiler.is_compiling():
+        return None
     key = [function, *state(), *kwargs]
     for v in (*args, *kwargs.values()) if kwargs else args:
         kind = type(v)

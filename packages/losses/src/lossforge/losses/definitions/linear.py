@@ -321,6 +321,12 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
     return FusedLoss(loss)
 
 
+def _is_fused(name: str) -> bool:
+    """Return whether a public function's template can take a layer in place of logits."""
+    template = DECLARED[name].template if name in DECLARED else None
+    return template is not None and template.call in FUSED
+
+
 LAYER = ("input", "weight")
 PUBLIC = {"weight": "loss_weight"}
 """What arguments of a loss are called where they would have the name of the layer's."""
@@ -341,6 +347,8 @@ class FusedLoss:
             raise TypeError(
                 f"loss must be a loss of lossforge.losses that takes logits, a custom loss, or the module of either, got {name}"
             )
+        if inspect.isfunction(self.function) and not _is_fused(name):  # a custom loss is an object
+            raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}")
         self.__name__ = f"linear_{name}"
         others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(self.function).parameters.values()][1:]
         by_position = [p for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
