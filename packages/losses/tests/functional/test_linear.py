@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import lossforge.losses
 from lossforge import losses
 from lossforge.losses import (
     CrossEntropyLoss,
@@ -466,4 +465,4 @@ def test_outputs_for_logs(device):
 )
 def test_what_no_layer_can_be_fused_with_is_refused_at_once(name):
     with pytest.raises(TypeError, match=f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}"):
-        fuse_linear(getattr(lossforge.losses, name))
+        fuse_linear(getattr(losses, name))

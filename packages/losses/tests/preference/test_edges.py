@@ -212,3 +212,21 @@ META = torch.zeros(3, device="meta")
 def test_errors(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_none_for_a_tensor_that_is_needed_is_named():
+    a = torch.randn(4)
+    calls = {
+        "reference_chosen_logps": lambda: L.dpo_loss(a, a, None, None),
+        "policy_rejected_logps": lambda: L.cpo_loss(a, None),
+        "rewards_rejected": lambda: L.bradley_terry_loss(a, None),
+        "per_token_logps": lambda: L.grpo_loss(None, a),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"{name} must be a tensor, got NoneType"):
+            call()
+
+
+def test_a_list_of_counts_is_named():
+    with pytest.raises(TypeError, match="class_counts must be a tensor, got list"):
+        L.DistributionBalancedLoss([3, 4, 5], 25)(torch.randn(4, 3), torch.ones(4, 3))

@@ -672,7 +672,7 @@ def _counts(counts: Tensor, samples: float, x: Tensor, dim: int) -> Tensor:
     """Return the counts in [1, S - 1], in a shape that broadcasts to x."""
     checks.whole("input", x)
     of_dim(dim, x)
-    checks.beside("class_counts", counts, x)
+    checks.beside("class_counts", checks.tensor("class_counts", counts), x)
     checks.fits("class_counts", counts, counts.shape == (x.shape[dim],), "hold one count a class, shape ({},)", x.shape[dim])
     samples = checks.number("num_samples", samples, 2.0)
     counts = counts.to(torch.float64 if x.dtype == torch.float64 else torch.float32).clamp(1, samples - 1)

@@ -347,7 +347,7 @@ class FusedLoss:
             raise TypeError(
                 f"loss must be a loss of lossforge.losses that takes logits, a custom loss, or the module of either, got {name}"
             )
-        if inspect.isfunction(self.function) and not _is_fused(name):  # a custom loss is an object
+        if self.function.__module__ in ("lossforge.losses.functional", "lossforge.losses.seesaw") and not _is_fused(name):
             raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}")
         self.__name__ = f"linear_{name}"
         others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(self.function).parameters.values()][1:]

@@ -1,6 +1,6 @@
 """What the preference objectives share: checks, precision and reduction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -39,9 +39,12 @@ def objective(name: str, summary: str, remark: str = "") -> Callable[[F], F]:
     return public(PREFERENCE, Module(name, summary, remark))
 
 
-def same_shapes(**given: Tensor | None) -> list[Tensor]:
-    """Return the tensors that are given, once they are checked to be floating, of the first's shape and on its device."""
-    tensors = {name: t for name, t in given.items() if t is not None}
+def same_shapes(optional: Sequence[str] = (), /, **given: Tensor | None) -> list[Tensor]:
+    """Return the tensors that are given, once they are checked to be floating, of the first's shape and on its device.
+
+    optional: names of those that may be None.
+    """
+    tensors = {name: checks.tensor(name, t) for name, t in given.items() if t is not None or name not in optional}
     first, x = next(iter(tensors.items()))
     for name, t in tensors.items():
         checks.floating(name, t)

@@ -88,7 +88,12 @@ def grpo_loss(
     beta = checks.number("beta", beta, 0.0)
     if checks.nonzero(beta) and ref_per_token_logps is None:
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
-    given = same_shapes(per_token_logps=per_token_logps, old_per_token_logps=old_per_token_logps, ref_per_token_logps=ref_per_token_logps)
+    given = same_shapes(
+        ("old_per_token_logps", "ref_per_token_logps"),
+        per_token_logps=per_token_logps,
+        old_per_token_logps=old_per_token_logps,
+        ref_per_token_logps=ref_per_token_logps,
+    )
     checks.fits("per_token_logps", per_token_logps, per_token_logps.ndim == 2, "have shape (N, T)")
     checks.floating("advantages", advantages)
     if advantages.shape not in (per_token_logps.shape, per_token_logps.shape[:1]):

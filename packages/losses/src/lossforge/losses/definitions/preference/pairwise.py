@@ -106,7 +106,9 @@ def bradley_terry_loss(
         each = margin
     elif margin is not None:
         margin = checks.number("margin", margin)
-    chosen, rejected, *rest = accurate(*same_shapes(rewards_chosen=rewards_chosen, rewards_rejected=rewards_rejected, margin=each))
+    chosen, rejected, *rest = accurate(
+        *same_shapes(("margin",), rewards_chosen=rewards_chosen, rewards_rejected=rewards_rejected, margin=each)
+    )
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
     center_rewards_coefficient = checks.number("center_rewards_coefficient", center_rewards_coefficient, 0.0)
     x = chosen - rejected
