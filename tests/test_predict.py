@@ -103,18 +103,18 @@ def test_a_damaged_or_missing_file_stops_no_other(trained, tmp_path):
 
 
 def test_ctrl_c_keeps_the_lines_of_the_pictures_that_are_done(trained, tmp_path):
-    for number in range(3000):
-        (tmp_path / f"{number:04d}.png").symlink_to("first.png")
+    for number in range(20_000):
+        (tmp_path / f"{number:05d}.png").symlink_to("first.png")
     Image.new("RGB", (20, 10), "red").save(tmp_path / "first.png")
     words = [f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'out'}", str(tmp_path)]
     command = [sys.executable, "experiments/predict.py", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=trained.path, env=trained.env, **streams)
-    assert "0000.png" in process.stdout.readline()
+    assert "00000.png" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=240)
     done = [line["picture"] for line in lines(tmp_path / "out")]
-    assert (process.returncode, error) == (130, f"interrupted: {len(done)} of 3001 images were predicted\n")
+    assert (process.returncode, error) == (130, f"interrupted: {len(done)} of 20001 images were predicted\n")
     assert set(done) <= {path.name for path in (tmp_path / "out").glob("[0-9]*.png")}
     assert not list((tmp_path / "out").glob(".*"))
 
