@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError, unknown
-from lab.config.schema import FolderConfig, HubConfig, ShardsConfig
+from lab.config.schema import FolderConfig
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
 from lab.results.frames import write_rows
@@ -92,9 +92,8 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
         raise unknown(f"split={split}", split, NAMES)
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
-    data = settings.config.data
-    if split != "test" and isinstance(data, (FolderConfig, HubConfig, ShardsConfig)):
-        data.test = None  # images of their own, which are not needed
+    if split != "test" and isinstance(settings.config.data, FolderConfig):
+        settings.config.data.test = None  # the other splits do not depend on it, and another data.root may lack it
     return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
 
 
