@@ -2,14 +2,16 @@
 
 Both take the same files, augmentation, batch, workers, precision and memory format, with and without torch.compile. `loop` rows train on
 batches that are read once and stay on the device: what the loop alone reaches. `disk` rows read and augment; where they are far below,
-the processes that read are the limit. Each case warms up, and is then timed by the same clock.
+the processes that read are the limit. Both warm up and are timed in turns, by the same clock; a row holds every turn and their median.
 """
 
+import functools
 import itertools
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ from lossforge.bench.measure import synchronize
 MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
 APP = """data=folder data.color_jitter=0 data.interpolation=bilinear data.normalization=model model=timm loss=ce optim=sgd optim.lr=0.01
 trainer.epochs=1000 trainer.amp=bf16 trainer.channels_last=true tracking=none"""
-CLASSES, LINKS, HELD_ON_DEVICE = 10, 16, 4
+CLASSES, LINKS, HELD_ON_DEVICE, TURNS = 10, 16, 4, 3
 QUIET_SECONDS = 5.0
 """Until the processes that read have filled their queues, which are as long as the warm-up or shorter."""
 Step = Callable[[Any], int]
+Trained = tuple[Iterator[Any], Step, torch.device]
 
 
 def draw(folder: Path, count: int) -> None:
@@ -51,7 +54,7 @@ def photo(place: Path, seed: int) -> None:
     Image.fromarray(pixels.astype(np.uint8)).save(place, quality=85)
 
 
-def app(words: list[str]) -> tuple[Iterator[Any], Step, torch.device]:
+def app(words: list[str]) -> Trained:
     """Return the app's batches, and an update by one of them."""
     from lab.config.settings import load
     from lab.training.assemble import assemble
@@ -66,7 +69,7 @@ def app(words: list[str]) -> tuple[Iterator[Any], Step, torch.device]:
     return groups(trainer), step, trainer.device
 
 
-def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, compiled: bool) -> tuple[Iterator[Any], Step, torch.device]:
+def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, compiled: bool) -> Trained:
     """Return the same of timm's: its data set, loader with prefetching, model, optimiser, and the body of its loop."""
     from timm import create_model
     from timm.data import create_dataset, create_loader
@@ -98,38 +101,68 @@ def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, 
     return endless(), step, device
 
 
-def timed(batches: Iterator[Any], step: Step, device: torch.device, warmup: int, updates: int) -> dict[str, Any]:
-    for given in itertools.islice(batches, warmup):
-        step(given)
-    synchronize(device)
-    began, images = time.perf_counter(), 0
+def begun(make: Callable[[], Trained], updates: int) -> tuple[Trained, float | None]:
+    """Return a training after its first updates, and the most memory it took, in MiB."""
+    free_memory()
+    before = torch.cuda.memory_allocated() / 2**20
+    batches, step, device = make()
     for given in itertools.islice(batches, updates):
-        images += step(given)
-    synchronize(device)
-    return {"images_per_second": images / (time.perf_counter() - began), "peak_mib": peak_mib()}
+        step(given)
+    most = peak_mib()
+    return (batches, step, device), None if most is None else most - before
+
+
+def in_turns(turns: int, warmup: int, updates: int, both: Mapping[str, Trained]) -> dict[str, list[float]]:
+    """Return images a second of each of several trainings, as often as there are turns."""
+    found: dict[str, list[float]] = {name: [] for name in both}
+    for _, (name, (batches, step, device)) in itertools.product(range(turns), both.items()):
+        for given in itertools.islice(batches, warmup):
+            step(given)
+        synchronize(device)
+        began = time.perf_counter()
+        images = sum([step(given) for given in itertools.islice(batches, updates)])
+        synchronize(device)
+        found[name].append(images / (time.perf_counter() - began))
+    return found
 
 
 def throughput(request: Request) -> int:
     batch, warmup, updates, count, models = (4, 1, 2, 40, SMALL) if request.small else (256, 40, 40, 2048, MODELS)
-    workers, found = (0 if request.small else max(1, (os.cpu_count() or 2) - 1)), []
-    about = request.source("timm", "triton") | {"workers": workers, "batch": batch}
+    workers, turns = (0, 1) if request.small else (max(1, (os.cpu_count() or 2) - 1), TURNS)
+    about, found = request.source("timm", "triton") | {"workers": workers, "batch": batch}, []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         draw(folder, count)
         for compiled, (model, pixels) in itertools.product((False, True)[: 1 if request.small else 2], models):
             words = [*APP.split(), f"data.root={folder}", f"model.name={model}", f"data.image_size={pixels}"]
             words += [f"data.batch_size={batch}", f"data.workers={workers}", f"trainer.compile={str(compiled).lower()}"]
-            for name in ("lossforge", "timm"):
-                free_memory()
-                of_timm = model, pixels, folder, batch, workers, compiled
-                batches, step, device = app(words) if name == "lossforge" else timm_parts(*of_timm)
-                disk = timed(batches, step, device, warmup, updates)
-                kept = itertools.cycle([*itertools.islice(batches, HELD_ON_DEVICE)])
-                time.sleep(0 if request.small else QUIET_SECONDS)
-                loop = timed(kept, step, device, warmup // 8, updates)
-                row = {"model": model, "compiled": compiled, "by": name}
-                found += [row | {"data": "disk"} | disk, row | {"data": "loop"} | loop]
-                print(*found[-2:], sep="\n", flush=True)
-                request.save(about | {"rows": found})
-                del batches, step, kept
+            begin = {
+                "lossforge": functools.partial(app, words),
+                "timm": functools.partial(timm_parts, model, pixels, folder, batch, workers, compiled),
+            }
+            both, peaks = {}, {}
+            for name, make in begin.items():
+                both[name], peaks[name] = begun(make, warmup)
+            disk = in_turns(turns, warmup, updates, both)
+            held = {
+                name: (itertools.cycle([*itertools.islice(batches, HELD_ON_DEVICE)]), *others) for name, (batches, *others) in both.items()
+            }
+            time.sleep(0 if request.small else QUIET_SECONDS)
+            loop = in_turns(turns, warmup // 8, updates, held)
+            found += [
+                {
+                    "model": model,
+                    "compiled": compiled,
+                    "by": name,
+                    "data": data,
+                    "images_per_second": statistics.median(each),
+                    "turns": each,
+                    "peak_mib": peaks[name],
+                }
+                for name in both
+                for data, each in (("disk", disk[name]), ("loop", loop[name]))
+            ]
+            print(*found[-4:], sep="\n", flush=True)
+            request.save(about | {"rows": found})
+            del both, held
     return 0
