@@ -27,9 +27,9 @@ from lossforge.bench.measure import synchronize
 MODELS, SMALL = (("resnet50", 224), ("vit_small_patch16_224", 224)), (("test_resnet", 64),)
 APP = """data=folder data.color_jitter=0 data.interpolation=bilinear data.normalization=model model=timm loss=ce optim=sgd optim.lr=0.01
 trainer.epochs=1000 trainer.amp=bf16 trainer.channels_last=true tracking=none"""
-CLASSES, LINKS, HELD_ON_DEVICE, TURNS = 10, 16, 4, 3
-QUIET_SECONDS = 5.0
-"""Until the processes that read have filled their queues, which are as long as the warm-up or shorter."""
+CLASSES, LINKS, HELD_ON_DEVICE, TURNS = 10, 40, 4, 3
+QUIET_SECONDS = 4.0
+"""Until the processes that read have filled their queues, which are shorter than the warm-up: those of one must not slow the other."""
 Step = Callable[[Any], int]
 Trained = tuple[Iterator[Any], Step, torch.device]
 
@@ -112,10 +112,11 @@ def begun(make: Callable[[], Trained], updates: int) -> tuple[Trained, float | N
     return (batches, step, device), None if most is None else most - before
 
 
-def in_turns(turns: int, warmup: int, updates: int, both: Mapping[str, Trained]) -> dict[str, list[float]]:
-    """Return images a second of each of several trainings, as often as there are turns."""
+def in_turns(turns: int, warmup: int, updates: int, both: Mapping[str, Trained], quiet: float) -> dict[str, list[float]]:
+    """Return images a second of each of several trainings, as often as there are turns. quiet: seconds to wait before each turn."""
     found: dict[str, list[float]] = {name: [] for name in both}
     for _, (name, (batches, step, device)) in itertools.product(range(turns), both.items()):
+        time.sleep(quiet)
         for given in itertools.islice(batches, warmup):
             step(given)
         synchronize(device)
@@ -128,7 +129,7 @@ def in_turns(turns: int, warmup: int, updates: int, both: Mapping[str, Trained])
 
 def throughput(request: Request) -> int:
     batch, warmup, updates, count, models = (4, 1, 2, 40, SMALL) if request.small else (256, 40, 40, 2048, MODELS)
-    workers, turns = (0, 1) if request.small else (max(1, (os.cpu_count() or 2) - 1), TURNS)
+    workers, turns, quiet = (0, 1, 0.0) if request.small else (max(1, (os.cpu_count() or 2) - 1), TURNS, QUIET_SECONDS)
     about, found = request.source("timm", "triton") | {"workers": workers, "batch": batch}, []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -143,12 +144,12 @@ def throughput(request: Request) -> int:
             both, peaks = {}, {}
             for name, make in begin.items():
                 both[name], peaks[name] = begun(make, warmup)
-            disk = in_turns(turns, warmup, updates, both)
+            disk = in_turns(turns, warmup, updates, both, quiet)
             held = {
                 name: (itertools.cycle([*itertools.islice(batches, HELD_ON_DEVICE)]), *others) for name, (batches, *others) in both.items()
             }
-            time.sleep(0 if request.small else QUIET_SECONDS)
-            loop = in_turns(turns, warmup // 8, updates, held)
+            time.sleep(quiet)
+            loop = in_turns(turns, warmup // 8, updates, held, 0)
             found += [
                 {
                     "model": model,
