@@ -302,3 +302,9 @@ def test_timms_poly_smoothing(device):
         poly_cross_entropy(x, target, smoothing=0.1, label_smoothing=0.2)
     with pytest.raises(ValueError, match=r"smoothing needs a dense target, \(7, 5\), got class indices \(7,\)"):
         lossforge.losses.asymmetric_loss_multi_label(x, target, smoothing=0.1)
+
+
+def test_flags_of_numpy_and_torch():
+    p, q = torch.rand(2, 3, 4)
+    for flag in (np.True_, torch.tensor(True)):
+        assert lossforge.losses.kl_div_with_logits(p, q, reverse=flag) == lossforge.losses.kl_div_with_logits(p, q, reverse=True)

@@ -167,6 +167,18 @@ def test_a_kernel_that_is_off_is_one_finding(monkeypatch):
     assert "mend 'float32' first" in report.findings[-1].detail
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cross_entropy", ": did you mean ce? In the registry: mae,"),
+        ("zlpr_loss", ". It is neither in the registry nor written module:name"),
+    ],
+)
+def test_name_of_a_function_in_the_shell(name, said):
+    status, output = shell(name)
+    assert (status, output.startswith(f"{name}: no loss that is checked{said}")) == (2, True), output
+
+
 def test_name_of_the_registry_in_the_shell(all_cases):
     if not all_cases:
         pytest.skip("a minute's work, with --all; test_check_in_the_shell runs it for a loss of one's own")

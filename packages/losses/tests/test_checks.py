@@ -148,3 +148,64 @@ def test_class_indices_that_are_floating_are_recognised():
             call()
     with pytest.raises(ValueError, match=r"where it holds probabilities, got \(4, 1\)$"):
         losses.cross_entropy(x, index.unsqueeze(1))
+
+
+@pytest.mark.parametrize(
+    ("flag", "call"),
+    [
+        ("reverse", lambda v: losses.kl_div_with_logits(X, X, reverse=v)),
+        ("temperature_squared", lambda v: losses.kl_div_with_logits(X, X, 2.0, temperature_squared=v)),
+        ("sum_classes", lambda v: losses.smoothed_binary_cross_entropy(X, X, sum_classes=v)),
+        ("tail", lambda v: losses.topk_kl_div_with_logits(X, *X.log_softmax(-1).topk(2), tail=v)),
+        ("average_log_prob", lambda v: losses.sequence_logps(X, average_log_prob=v)),
+        ("return_lse", lambda v: cross_entropy(X, INDEX, return_lse=v)),
+        ("size_average", lambda v: cross_entropy(X, INDEX, None, v)),
+        ("validate", lambda v: cross_entropy(X, INDEX, validate=v)),
+        ("inplace", lambda v: cross_entropy(X, INDEX, inplace=v)),
+        ("skip_ignored", lambda v: losses.fuse_linear(cross_entropy)(X, X, INDEX.clamp(max=2), skip_ignored=v)),
+        ("per_image", lambda v: losses.LovaszSoftmaxLoss(per_image=v)(X, INDEX)),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_what_is_true_or_false_is_not_taken_by_truth(flag, call):
+    for value, kind in (("false", "str"), (1, "int"), (torch.ones(2), "Tensor")):
+        with pytest.raises(TypeError, match=f"{flag} must be True or False, got {kind}"):
+            call(value)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("quantile must be finite and at least 0 and at most 1, got -2.0", lambda: losses.quantile_loss(X, X, torch.tensor(-2.0))),
+        ("alpha must be finite and at most 1, got 1.5", lambda: sigmoid_focal_loss(X, X, torch.tensor(1.5))),
+        ("lam must be .* at most 1, got 1.5", lambda: cross_entropy(X, INDEX, target_b=INDEX, lam=torch.tensor(1.5))),
+        ("alpha must be .*, got -1.5", lambda: losses.softmax_focal_loss(X, INDEX, torch.tensor(-1.5))),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_tensor_without_dimensions_is_checked_as_its_number(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "call"),
+    [
+        (TypeError, "^preference must be a tensor, got list", lambda: preference_bce_with_logits(X, X, [1, 1])),
+        (ValueError, "^quantile must broadcast to the shape of input", lambda: losses.quantile_loss(X, X, torch.rand(3))),
+        (ValueError, "^alpha must broadcast to the shape of input", lambda: losses.general_robust_loss(X, X, torch.rand(3))),
+        (ValueError, r"^index must have shape \(3,\), or \(3, K\) for K tokens", lambda: losses.selective_log_softmax(X, INDEX[:2])),
+        (TypeError, "^target must be a tensor, got NoneType", lambda: losses.cosine_embedding_loss(X, X, None)),
+        (
+            ValueError,
+            'classes must be "present", "all", or a list of class indices, got None',
+            lambda: losses.lovasz_softmax_loss(X, INDEX, None),
+        ),
+        (ValueError, "classes must be .*, got 1", lambda: losses.lovasz_softmax_loss(X, INDEX, 1)),
+        (TypeError, "ignore_index must be a whole number, got bool", lambda: cross_entropy(X, INDEX, ignore_index=True)),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_the_argument_is_named_as_the_function_has_it(kind, message, call):
+    with pytest.raises(kind, match=message):
+        call()

@@ -184,8 +184,26 @@ def test_check_finds_a_wrong_reference():
     assert not report
 
 
+@elementwise
+@triton.jit
+def zero_one(x, y):
+    return (x > 0.5) != (y > 0.5)
+
+
+def test_a_comparison_is_a_number_of_the_inputs_dtype(device, points):
+    """On the CPU the mean of bools would be taken in bools."""
+    x, y = (torch.rand(6, 5, device=device) for _ in range(2))
+    wrong = ((x > 0.5) != (y > 0.5)).float()
+    for reduction, expected in (("mean", wrong.mean()), ("sum", wrong.sum()), ("none", wrong)):
+        for loss in (zero_one, zero_one.reference):
+            torch.testing.assert_close(loss(x, y, reduction=reduction), expected)
+    assert check(zero_one, device="cpu", quick=True)
+
+
 def test_call_errors():
     x = torch.zeros(3)
+    with pytest.raises(TypeError, match="hyper must map the names of hyper-parameters to their defaults, got list"):
+        elementwise(charbonnier, hyper=["delta"])
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'gama'\. It takes delta, "):
         charbonnier(x, x, gama=1)
     with pytest.raises(TypeError, match="delta must be a number, got str"):

@@ -28,6 +28,18 @@ def test_what_the_compiler_refuses_is_refused_without_a_gpu():
         return reads_global(x, y), 1.0
 
     @triton.jit
+    def by_position(x, y, /):
+        return x - y
+
+    @triton.jit
+    def any_number(*x):
+        return x
+
+    @triton.jit
+    def constant(x, y):
+        return 1.0
+
+    @triton.jit
     def joins(x, y):
         return tl.where((x > 0) and (y > 0), x, y), 1.0
 
@@ -90,6 +102,9 @@ def test_what_the_compiler_refuses_is_refused_without_a_gpu():
         (reads_global, f"reads_global: PLAIN is a float from outside of the function, which Triton does not compile; {instead}"),
         (reads_closure, r"reads_closure: beta is a float from outside of the function.* write beta = tl.constexpr\(0.3\)"),
         (calls_one, "reads_global: PLAIN is a float from outside"),
+        (by_position, "by_position: a formula has plain arguments, without / and \\*, in `def by_position"),
+        (any_number, "any_number: a formula has plain arguments"),
+        (constant, "constant: its value must depend on x or y$"),
         (joins, r"joins: `and` takes one truth value, .* write \(a\) & \(b\), in `x > 0 and y > 0`"),
         (either, r"either: `or` takes one truth value, .* write \(a\) | \(b\)"),
         (negates, "negates: `not` takes one truth value"),

@@ -41,6 +41,15 @@ def test_a_number_as_variance(device):
     torch.testing.assert_close(GaussianNLLLoss(eps=0.75)(x, y, 0.5), F.gaussian_nll_loss(x, y, 0.5, eps=0.75))
 
 
+@pytest.mark.parametrize("columns", [5, 1])
+def test_compiled_at_several_sizes(columns):
+    """The last batch of an epoch is smaller, and torch.compile then traces sizes as symbols."""
+    compiled = torch.compile(gaussian_nll_loss, backend="eager", fullgraph=True)
+    for n in (4, 3, 7):
+        x, y, var = torch.randn(n, 5), torch.randn(n, 5), torch.rand(n, columns) + 0.1
+        torch.testing.assert_close(compiled(x, y, var), F.gaussian_nll_loss(x, y, var))
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 5, 1), (5, 4), (2, 5), (1, 1)], ids=str)
 def test_variances_of_other_shapes(shape, device):
     x = torch.randn(3, 5, device=device)

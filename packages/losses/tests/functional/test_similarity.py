@@ -391,6 +391,12 @@ def test_autocast(device):
     assert error(value, exact) < 1e-6
     assert all(g.dtype == torch.float32 for g in gradients)
     assert clip_loss_from_features(a, b) != value
+    with torch.autocast(device, torch.bfloat16), plain_torch():
+        plain, plain_gradients = differentiated(clip_loss_from_features, [a, b], torch.float32)
+    assert plain.dtype == torch.float32
+    assert error(plain, exact) < 1e-6
+    for ours, reference in zip(gradients, plain_gradients, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=2e-2, atol=1e-3)
 
 
 def test_no_gradient_launches_no_gradient(device):

@@ -78,15 +78,42 @@ def keywords(function: Callable[..., Any]) -> list[str] | None:
 
 
 def named(function: Callable[P, R]) -> Callable[P, R]:
-    """Answer a keyword that `function` does not take with all those that it takes."""
-    owner, accepted = function.__qualname__, names(function)
+    """Answer a keyword that `function` does not take with all those that it takes, and check its flags."""
+    owner, accepted, flags = function.__qualname__, names(function), flags_of(inspect.signature(function))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         only(accepted, kwargs, owner)
-        return function(*args, **kwargs)
+        return function(*with_flags(flags, args, kwargs), **kwargs)
 
     return call
+
+
+class Flag(NamedTuple):
+    """A parameter that is True or False: its place among the arguments, and whether it may be None."""
+
+    place: int
+    optional: bool
+
+
+def flags_of(signature: inspect.Signature) -> dict[str, Flag]:
+    """Return the parameters that are True or False."""
+    taken = enumerate(signature.parameters.values())
+    return {p.name: Flag(place, p.annotation is not bool) for place, p in taken if p.annotation in (bool, bool | None)}
+
+
+def with_flags(flags: Mapping[str, Flag], args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
+    """Check the flags of a call; return its arguments with those of numpy and torch made True or False, as they become in `named`."""
+    for name, (place, optional) in flags.items():
+        given = named.get(name, args[place] if place < len(args) else None)
+        if isinstance(given, bool) or (given is None and (optional or not (name in named or place < len(args)))):
+            continue
+        value = flag(name, given)
+        if name in named:
+            named[name] = value
+        else:
+            args = [*args[:place], value, *args[place + 1 :]]
+    return args
 
 
 def of_host(name: str, value: object) -> Any:
@@ -141,24 +168,26 @@ def nonzero(value: float) -> bool:
 
 
 def is_parameter(value: object, x: object) -> TypeGuard[Tensor]:
-    """Whether a value that may be a number or a tensor is a tensor: a 0-d one on the CPU, where x is not, is a number, as in torch."""
+    """Whether what may be a number is a tensor: one of 0-d on the CPU is a number, unless x is there, too, and it is learnt."""
     if not isinstance(value, Tensor):
         return False
-    return not (value.ndim == 0 and value.device.type == "cpu" and isinstance(x, (Tensor, Head)) and x.device.type != "cpu")
+    if value.ndim or value.device.type != "cpu" or not isinstance(x, (Tensor, Head)):
+        return True
+    return x.device.type == "cpu" and (value.requires_grad or transformed(value))
 
 
 def whole_number(name: str, value: object) -> int:
     value = of_host(name, value)
-    if not isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
     return value  # type: ignore[return-value]  # traced numbers behave as integers
 
 
 def flag(name: str, value: object) -> bool:
-    value = of_host(name, value)
-    if not isinstance(value, bool):
+    found = value if isinstance(value, Tensor) and value.ndim else of_host(name, value)
+    if not isinstance(found, bool):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
-    return value
+    return found
 
 
 def tensor(name: str, t: object) -> Tensor:

@@ -6,6 +6,7 @@ arguments themselves, perhaps in another shape, without the dispatcher (state.pl
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -48,19 +49,20 @@ class Known(NamedTuple):
 
 
 def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P, R]:
-    """Make a public loss of a function that checks a call: check the keywords, compute what it prepares, and keep the call.
+    """Make a public loss of a function that checks a call: check keywords and flags, compute what it prepares, and keep the call.
 
     Args:
         autocast: whether the function follows autocast.
     """
-    owner, accepted = function.__qualname__, checks.keywords(function)
+    owner, accepted, flags = function.__qualname__, checks.keywords(function), checks.flags_of(inspect.signature(function))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
         for name in kwargs:
             if accepted is not None and name not in accepted:
                 raise checks.unexpected(owner, name, accepted)
-        key = None if checks.VALIDATE or kwargs.get("validate") else _key(function, args, kwargs)
+        validate = kwargs.get("validate")
+        key = _key(function, args, kwargs) if (validate is None or validate is False) and not checks.VALIDATE else None
         if autocast and key is not None:
             key = (*key, *map(_autocast, ("cuda", "cpu")))
         known = None if key is None else PLANS.get(key)
@@ -71,7 +73,7 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
             else:
                 found = spec.results(tensors)
             return known.finish(found if len(known.present) == 1 else in_places(known.present, found))
-        prepared = function(*args, **kwargs)
+        prepared = function(*checks.with_flags(flags, args, kwargs), **kwargs)
         if not isinstance(prepared, Prepared):
             return prepared
         spec, tensors, wanted = execution(prepared)

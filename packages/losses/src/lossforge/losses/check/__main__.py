@@ -26,6 +26,11 @@ def main() -> int:
     from lossforge.losses.custom.find import find
     from lossforge.losses.registry import LOSSES
 
+    if ":" not in given.loss and given.loss not in LOSSES:
+        entries = [name for name, entry in LOSSES.items() if entry.function.__name__ == given.loss]
+        meant = f": did you mean {entries[0]}?" if entries else ". It is neither in the registry nor written module:name or file.py:name."
+        print(f"{given.loss}: no loss that is checked{meant} In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
+        return 2
     try:
         kernels.load("math")
         loss = LOSSES[given.loss] if given.loss in LOSSES else find(given.loss)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
+import torch
 from torch import Tensor, nn
 
 from lossforge import kernels
@@ -22,7 +23,7 @@ from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.registry import Loss
 from lossforge.losses.run import entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
-from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
+from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
 from lossforge.losses.types import Reduction
 
@@ -107,9 +108,10 @@ def _of_elements(
     reduction: Reduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
 ) -> Tensor:
-    names = list(hyper)
-    parameter = hyper.pop(names[-1]) if names and isinstance(hyper[names[-1]], Tensor) else None
-    call = ElementwiseCall(formula, input, target, parameter=parameter, hyper=_numbers(hyper), reduction=reduction)
+    last = hyper.popitem() if hyper else None
+    numbers = _numbers(hyper)
+    numbers, parameter = (numbers, None) if last is None else with_parameter(numbers, *last, input)
+    call = ElementwiseCall(formula, input, target, parameter=parameter, hyper=numbers, reduction=reduction)
     return elementwise_loss(call, options)
 
 
@@ -187,7 +189,7 @@ def elementwise(
     if formula is None:
         return lambda formula: elementwise(formula, hyper=hyper, reference=reference, domain=domain)
     checks.one_of("domain", domain, get_args(Domain))
-    return _made(ELEMENTWISE, _of_elements, formula, dict(hyper or {}), reference, domain)
+    return _made(ELEMENTWISE, _of_elements, formula, hyper, reference, domain)
 
 
 @overload
@@ -223,7 +225,7 @@ def rowwise(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference
     """
     if formula is None:
         return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
-    return _made(ROWWISE, _of_rows, formula, dict(hyper or {}), reference)
+    return _made(ROWWISE, _of_rows, formula, hyper, reference)
 
 
 @overload
@@ -259,17 +261,20 @@ def boxes(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference |
     """
     if formula is None:
         return lambda formula: boxes(formula, hyper=hyper, reference=reference)
-    return _made(BOXES, _of_boxes, formula, dict(hyper or {}), reference)
+    return _made(BOXES, _of_boxes, formula, hyper, reference)
 
 
 def _made(
     template: Template[Any],
     compute: Computes,
     formula: Any,
-    hyper: dict[str, float],
+    given_hyper: Hyper,
     reference: Reference | None,
     domain: str = "logits",
 ) -> CustomLoss:
+    if not isinstance(given_hyper, Mapping | None):
+        raise TypeError(f"hyper must map the names of hyper-parameters to their defaults, got {type(given_hyper).__name__}")
+    hyper = dict(given_hyper or {})
     kernels.load("math")
     from lossforge.losses.custom.derive import differentiated
     from lossforge.losses.custom.source import read, results
@@ -314,6 +319,9 @@ def _check_arguments(source: "Source", template: Template[Any], hyper: Mapping[s
             f"{source.name}: its arguments must be {', '.join(leading)} (under any name), then those of hyper in its order"
             f"{': ' if hyper else ', and hyper is empty'}{', '.join(hyper)}; got ({', '.join(source.arguments)})"
         )
+    used = {n.id for s in source.statements for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    if not used & {*source.arguments[: len(leading)]}:
+        raise FormulaError(f"{source.name}: its value must depend on {' or '.join(source.arguments[: len(leading)])}")
     if both := {*hyper} & {*taken, "input", "target", "boxes1", "boxes2"}:
         raise FormulaError(f"{source.name}: {', '.join(sorted(both))} is the name of an option that every loss has; call it differently")
 
@@ -336,7 +344,11 @@ def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
         if of_boxes:
             args = (*args[0].unbind(-1), *args[1].unbind(-1), *args[2:])
         found = translated(*args)
-        return found[0] if several else found
+        value = found[0] if several else found
+        value = value if value.is_floating_point() else value.to(args[0].dtype)
+        if value.requires_grad or not args[0].requires_grad:
+            return value
+        return torch.where(torch.ones_like(value, dtype=torch.bool), value, args[0])  # a step has gradient 0, as in the kernel
 
     return translated_reference
 

@@ -178,6 +178,9 @@ def _check_and_write_out(source: Source) -> bool:
 
 
 def _check_statements(source: Source) -> None:
+    given = source.definition.args
+    if given.posonlyargs or given.kwonlyargs or given.vararg or given.kwarg:
+        raise source.fault(source.definition, "a formula has plain arguments, without / and *")
     for statement in source.statements:
         if not isinstance(statement, STRAIGHT):
             kind = type(statement).__name__.lower()

@@ -389,7 +389,7 @@ def asymmetric_loss_multi_label(
     hyper.append(checks.number("clip", 0.0 if clip is None else clip, 0.0, 1.0))
     call = _with_pos_weight(ElementwiseCall("asymmetric", input, target, weight=weight, hyper=hyper), pos_weight)
     checks.number("eps", eps, 0.0, 1e-4)
-    if checks.flag("disable_torch_grad_focal_loss", disable_torch_grad_focal_loss):
+    if disable_torch_grad_focal_loss:
         call = call._replace(loss="asymmetric_constant_powers")
     target = smoothed(target, input, smoothing)
     return elementwise_loss(call._replace(target=target, reduction=per_sample(reduction, input, options)), options)
@@ -486,7 +486,7 @@ def preference_bce_with_logits(
         group_weight: (G,), the weight of each group.
     """
     call = ElementwiseCall("bce_with_logits", input, target, group=group, group_weight=group_weight, hyper=[1.0], reduction=reduction)
-    return elementwise_loss(call._replace(weight=preference), options)
+    return elementwise_loss(call._replace(weight=preference), options, weight="preference")
 
 
 @loss(
@@ -533,7 +533,7 @@ def preference_bce(
         >>> preference_bce(p, torch.randint(10, (8,)), preference=torch.rand(8, 1)).backward()
     """
     call = ElementwiseCall("bce", input, target, group=group, group_weight=group_weight, hyper=[_floor(input)], reduction=reduction)
-    return elementwise_loss(call._replace(weight=preference), options)
+    return elementwise_loss(call._replace(weight=preference), options, weight="preference")
 
 
 @loss(

@@ -177,7 +177,7 @@ def _features(normalize: bool, **given: Tensor) -> list[Tensor]:
             checks.beside(name, t, like, of)
             if t.shape[1] != like.shape[1]:
                 raise ValueError(f"{name} must have the {like.shape[1]} features of {of}, got shape {tuple(t.shape)}")
-        if checks.flag("normalize", normalize):
+        if normalize:
             t = F.normalize(t, dim=1)
         kind = t.device.type
         if torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
@@ -268,10 +268,9 @@ def info_nce_loss(
     a, *others = _features(normalize, **given)
     rows, columns = len(a), len(others[0])
     offset = _whole_offset(offset, rows, columns, "positive")
-    symmetric = checks.flag("symmetric", symmetric)
     call = SimilarityCall("both_sides" if symmetric else "softmax", a, others[0] if negatives is None else torch.cat(others))
     call = call._replace(offset=offset, reduction=reduction)
-    if not checks.flag("in_batch", in_batch):
+    if not in_batch:
         if negatives is None or symmetric or columns != rows:
             raise ValueError("in_batch=False needs negatives, as many positives as queries, and symmetric=False")
         call = call._replace(skip=OTHERS, pairs=columns)
@@ -465,6 +464,6 @@ def siglip_loss_from_features(
     """
     a, b = _features(normalize, image_features=image_features, text_features=text_features)
     (number, scale), (shift, bias) = _number("logit_scale", logit_scale, a), _number("logit_bias", logit_bias, a)
-    offset = NOWHERE if checks.flag("negative_only", negative_only) else checks.whole_number("offset", offset)
+    offset = NOWHERE if negative_only else checks.whole_number("offset", offset)
     call = SimilarityCall("sigmoid", a, b, scale=scale, bias=bias, logit_scale=number, logit_bias=shift if bias is None else 0.0)
     return _prepared(call._replace(offset=offset, reduction=reduction), options, "image_features")

@@ -128,7 +128,7 @@ def varifocal_loss(
     """
     alpha = checks.number("alpha", alpha, 0.0)
     gamma = checks.number("gamma", gamma, 0.0)
-    hyper = [alpha, gamma, float(checks.flag("iou_weighted", iou_weighted))]
+    hyper = [alpha, gamma, float(iou_weighted)]
     call = ElementwiseCall("varifocal", input, target, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, {**options, "score": score})
 

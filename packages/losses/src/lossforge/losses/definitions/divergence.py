@@ -311,5 +311,5 @@ def topk_kl_div_with_logits(
         raise ValueError(f"indices must have K classes for each row of input, {tuple(input.shape)}, got shape {tuple(indices.shape)}")
     checks.fits("values", values, values.shape == indices.shape, "have the shape of indices, {}", indices.shape)
     call = TopKCall("topk_kl", input, values, indices, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(renormalize=bool(renormalize), tail=bool(tail), temperature=temperature)
+    call = call._replace(renormalize=renormalize, tail=tail, temperature=temperature)
     return divergence_loss(call, options, temperature_squared)

@@ -69,7 +69,9 @@ def cosine_embedding_loss(
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     hyper = [checks.number("margin", margin)]
-    return vectors_loss("cosine_embedding", {"input1": input1, "input2": input2}, hyper, reduction, options, label=target)
+    return vectors_loss(
+        "cosine_embedding", {"input1": input1, "input2": input2}, hyper, reduction, options, label=checks.tensor("target", target)
+    )
 
 
 @formula(
@@ -140,4 +142,4 @@ def triplet_margin_loss(
     hyper = [checks.number("margin", margin, 0.0, exclusive=True), checks.number("p", p, 1.0), checks.number("eps", eps)]
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     tensors = {"anchor": anchor, "positive": positive, "negative": negative}
-    return vectors_loss("triplet_margin", tensors, [*hyper, float(checks.flag("swap", swap))], reduction, options)
+    return vectors_loss("triplet_margin", tensors, [*hyper, float(swap)], reduction, options)

@@ -92,7 +92,7 @@ def load_balancing_loss(
         balance=checks.number("balance", balance),
         z_loss=checks.number("z_loss", z_loss),
         empty_is_zero=options.get("empty") == "zero",
-        outputs=[checks.flag("return_z_loss", return_z_loss)],
+        outputs=[return_z_loss],
     )
     checked: Any = Prepared(call, options, _with_z_loss if return_z_loss else first)
     return checked

@@ -106,7 +106,7 @@ def box_iou_loss(
         without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch. A pair with
         a flipped box (x2 < x1, y2 < y1, or a negative width or height) has loss and gradient nan; validate=True raises.
     """
-    if checks.flag("log", log):
+    if log:
         return corner_loss("log_iou", boxes1, boxes2, reduction, checks.number("eps", eps, 0.0, 1.0), options)
     return corner_loss("iou", boxes1, boxes2, reduction, eps, options)
 
@@ -312,7 +312,7 @@ def scylla_box_iou_loss(
             +γ, kept in [0, 2] as there: its cost falls as the distance of the centres grows. Take it only to repeat a training of
             mmdetection.
     """
-    formula = "siou" if checks.flag("neg_gamma", neg_gamma) else "siou_rising"
+    formula = "siou" if neg_gamma else "siou_rising"
     return corner_loss(formula, boxes1, boxes2, reduction, eps, options)
 
 

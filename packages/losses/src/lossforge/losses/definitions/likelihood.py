@@ -168,7 +168,6 @@ def kl_div(
         >>> log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)
         >>> kl_div(log_p, torch.rand(8, 10).softmax(1), reduction="batchmean").backward()
     """
-    checks.flag("log_target", log_target)
     if log_target and isinstance(target, Tensor) and not target.is_floating_point():
         raise TypeError(f"target must hold log-probabilities where log_target is True, got {target.dtype}")
     kept = per_sample(checks.legacy_reduction(size_average, reduce, reduction), input, options)

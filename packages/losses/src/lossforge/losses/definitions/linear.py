@@ -362,7 +362,7 @@ class FusedLoss:
         by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=LINEAR.keeping.settings.get(k), annotation=t) for k, t in settings.items()]
         self.by_position = (*LAYER, *[p.name for p in by_position])
         self.__signature__ = Signature([*layer, *by_position, *by_name])  # inspect reads it
-        self.accepted = tuple(self.__signature__.parameters)
+        self.accepted, self.flags = tuple(self.__signature__.parameters), checks.flags_of(self.__signature__)
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
         return compute(self.prepared(*tensors, **named))
@@ -381,6 +381,7 @@ class FusedLoss:
         for name in (*LAYER, *self.needed):
             if name not in given:
                 raise TypeError(f"{self.__name__}() needs {name}. It takes {', '.join(self.accepted)}")
+        checks.with_flags(self.flags, (), given)
         layer = _layer(given.pop("input"), given.pop("weight"), given.pop("bias", None))
         own, linear = _split(given)
         kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
@@ -521,7 +522,7 @@ def linear_selective_log_softmax(
     checks.integer("index", index)
     lead, several = input.shape[:-1], index.ndim == input.ndim
     of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
-    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
+    checks.fits("index", index, of_rows, "have shape {}, or ({}) for K tokens a row", lead, ", ".join(map(str, (*lead, "K"))))
     given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy} | _softened(temperature, softcap)
     if not several:
         return _fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)

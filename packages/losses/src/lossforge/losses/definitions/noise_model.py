@@ -74,7 +74,7 @@ def gaussian_nll_loss(
         >>> gaussian_nll_loss(mean, torch.randn(8, 10), var).backward()
     """
     checks.whole("input", input)
-    hyper = [float(checks.flag("full", full)), checks.number("eps", eps, 0.0, exclusive=True)]
+    hyper = [float(full), checks.number("eps", eps, 0.0, exclusive=True)]
     var = beside("var", var, input, "input") if isinstance(var, Tensor) else input.new_full((), checks.number("var", var, 0.0))
     _not_negative(var, options.pop("validate", None))
     return pointwise_loss("gaussian_nll", {"input": input, "target": target, "var": _as_input(var, input)}, hyper, reduction, options)
@@ -92,7 +92,7 @@ def _as_input(var: Tensor, input: Tensor) -> Tensor:
     shape = input.shape
     if var.shape == shape[:-1] and var.ndim < input.ndim:
         var = var.unsqueeze(-1)
-    repeated = sum(a != b for a, b in zip(var.shape, shape, strict=False))
+    repeated = len([a for a, b in zip(var.shape, shape, strict=False) if a != b])
     if var.ndim and (var.ndim != input.ndim or repeated > 1 or not checks.expands(var, shape)):
         raise ValueError(
             f"var must have the shape of input, {tuple(shape)}, that without its last dimension, or one dimension of size 1, "
@@ -151,6 +151,6 @@ def poisson_nll_loss(
         >>> poisson_nll_loss(log_rates, torch.poisson(4 * torch.rand(8, 10))).backward()
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
-    flags = [float(checks.flag("log_input", log_input)), float(checks.flag("full", full))]
+    flags = [float(log_input), float(full)]
     hyper = [*flags, checks.number("eps", eps, 0.0, exclusive=True)]
     return pointwise_loss("poisson_nll", {"input": input, "target": target}, hyper, reduction, options)

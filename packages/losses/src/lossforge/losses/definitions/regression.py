@@ -339,9 +339,10 @@ def general_robust_loss(
         scale: c above 0, the size of a residual that is not an outlier, in the units of input.
         reduction: "mean", "sum" or "none".
     """
-    hyper = [checks.number("scale", scale, 0.0, exclusive=True)]
-    shape = alpha if checks.is_parameter(alpha, input) else None
-    if shape is None:
-        hyper.append(alpha if isinstance(alpha, float) and alpha == -math.inf else checks.number("alpha", alpha))
+    hyper, shape = [checks.number("scale", scale, 0.0, exclusive=True)], None
+    if isinstance(alpha, float) and alpha == -math.inf:
+        hyper.append(alpha)
+    else:
+        hyper, shape = with_parameter(hyper, "alpha", alpha, input)
     call = ElementwiseCall("general_robust", input, target, parameter=shape, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, options)

@@ -117,7 +117,7 @@ def task_aligned_assign(
     positive = {name: checks.number(name, value, 0.0) for name, value in positive.items()}
     checks.one_of("iou", iou, IOUS)
     checks.one_of("style", style, STYLES)
-    flags = style == "tood", checks.flag("from_logits", from_logits), checks.flag("dense", dense)
+    flags = style == "tood", from_logits, dense
     numbers: tuple[Any, ...] = (topk, *positive.values(), iou, *flags)
     narrow = all(t.dtype in KERNEL_DTYPES for t in (tensors[1], tensors[2], tensors[4]))
     if narrow and kernels_apply(tensors[0]) and tensors[4].numel() and not any(isinstance(n, Tensor) for n in numbers):

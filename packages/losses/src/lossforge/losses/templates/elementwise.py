@@ -26,10 +26,13 @@ def of_dim(dim: int, x: Tensor) -> None:
 
 
 def with_parameter(
-    hyper: list[float], name: str, value: float | Tensor, x: object, low: float = -math.inf, high: float = math.inf
+    hyper: list[float], name: str, value: float | Tensor, x: Tensor, low: float = -math.inf, high: float = math.inf
 ) -> tuple[list[float], Tensor | None]:
-    """Return the hyper-parameters with `value` as the last, or a tensor that takes the last one's place."""
+    """Return the hyper-parameters with `value` as the last, or a tensor that takes the last one's place, which broadcasts to x."""
     if checks.is_parameter(value, x):
+        checks.whole("input", x)
+        checks.floating_beside(name, value, x)
+        checks.broadcasts(name, value, x)
         return hyper, value
     return [*hyper, checks.number(name, value, low, high)], None
 
@@ -57,12 +60,16 @@ def summed_over(dim: int, results: Sequence[Tensor | None]) -> Tensor:
 
 
 def elementwise_loss(
-    call: ElementwiseCall, options: Any, mean: Literal["elements", "weights", "rows"] = "elements", diagonal: bool = False
+    call: ElementwiseCall,
+    options: Any,
+    mean: Literal["elements", "weights", "rows"] = "elements",
+    diagonal: bool = False,
+    weight: str = "weight",
 ) -> Deferred:
     """Check arguments. call: with the function's arguments as they are. options: WeightedElementwiseOptions.
 
     mean: what a mean divides by: the elements not ignored, the weights that count, where weights are given, or the rows not ignored.
-    diagonal: a target of None is the diagonal, `call.offset` columns to the right.
+    diagonal: a target of None is the diagonal, `call.offset` columns to the right. weight: what the function calls the weight.
     """
     x = call.x
     checks.whole("input", x)
@@ -72,10 +79,9 @@ def elementwise_loss(
     divisor = check_options(x, call.reduction, options, ElementwiseOptions)
     call = call._replace(dim=checks.whole_number("dim", options.get("dim", -1)), ignore_index=IGNORED, target_b=options.get("target_b"))
     call = _with_target(call, options, mean, diagonal)
-    for name, t in (("weight", call.weight), ("pos_weight or alpha", call.parameter)):
-        if t is not None:
-            checks.floating_beside(name, t, x)
-            checks.broadcasts(name, t, x)
+    if call.weight is not None:
+        checks.floating_beside(weight, call.weight, x)
+        checks.broadcasts(weight, call.weight, x)
     call = _with_groups(call, options.get("validate"))
     reduces = call.reduction == "mean" and options.get("normalizer") is None
     if mean == "weights" and call.weight is not None and reduces:

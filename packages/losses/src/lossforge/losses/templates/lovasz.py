@@ -1,6 +1,6 @@
 """What the losses of sorted errors of regions share: the checks of their arguments, and the call."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,6 @@ def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: Checked
     """Check arguments. call: with the function's arguments as they are; of logits without classes, x is (N, 1, d…)."""
     x, target = call.x, call.target
     divisor = check_options(x, call.reduction, options, CheckedOptions)
-    per_image = checks.flag("per_image", call.per_image)
     ignore_index = checks.whole_number("ignore_index", call.ignore_index)
     channels, rows = x.shape[1], (x.shape[0], *x.shape[2:])
     if isinstance(target, Tensor) and target.ndim == x.ndim and target.shape[1] == 1:
@@ -27,14 +26,14 @@ def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: Checked
         target = target.to(torch.uint8)
     allowed = checks.Allowed(0, channels + call.first, ignore_index, options.get("validate"))
     target = checks.indices("target", target, x, allowed, rows)
-    if x.ndim == 2 and not per_image:  # rows without pixels are the pixels of one image
+    if x.ndim == 2 and not call.per_image:  # rows without pixels are the pixels of one image
         x, target = x.t().unsqueeze(0), target.unsqueeze(0)
     else:
         x, target = x.flatten(2) if x.ndim > 2 else x.unsqueeze(2), target.flatten(1) if target.ndim > 1 else target.unsqueeze(1)
-    listed = None if isinstance(classes, str) else _listed(classes, channels, x)
-    if listed is None:
-        checks.one_of("classes", classes, ("present", "all"))
-    call = call._replace(x=x, target=target, included=listed, per_image=per_image, ignore_index=ignore_index)
+    listed = _listed(classes, channels, x) if isinstance(classes, Collection) and not isinstance(classes, str) else None
+    if listed is None and classes not in ("present", "all"):
+        raise ValueError(f'classes must be "present", "all", or a list of class indices, got {classes!r}')
+    call = call._replace(x=x, target=target, included=listed, ignore_index=ignore_index)
     return prepared(call._replace(present=classes == "present"), options, divisor)
 
 

@@ -26,8 +26,6 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> De
     checks.fits("input", input, input.ndim >= 2, "have shape (N, C, d…)")
     normalizer = check_options(input, call.reduction, options, RegionOptions if call.lambda_ce is None else RegionSettings)
     checks.one_of("activation", activation, ACTIVATIONS)
-    for name in ("include_background", "squared_pred", "batch", "present_only"):
-        checks.flag(name, getattr(call, name))
     numbers = [checks.number(name, number, 0.0) for name, number in hyper.items()]
     ignore_index = checks.whole_number("ignore_index", call.ignore_index)
     classes = input.shape[1]

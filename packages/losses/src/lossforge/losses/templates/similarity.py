@@ -1,5 +1,6 @@
 """The losses of similarities, of which some belong together: of a matrix, or of two sets of features. The plain-torch form."""
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -20,7 +21,9 @@ def similarity_reference(call: SimilarityCall) -> Tensor:
     a, b = accurate(call.a), accurate(call.b)
     scale = call.logit_scale if call.scale is None else call.logit_scale * call.scale.to(a.dtype)
     bias = call.logit_bias if call.bias is None else call.logit_bias + call.bias.to(a.dtype)
-    x = scale * (a @ b.T) + bias
+    kind = a.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext():  # it would round the product
+        x = scale * (a @ b.T) + bias
     counts, together = _related(call, x)
     if call.loss == "sigmoid":
         values = (F.softplus(-x.abs()) + torch.where(together, -x, x).clamp(min=0)).sum(1)
