@@ -168,6 +168,14 @@ def test_what_it_does_not_take(arguments, options, kind, said):
     assert not Path("runs").exists()
 
 
+def test_a_result_is_a_checkpoint(capsys):
+    result = lab.train(*QUICK)
+    found = [lab.evaluate(each, "tracking=none") for each in (result, result.folder, f"checkpoint={result.folder}")]
+    assert len({each.values["top1"] for each in found}) == 1
+    with pytest.raises(TypeError, match=r"checkpoint must be a result of lab\.train, or the path of a run or checkpoint, got int"):
+        lab.evaluate(3)
+
+
 def test_a_quoted_folder_s_way_on_can_be_typed(capsys):
     class Stops:
         def on_epoch(self, trainer):

@@ -45,6 +45,13 @@ def test_a_run_ends_with_a_picture_and_a_rate(tmp_path, monkeypatch):
     assert Path(load(SHORT).config.trainer.callbacks[0]).name.endswith("LrRange")
 
 
+def test_a_run_that_is_too_short_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = lab.train(*SHORT, f"trainer.max_updates={LEAST - 1}")
+    assert "suggested_lr" not in result.values
+    assert f"needs {LEAST} updates of a finite loss, and had {LEAST - 1}" in (result.folder / "log.txt").read_text()
+
+
 def test_a_loss_that_diverges_ends_the_test():
     class Trainer:
         updates, done = 100, 0

@@ -1,6 +1,7 @@
 """Early stopping, the monitored metric, kept checkpoints, frozen parts, own weights and recomputed activations, by small trainings."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ def test_direction_follows_the_metrics_name_or_the_setting(words, default, name,
     assert found.improves(better, 2)
     assert not found.improves(worse, 3)
     assert (found.best.epoch, found.best.stale) == (2, 1)
+
+
+def test_a_metric_without_a_number_ends_no_run():
+    found = monitor("trainer.patience=1")
+    for epoch in (1, 2, 3):
+        found.improves({"top1": math.nan}, epoch)
+        assert not found.gives_up
+    assert found.improves({"top1": 0.5}, 4)
+    found.improves({"top1": math.nan}, 5)
+    assert (found.gives_up, found.best.epoch) == (True, 4)
 
 
 def test_nan_is_never_better_than_a_figure():

@@ -165,3 +165,11 @@ def test_it_must_exist_and_be_callable(make_trainer, words):
 def test_both_name_code():
     tree = load(["data=folder", "data.transform=a.py:b", "data.val_transform=a.py:c"]).tree()
     assert {"data.transform", "data.val_transform"} <= set(dict(naming_code(tree)))
+
+
+@pytest.mark.parametrize("word", ["data.augment=false", "data.auto_augment=nonsense", "data.random_erase=0.5", "data.horizontal_flip=0"])
+def test_settings_that_it_replaces_are_refused(make_trainer, words, word):
+    with pytest.raises(
+        UserError, match=rf"data\.{word.partition('=')[0][5:]}=.*: has no effect beside data.transform=own.py:made; leave it out"
+    ):
+        make_trainer(*words, "data.transform=own.py:made", word)

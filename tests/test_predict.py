@@ -271,3 +271,10 @@ def test_a_misspelt_word_is_answered_with_this_apps_own(capsys, word, said):
     assert error.startswith(f"error: {word}: {word.partition('=')[0]!r} is not known.")
     assert said in error
     assert all(name in error.splitlines()[-1] for name in ("checkpoint", "out", "score", "top"))
+
+
+def test_what_a_tasks_predictions_do_not_read_is_refused(trained, tmp_path):
+    done = predict(trained, f"checkpoint={checkpoint(trained, 'detector')}", "top=1", f"out={tmp_path / 'out'}", "data")
+    assert done.returncode == 1
+    assert "error: top=1: has no effect on predictions of task=detection; leave it out." in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -160,7 +160,16 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda root: (root / "val" / "masks" / "1.png").unlink(), "an image and a mask of one stem are expected; of 1 there is only one"),
+        (lambda root: (root / "val" / "masks" / "1.png").unlink(), r"val/images/1.png: has no masks/1\.\* beside it in val/"),
+        (lambda root: (root / "val" / "images" / "1.png").unlink(), r"val/masks/1.png: has no images/1\.\* beside it in val/"),
+        (
+            lambda root: [Image.new("L", (40, 40), 255 * (n % 2)).save(root / "train" / "masks" / f"{n}.png") for n in range(6)],
+            "the masks of .*train have no pixel but of 0, 255; data.classes numbers .* from 0 to 1, and 255 means no class",
+        ),
+        (
+            lambda root: [Image.new("L", (40, 40), 255).save(root / "val" / "masks" / f"{n}.png") for n in range(2)],
+            "the masks of .*val have no pixel but of 255;",
+        ),
         (lambda root: (root / "train" / "images" / "0.png").write_bytes(b"no"), "train/images/0.png: cannot be read as an image"),
         (
             lambda root: ((path := root / "train" / "masks" / "2.png").unlink(), os.mkfifo(path)),
@@ -177,7 +186,18 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
         ),
         (lambda root: (root / "val" / "masks").rename(root / "val" / "mask"), "masks: no such folder"),
     ],
-    ids=["no mask", "no image", "a pipe", "another size", "a class too many", "two of one stem", "no folder"],
+    ids=[
+        "no mask",
+        "no image of it",
+        "255 is a class",
+        "no class",
+        "no image",
+        "a pipe",
+        "another size",
+        "a class too many",
+        "two of one stem",
+        "no folder",
+    ],
 )
 def test_what_is_wrong_in_a_folder_is_named(make_trainer, folder, damage, said):
     damage(folder)
@@ -205,7 +225,7 @@ def test_all_that_is_wrong_is_named_at_once_and_left_out(make_trainer, folder, c
         "val/masks/0.png",
     ):
         assert name in said
-    assert "of 9 there is only one" in said
+    assert "train/masks/9.png: has no images/9.* beside it in train/." in said
     trainer = make_trainer(*SMALL[:2], *words(folder), "data.skip_corrupt=true")
     assert "6 corrupt entries are left out" in capsys.readouterr().out
     assert trainer.data.train.keys == ["train/images/4.png", "train/images/5.png"]

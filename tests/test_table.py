@@ -112,6 +112,16 @@ def test_several_labels_are_in_a_cell_or_a_column_each(make_trainer, pictures, t
     assert trainer.task.prior() == pytest.approx(train.mean().item())
 
 
+def test_one_column_of_yes_and_no_is_one_class(make_trainer, pictures, tmp_path):
+    pictures["furry"] = [number % 2 for number in range(COUNT)]
+    file = written(pictures, tmp_path)
+    trainer = make_trainer("task=multilabel", "model=tiny_resnet", *words(file, "data.label=[furry]"))
+    assert trainer.data.classes == ["furry"]
+    assert by_key(trainer.data.val) == {number: [number % 2] for number in by_key(trainer.data.val)}
+    with pytest.raises(UserError, match=r"data.label=furry: holds yes or no, as a column of one class; write data.label=\[furry\]"):
+        make_trainer("task=multilabel", "model=tiny_resnet", *words(file, "data.label=furry"))
+
+
 def test_numbers_of_one_or_more_columns_are_targets(make_trainer, pictures, tmp_path):
     file = written(pictures, tmp_path)
     trainer = make_trainer("task=regression", *words(file, "data.label=age"))
@@ -195,6 +205,8 @@ def changed(table, row, column, value):
         ),
         (["task=regression", "data.label=age"], ("age", 2, "old"), r"row 4, column age: 'old'; a finite number is expected"),
         (["task=regression", "data.label=age", "data.mixup=0.2"], None, r"data.mixup=0.2: is for images of one class each"),
+        (["data.label=species", "data.classes=[cat,dog,owl,cat]"], None, r"data.classes=.*: 'cat' is named twice"),
+        (["task=multilabel", "data.label=tags", "data.separator=|"], None, r"data.separator=\|: divides no cell .*, but 12 of 24 have ';'"),
         (["task=multilabel", "data.label=[age,x]"], None, r"row 3, column age: '0.5'; 0 or 1 is expected"),
     ],
 )

@@ -53,12 +53,16 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
 
 
 def evaluate(
-    checkpoint: str | Path, *overrides: str, split: str = "val", tta: str | None = None, config_dir: str | Path | None = None
+    checkpoint: "TrainResult | str | Path",
+    *overrides: str,
+    split: str = "val",
+    tta: str | None = None,
+    config_dir: str | Path | None = None,
 ) -> "EvaluationResult":
     """Score a saved model, as experiments/evaluate.py, and return its figures and predictions as pandas frames.
 
     Args:
-        checkpoint: a run's folder, a checkpoint, a .safetensors file, or runs:/ID of a run in MLflow.
+        checkpoint: a result of `train`, a run's folder, a checkpoint, a .safetensors file, or runs:/ID of a run in MLflow.
         overrides: settings to change, such as "data=folder", "data.root=pictures".
         split: val, test or train.
         tta: flip or five_crop, to score the mean prediction of several views.
@@ -74,7 +78,7 @@ def evaluate(
     """
     from lab.results.evaluation import asked_evaluation
 
-    words = [f"checkpoint={os.fspath(checkpoint)}", f"split={split}", *([f"tta={tta}"] if tta else []), *overrides]
+    words = [_checkpoint(checkpoint), f"split={split}", *([f"tta={tta}"] if tta else []), *overrides]
     with _app("evaluate", words, config_dir) as given:
         _, score = asked_evaluation(given)
         result = score()
@@ -83,15 +87,21 @@ def evaluate(
     return result
 
 
-def predict(checkpoint: str | Path, images: Sequence[str | Path] | str | Path, *overrides: str, top: int = 5, score: float = 0.3) -> Any:
+def predict(
+    checkpoint: "TrainResult | str | Path",
+    images: Sequence[str | Path] | str | Path,
+    *overrides: str,
+    top: int | None = None,
+    score: float | None = None,
+) -> Any:
     """Predict what image files, or the images of folders, show; return a pandas frame with a row for each finding, and write nothing.
 
     Args:
         checkpoint: as for `evaluate`.
         images: paths of files and folders.
         overrides: settings to change, such as "trainer.device=cpu".
-        top: how many classes a classifier names.
-        score: the lowest score of a detection.
+        top: how many classes a classifier names; None: 5.
+        score: the lowest score of a detection, or of one of an image's several labels; None: 0.3.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, or a setting is wrong.
@@ -105,7 +115,8 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path] | str | Path, *
     from lab.results.prediction import asked_prediction, predicted
 
     paths = [Path(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
-    words = [f"checkpoint={os.fspath(checkpoint)}", f"top={top}", f"score={score}", *overrides]
+    own = [f"{name}={value}" for name, value in (("top", top), ("score", score)) if value is not None]
+    words = [_checkpoint(checkpoint), *own, *overrides]
     rows: list[dict[str, Any]] = []
     with _app("predict", words) as given:
         asked = asked_prediction(paths, given)
@@ -116,6 +127,14 @@ def predict(checkpoint: str | Path, images: Sequence[str | Path] | str | Path, *
                 raise UserError(f"{path}: {found}")
             rows += [{"image": str(path)} | each for each in found.tree()]
     return pandas.DataFrame(rows)
+
+
+def _checkpoint(given: Any) -> str:
+    """Return the word of a command line that names what was given: a result of `train`, a path, or the word itself."""
+    place = getattr(given, "folder", given)
+    if not isinstance(place, (str, os.PathLike)):
+        raise TypeError(f"checkpoint must be a result of lab.train, or the path of a run or checkpoint, got {type(given).__name__}")
+    return f"checkpoint={os.fspath(place).removeprefix('checkpoint=')}"
 
 
 def compare(*overrides: str) -> "ComparisonResult":

@@ -5,7 +5,9 @@ from dataclasses import field
 from typing import Any
 
 
-def setting(default: Any, meaning: str, *, code: bool = False, address: bool = False, words: tuple[str, ...] = ()) -> Any:
+def setting(
+    default: Any, meaning: str, *, code: bool = False, address: bool = False, words: tuple[str, ...] = (), distinct: bool = False
+) -> Any:
     """Return a setting of any type.
 
     Args:
@@ -14,8 +16,9 @@ def setting(default: Any, meaning: str, *, code: bool = False, address: bool = F
         code: whether the setting names Python code, which a stranger's file must not choose (lab.runs.origin).
         address: whether the setting names what is fetched from a server; a stranger's file must not choose that, either.
         words: values of such a setting that name no code.
+        distinct: whether it is a list in which nothing is named twice.
     """
-    return field(default=default, metadata={"meaning": meaning, "code": code, "address": address, "words": words})
+    return field(default=default, metadata={"meaning": meaning, "code": code, "address": address, "words": words, "distinct": distinct})
 
 
 def number(

@@ -176,7 +176,7 @@ class TableConfig(PhotosConfig):
     image: str = setting("path", "column of the images' paths")
     label: Any = setting("label", "column of the label; [a,b]: one for each class or number")
     separator: str = setting(";", "what divides several labels in a text cell, for task=multilabel")
-    classes: list[str] | None = setting(None, "names of the classes in their order; null: those in the column, sorted")
+    classes: list[str] | None = setting(None, "names of the classes in their order; null: those in the column, sorted", distinct=True)
     split: str | None = setting(None, "column that says train, val or test; null: data.held_out, data.fold and data.test")
     weight: str | None = setting(None, "column of the images' weights in the loss, or for data.sampler=weighted")
     group: str | None = setting(None, "column of the images' groups: names or numbers")
@@ -218,7 +218,7 @@ class ShardsConfig(PhotosConfig):
     test: str | None = setting(None, "tar files of images scored once at the end")
     image: str | None = setting(None, "ending of a sample's image, such as jpg or left.png; null: the only one of images")
     label: str | None = setting(None, "ending of a sample's class: cls, txt, json or json:FIELD; null: cls, else the only one")
-    classes: list[str] | None = setting(None, "names of the classes in their order; null: those in data.shards, sorted")
+    classes: list[str] | None = setting(None, "names of the classes in their order; null: those in data.shards, sorted", distinct=True)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out samples and ends of shards that cannot be read")
 
@@ -398,6 +398,8 @@ def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
         for each in value if isinstance(value, list) else [value]:
             if each not in choices:
                 raise unknown(f"{key}={value}", each, choices)
+    if limits.get("distinct") and (twice := [each for each in value if value.count(each) > 1]):
+        raise UserError(f"{key}={value}: {twice[0]!r} is named twice.")
     if limits.get("pair") and (len(value) != 2 or value[0] > value[1]):
         raise UserError(f"{key}={value}: the smallest and the largest value are expected.")
     for each in _numbers(value):

@@ -1,6 +1,7 @@
 """From an image to the model's input: timm's transforms, those of images with other channels, and the user's own."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
@@ -34,6 +35,7 @@ def train_transform(config: PhotosConfig, norm: Norm) -> Transform:
         UserError: the user's own is not found, or timm has no such policy.
     """
     if config.transform:
+        _refuse_unused(config)
         return OwnTransform(f"data.transform={config.transform}", _found("data.transform", config.transform), config, norm)
     if not config.augment:
         return held_out_transform(config, norm)
@@ -50,6 +52,14 @@ def train_transform(config: PhotosConfig, norm: Norm) -> Transform:
             f"data.auto_augment={config.auto_augment}: timm knows no such policy ({error or type(error).__name__}); "
             "rand-m9-mstd0.5, augmix-m5-w4-d2, original, v0 and 3a are some."
         ) from None
+
+
+def _refuse_unused(config: PhotosConfig) -> None:
+    """Raise UserError for a setting of our augmentation, which a transform of the user's own replaces."""
+    defaults = {item.name: item.default for item in fields(config)}
+    for name in ("augment", "auto_augment", "crop_scale", "horizontal_flip", "color_jitter", "random_erase"):
+        if getattr(config, name) != defaults[name]:
+            raise UserError(f"data.{name}={getattr(config, name)}: has no effect beside data.transform={config.transform}; leave it out.")
 
 
 def _of_timm(config: PhotosConfig, norm: Norm, **options: Any) -> Transform:

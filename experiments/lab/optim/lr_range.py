@@ -39,7 +39,11 @@ class LrRange:
 
     def on_end(self, trainer: Any, status: str) -> None:
         """Draw the picture, and say the rate."""
-        if len(self.losses) < LEAST or not hasattr(trainer, "folder") or not hasattr(trainer.folder, "path"):
+        if not hasattr(trainer, "folder") or not hasattr(trainer.folder, "path"):
+            return
+        if len(self.losses) < LEAST:
+            few = f"a range test needs {LEAST} updates of a finite loss, and had {len(self.losses)}"
+            trainer.console.say(f"no learning rate is suggested: {few}. Leave trainer.epochs and trainer.max_updates to the experiment.")
             return
         rate = suggestion(self.rates, self.losses)
         path = trainer.folder.path / "lr_range.png"

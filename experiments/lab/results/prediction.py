@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.aborted import ABORTED, begin_work
+from lab.config.choices import spec_of
 from lab.config.errors import UserError, unknown
 from lab.config.settings import absolute, groups
 from lab.runs.saved import checkpoint_of, divided, open_checkpoint, settings_of
@@ -59,6 +60,10 @@ def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPredic
     out = absolute(own.get("out"), Path("predictions").absolute())
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
+    task = settings.config.task
+    for name in ("top", "score"):
+        if name in own and name not in spec_of(task).read:
+            raise UserError(f"{name}={own[name]}: has no effect on predictions of task={task.name}; leave it out.")
     files, missing = images(given, out, *[".npy"] * bool(getattr(settings.config.data, "channels", None)))
     return AskedPrediction(settings, saved.state, changed, files, missing, out, int(top), score)
 

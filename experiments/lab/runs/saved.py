@@ -148,14 +148,16 @@ def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainC
     what = f"checkpoint={saved.name}"
     trust = value_of(overrides, "trust")
     trusted = trust == saved.name if saved.name.startswith(MLFLOW) else is_trusted(trust, Path(saved.name))
-    data = saved.state["config"]["data"]
+    config = saved.state["config"]
+    data = config["data"] | {name: None for name in ("sampler", "transform") if name in config["data"]}  # of training alone
+    config = config | {"data": data}
     chosen, sizes = value_of(overrides, "data"), {}
     if chosen == data.get("name"):
         overrides = [word for word in overrides if word.lstrip("+").partition("=")[0] != "data"]
     given = given_names(overrides)
     if chosen in DATA and "data" in given:  # what belongs to the model stays, and it may name code
         given = given - {"data"} | {f"data.{name}" for name in data if name not in MODEL_DATA}
-    tree = without_teacher(checked(what, saved.state["config"], given, trusted, saved.state["origin"]))
+    tree = without_teacher(checked(what, config, given, trusted, saved.state["origin"]))
     tree = tree | {"model": tree["model"] | {"pretrained": False, "weights": None}}  # its weights are in the checkpoint
     data = tree["data"]
     if "data" in given_names(overrides) and chosen in DATA:
@@ -233,6 +235,15 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> 
             f"data.{name}={getattr(data, name)}: has {samples} images to train on, while the model was trained on {state['samples']}; with "
             "another number of images the split holds out ones that it has seen. Name the held-out images by data.val= or data.split=."
         )
+
+
+def is_other_data(state: dict[str, Any], data: FolderConfig | TableConfig) -> bool:
+    """Return whether a folder or table is not that of the run, and does not say which of its images are held out."""
+    known = state["config"]["data"]
+    if getattr(data, "split", None):
+        return False
+    other = _paths({item.name: getattr(data, item.name) for item in fields(data)})
+    return "val" not in other and (known["name"] != data.name or _paths(known).get("train") != other.get("train"))
 
 
 def _sizes(data: dict[str, Any], known: set[str]) -> dict[str, Any]:

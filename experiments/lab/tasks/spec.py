@@ -21,6 +21,7 @@ class TaskSpec:
             the normalisation of a saved model's images, None for a new model.
         predict: a function of (config, classes, lab.runs.predict.Asked), or its module:name, which returns the model and a function from an
             image to a lab.runs.predict.Prediction; None if predict.py does not support the task. The default is for classifiers.
+        read: which of `top` and `score` of predict.py its predictor reads.
         export: a function of (config, classes, norm), or its module:name, which returns a lab.runs.export.Exportable; None if the
             task's models are not exported. The default is for classifiers.
         scored_as: a function from the task's settings to those under which evaluate.py scores a saved model; None: they are the same.
@@ -37,6 +38,7 @@ class TaskSpec:
     build: str | Callable[..., Any]
     model: type[ModelConfig] = ClassifierConfig
     predict: str | Callable[..., Any] | None = "lab.tasks.inference:predict"
+    read: tuple[str, ...] = ("top",)
     export: str | Callable[..., Any] | None = "lab.tasks.inference:export"
     scored_as: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     data_schemas: Mapping[str, type[DataConfig]] = field(default_factory=dict)

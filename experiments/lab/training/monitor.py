@@ -50,7 +50,7 @@ class Monitor:
         value = values[self.name]
         score = -inf if isnan(value) else -value if self.goal == "min" else value
         if self.best.values is not None and score <= self.best.score:
-            self.best.stale += 1
+            self.best.stale += self.best.score > -inf  # as long as there was no number, none was missed
             return False
         self.best = Best(score, epoch, values)
         return True

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,12 @@ class Trainer:
         self.folder.evaluation(self.done, result.tree())
         self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
         self.callbacks("on_evaluation", self, result.values)
-        if not self.monitor.improves(result.values, self.epoch):
+        improves = self.monitor.improves(result.values, self.epoch)
+        if self.monitor.best.score == -inf:
+            self.console.say(
+                f"{self.monitor.name} has been nan so far, so that it marks no best epoch; trainer.monitor=loss is another figure."
+            )
+        if not improves:
             return False
         self.pictured = result
         return True

@@ -140,8 +140,9 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
         return names, torch.stack([numbers(table, name, where) for name in names], dim=1)
     if kind == "class":
         cells = [[text] for text in texts(table, names[0], where)]
-    elif len(names) == 1:
+    elif isinstance(config.label, str):
         cells = [_list(cell, config.separator) for cell in table[names[0]]]
+        _refuse_unlike(config, table[names[0]], cells)
     else:
         hot = torch.stack([_yes(table[name], name, where) for name in names], dim=1)
         if config.classes not in (None, names):
@@ -165,6 +166,21 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
     for row, cell in zip(hot, cells, strict=True):
         row[[index[each] for each in cell]] = 1.0
     return classes, hot
+
+
+def _refuse_unlike(config: TableConfig, column: Any, cells: list[list[str]]) -> None:
+    """Raise UserError for a column that is of one class, or whose labels something else than data.separator divides."""
+    if not config.classes and all(len(cell) == 1 and cell[0].lower() in YES for cell in cells):
+        raise UserError(f"data.label={config.label}: holds yes or no, as a column of one class; write data.label=[{config.label}].")
+    given = [cell for cell in column if isinstance(cell, str)]
+    if config.classes or any(config.separator in cell for cell in given):
+        return
+    for other in (each for each in ",;|" if each != config.separator):
+        if count := sum(other in cell for cell in given):
+            raise UserError(
+                f"data.separator={config.separator}: divides no cell of the column {config.label}, but {count} of {len(given)} have "
+                f"{other!r}: data.separator='{other}' divides them, and data.classes=[…] says that they are names of classes."
+            )
 
 
 def by_number(name: str) -> tuple[bool, int, str]:

@@ -105,6 +105,7 @@ SPEC = TaskSpec(
     losses=(*LOSSES, "custom"),
     build="lab.tasks.detection.task:build",
     predict="lab.tasks.detection.inference:predict",
+    read=("score",),
     export="lab.tasks.detection.inference:export",
     model=DetectorConfig,
     data_schemas=DETECTION_DATA,

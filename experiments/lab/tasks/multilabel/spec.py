@@ -29,6 +29,7 @@ SPEC = TaskSpec(
     ),
     build="lab.tasks.multilabel.task:build",
     predict="lab.tasks.multilabel.task:predict",
+    read=("score",),
     export="lab.tasks.multilabel.task:export",
     data_schemas=DETECTION_DATA,
     fused_head=True,

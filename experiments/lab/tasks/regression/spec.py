@@ -37,6 +37,7 @@ SPEC = TaskSpec(
     losses=(*(name for name, schema in LOSSES.items() if schema.takes == "softmax" and "probability" not in name), "custom"),
     build="lab.tasks.regression.task:build",
     predict="lab.tasks.regression.task:predict",
+    read=(),
     export="lab.tasks.regression.task:export",
     data_schemas={"digit_turns": DigitTurnsConfig},
 )

@@ -1,5 +1,6 @@
 """Images with a class for each pixel: drawn and held in device memory, or files that workers read."""
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,8 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
         images, masks = (_files(root / part / name, faults) for name in ("images", "masks"))
         about += [root / part / name for name in ("images", "masks")]
         for stem in sorted(set(images) ^ set(masks)):
-            faults.add(f"{root / part}: an image and a mask of one stem are expected; of {stem} there is only one")
+            there, lacks = (images[stem], "masks") if stem in images else (masks[stem], "images")
+            faults.add(f"{there.relative_to(root)}: has no {lacks}/{stem}.* beside it in {part}/")
         found |= {(part, stem): (images[stem], masks[stem]) for stem in images if stem in masks}
     pairs = dict(enumerate(found.values()))
     wrong: dict[int, str] = {}
@@ -134,7 +136,23 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
     for part, kept in parts.items():
         if not kept:
             raise UserError(f"data.root: {root / part} has no image with a mask to use.")
+        _refuse_unlabelled(root / part, kept, len(config.classes), 2 if part == "train" else 1)
     return parts
+
+
+def _refuse_unlabelled(part: Path, pairs: list[Pair], classes: int, least: int) -> None:
+    """Raise UserError where all masks of a part together have fewer than `least` classes; most often the first mask has them."""
+    seen: set[int] = set()
+    for pair in pairs:
+        with contextlib.suppress(*UNREADABLE):  # named when it is read
+            seen |= set(read_mask(pair.mask, classes).unique().tolist())
+        if len(seen - {OUTSIDE}) >= min(least, classes):
+            return
+    values = ", ".join(map(str, sorted(seen)))
+    raise UserError(
+        f"data.root: the masks of {part} have no pixel but of {values}; data.classes numbers the classes from 0 to {classes - 1}, and "
+        f"{OUTSIDE} means no class. Where {OUTSIDE} stands for a class, write its number."
+    )
 
 
 def _files(folder: Path, faults: Faults) -> dict[str, Path]:

@@ -56,7 +56,9 @@ class MaskFolderConfig(MasksConfig):
 
     name: str = setting("mask_folder", "the data set")
     root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/")
-    classes: list[str] = setting("???", "names of the classes, in the order of their values in masks, such as [background,cat]")
+    classes: list[str] = setting(
+        "???", "names of the classes, in the order of their values in masks, such as [background,cat]", distinct=True
+    )
     workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16, pair=True)
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)

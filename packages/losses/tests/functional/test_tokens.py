@@ -126,7 +126,7 @@ def test_double_backward_inplace_and_compile(device):
     [
         (TypeError, "logits must be of a floating dtype", (torch.zeros(2, 3).long(), torch.zeros(2).long()), {}),
         (TypeError, "index must be of an integer dtype, got torch.float32", (torch.zeros(2, 3), torch.zeros(2)), {}),
-        (ValueError, r"index must have shape \(2,\), or \(2, 'K'\) .* got \(3, 1\)", (torch.zeros(2, 3), torch.zeros(3, 1).long()), {}),
+        (ValueError, r"index must have shape \(2,\), or \(2, K\) .* got \(3, 1\)", (torch.zeros(2, 3), torch.zeros(3, 1).long()), {}),
         (ValueError, "inplace=True needs one index a row", (torch.zeros(2, 3), torch.zeros(2, 1).long()), {"inplace": True}),
         (IndexError, "index must hold 0 to 2, or -100 where ignored", (torch.zeros(2, 3), torch.tensor([[0, 3], [0, 0]])), {}),
         (IndexError, "index must hold 0 to 2, or -100 where ignored, got 3 at row 1", (torch.zeros(2, 3), torch.tensor([0, 3])), {}),

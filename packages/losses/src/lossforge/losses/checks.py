@@ -231,7 +231,7 @@ def expands(t: Tensor, shape: Sequence[int]) -> bool:
 def fits(name: str, t: Tensor, condition: bool, needed: str, *sizes: object) -> None:
     """Refuse a tensor whose shape does not meet a condition. needed: what the tensor must do, with {} for each of `sizes`."""
     if not condition:
-        told = [tuple(each) if isinstance(each, torch.Size) else each for each in sizes]
+        told = [str(tuple(each)).replace("'", "") if isinstance(each, tuple) else each for each in sizes]
         raise ValueError(f"{name} must {needed.format(*told)}, got {tuple(t.shape)}")
 
 

@@ -21,15 +21,15 @@ def main() -> int:
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":  # chosen before anything imports triton
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
         os.execve(sys.executable, [sys.executable, "-m", "lossforge.losses.check", *sys.argv[1:]], environment)
-    from lossforge import kernels
+    from lossforge import kernels, losses
     from lossforge.losses.check import check
     from lossforge.losses.custom.find import find
     from lossforge.losses.registry import LOSSES
 
-    if ":" not in given.loss and given.loss not in LOSSES:
+    if given.loss not in LOSSES and given.loss in losses.__all__:
         entries = [name for name, entry in LOSSES.items() if entry.function.__name__ == given.loss]
-        meant = f": did you mean {entries[0]}?" if entries else ". It is neither in the registry nor written module:name or file.py:name."
-        print(f"{given.loss}: no loss that is checked{meant} In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
+        meant = f": did you mean {entries[0]}?" if entries else ", and takes none of its kind."
+        print(f"{given.loss}: check takes names of the registry{meant} In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
         return 2
     try:
         kernels.load("math")

@@ -522,7 +522,7 @@ def linear_selective_log_softmax(
     checks.integer("index", index)
     lead, several = input.shape[:-1], index.ndim == input.ndim
     of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
-    checks.fits("index", index, of_rows, "have shape {}, or ({}) for K tokens a row", lead, ", ".join(map(str, (*lead, "K"))))
+    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy} | _softened(temperature, softcap)
     if not several:
         return _fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)

@@ -70,7 +70,7 @@ def selective_log_softmax(
     checks.integer("index", index)
     lead, several = logits.shape[:-1], index.ndim == logits.ndim
     of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
-    checks.fits("index", index, of_rows, "have shape {}, or ({}) for K tokens a row", lead, ", ".join(map(str, (*lead, "K"))))
+    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     if lse is not None:
         _check_lse(lse, logits, return_entropy, inplace)
