@@ -37,6 +37,7 @@ SPEC = TaskSpec(
     losses=("bradley_terry", "preference_bce", "preference_bce_probability"),
     build="lab.tasks.preference.task:build",
     predict="lab.tasks.preference.task:predict",
+    read=(),
     export="lab.tasks.preference.task:export",
     data_schemas={"digit_pairs": DigitPairsConfig},
 )
