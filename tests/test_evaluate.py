@@ -132,23 +132,6 @@ def test_the_runs_test_images_are_not_needed_for_others(capsys, of_files, tmp_pa
     assert (status, "no such folder" in err) == (1, True)
 
 
-def test_other_images_without_held_out_ones_are_scored_all(capsys, of_files, tmp_path):
-    """A folder, and a table, that the run did not train with: a share of them would be a part of nothing."""
-    checkpoints, copy = of_files
-    shutil.copytree(copy / "train", tmp_path / "pictures" / "train")
-    files = sorted((tmp_path / "pictures").rglob("*.png"))
-    table = tmp_path / "pictures" / "labels.csv"
-    table.write_text("path,label\n" + "".join(f"{file.relative_to(table.parent)},{file.parent.name}\n" for file in files))
-    for number, words in enumerate((["data=folder", f"data.root={table.parent}"], ["data=table", f"data.file={table}"])):
-        asked = [f"checkpoint={checkpoints / 'best.pt'}", *words, "data.workers=0"]
-        status, values, said, _ = here(capsys, tmp_path / f"all{number}", *asked)
-        assert (status, values["samples"]) == (0, len(files))
-        assert "changed: data.held_out=1 (the run had 0.2): other data than the run's is scored as a whole" in said
-        status, values, said, _ = here(capsys, tmp_path / f"share{number}", *asked, "data.held_out=0.5")
-        assert status == 0
-        assert values["samples"] < len(files)
-
-
 def test_what_only_training_needs_is_not_loaded(capsys, tmp_path):
     root = digit_files(tmp_path / "pictures")
     own = tmp_path / "own.py"

@@ -9,8 +9,6 @@ from lab.config.errors import UserError
 from lab.config.schema import FoldConfig, SplitConfig
 
 Positions = list[int]
-ALL = 1.0
-"""data.held_out of an evaluation of other data, which trains on none of it: every part has all samples."""
 
 
 def split_any(config: SplitConfig, samples: int, test: float | None = None) -> list[Positions]:
@@ -19,11 +17,7 @@ def split_any(config: SplitConfig, samples: int, test: float | None = None) -> l
     Raises:
         UserError: a part would have no sample, or the fold does not exist.
     """
-    return _everything(samples) if config.held_out == ALL else _drawn(config, samples, test, None)
-
-
-def _everything(samples: int) -> list[Positions]:
-    return [list(range(samples)), list(range(samples)), []]
+    return _drawn(config, samples, test, None)
 
 
 def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], test: float | None = None) -> list[Positions]:
@@ -40,8 +34,6 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
     Raises:
         UserError: a part would have no sample of a class, or the fold does not exist.
     """
-    if config.held_out == ALL:
-        return _everything(len(targets))
     names = ["training", "held-out", "test"][: 2 if test is None else 3]
     _refuse_rare(config, targets, classes, len(names))
     if test is not None and fold_of(config) is None and test + config.held_out >= 1:

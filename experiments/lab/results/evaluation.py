@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.errors import UserError, unknown
-from lab.config.schema import FolderConfig, TableConfig
-from lab.config.settings import Settings, given_names
+from lab.config.schema import FolderConfig
+from lab.config.settings import Settings
 from lab.config.user import runs_folder
-from lab.data.split import ALL
 from lab.results.frames import write_rows
-from lab.runs.saved import Saved, checkpoint_of, divided, is_other_data, load_weights, open_checkpoint, refuse_changed, settings_of
+from lab.runs.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
 
 NAMES = {"val": "held-out", "test": "test", "train": "training"}
 USAGE = (
@@ -96,10 +95,6 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
     data = settings.config.data
     if split != "test" and isinstance(data, FolderConfig):
         data.test = None  # the other splits do not depend on it, and another data.root may lack it
-    shares = {"data.held_out", "data.fold", "data.test"} & given_names(others)
-    if split == "val" and not shares and isinstance(data, (FolderConfig, TableConfig)) and is_other_data(saved.state, data):
-        changed.append(f"data.held_out={ALL:g} (the run had {data.held_out:g}): other data than the run's is scored as a whole")
-        data.held_out, data.fold = ALL, None
     return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
 
 

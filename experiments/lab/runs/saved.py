@@ -237,15 +237,6 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> 
         )
 
 
-def is_other_data(state: dict[str, Any], data: FolderConfig | TableConfig) -> bool:
-    """Return whether a folder or table is not that of the run, and does not say which of its images are held out."""
-    known = state["config"]["data"]
-    if getattr(data, "split", None):
-        return False
-    other = _paths({item.name: getattr(data, item.name) for item in fields(data)})
-    return "val" not in other and (known["name"] != data.name or _paths(known).get("train") != other.get("train"))
-
-
 def _sizes(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """Return overrides that give other data, whose settings are `known`, the image sizes of the run's data."""
     sizes = {name: data[name] for name in MODEL_DATA if name in data}

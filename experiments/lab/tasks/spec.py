@@ -38,7 +38,7 @@ class TaskSpec:
     build: str | Callable[..., Any]
     model: type[ModelConfig] = ClassifierConfig
     predict: str | Callable[..., Any] | None = "lab.tasks.inference:predict"
-    read: tuple[str, ...] = ("top",)
+    read: tuple[str, ...] = ("top", "score")
     export: str | Callable[..., Any] | None = "lab.tasks.inference:export"
     scored_as: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     data_schemas: Mapping[str, type[DataConfig]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
-from math import inf
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -282,9 +282,9 @@ class Trainer:
         self.console.say(f"epoch {self.epoch}/{self.settings.epochs} · {self.task.headline(result)}")
         self.callbacks("on_evaluation", self, result.values)
         improves = self.monitor.improves(result.values, self.epoch)
-        if self.monitor.best.score == -inf:
+        if isnan(result.values[self.monitor.name]):
             self.console.say(
-                f"{self.monitor.name} has been nan so far, so that it marks no best epoch; trainer.monitor=loss is another figure."
+                f"{self.monitor.name} is nan in this epoch, which cannot be the best by it; trainer.monitor= takes other figures."
             )
         if not improves:
             return False

@@ -171,7 +171,7 @@ def test_a_kernel_that_is_off_is_one_finding(monkeypatch):
     ("name", "said"),
     [
         ("cross_entropy", ": did you mean ce? In the registry: mae,"),
-        ("zlpr_loss", ", and takes none of its kind. In the registry: mae,"),
+        ("zlpr_loss", ", which has no such name. In the registry: mae,"),
     ],
 )
 def test_name_of_a_function_in_the_shell(name, said):

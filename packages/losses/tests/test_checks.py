@@ -209,3 +209,21 @@ def test_a_tensor_without_dimensions_is_checked_as_its_number(message, call):
 def test_the_argument_is_named_as_the_function_has_it(kind, message, call):
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_flags_of_a_module_are_checked_where_it_is_fused():
+    head = torch.rand(4, 4)
+    with pytest.raises(TypeError, match="return_lse must be True or False, got str"):
+        losses.fuse_linear(CrossEntropyLoss(return_lse="no"))(X, head, INDEX)
+
+
+def test_a_shape_of_minus_infinity_is_a_number_in_any_form():
+    for alpha in (-float("inf"), torch.tensor(-float("inf"))):
+        assert losses.general_robust_loss(X.double(), X.double() + 1, alpha).isfinite()
+
+
+def test_a_tangent_of_a_number_is_kept():
+    with torch.autograd.forward_ad.dual_level():
+        quantile = torch.autograd.forward_ad.make_dual(torch.tensor(0.3), torch.tensor(1.0))
+        found = losses.quantile_loss(X, X + 1, quantile)
+        assert torch.autograd.forward_ad.unpack_dual(found).tangent is not None

@@ -171,7 +171,8 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
 def _refuse_unlike(config: TableConfig, column: Any, cells: list[list[str]]) -> None:
     """Raise UserError for a column that is of one class, or whose labels something else than data.separator divides."""
     if not config.classes and all(len(cell) == 1 and cell[0].lower() in YES for cell in cells):
-        raise UserError(f"data.label={config.label}: holds yes or no, as a column of one class; write data.label=[{config.label}].")
+        said = f"write data.label=[{config.label}], or name the classes by data.classes."
+        raise UserError(f"data.label={config.label}: holds yes or no, as a column of one class; {said}")
     given = [cell for cell in column if isinstance(cell, str)]
     if config.classes or any(config.separator in cell for cell in given):
         return
@@ -179,7 +180,7 @@ def _refuse_unlike(config: TableConfig, column: Any, cells: list[list[str]]) -> 
         if count := sum(other in cell for cell in given):
             raise UserError(
                 f"data.separator={config.separator}: divides no cell of the column {config.label}, but {count} of {len(given)} have "
-                f"{other!r}: data.separator='{other}' divides them, and data.classes=[…] says that they are names of classes."
+                f"{other!r}. In a shell \"data.separator='{other}'\" divides them, and data.classes=[…] says that they are names."
             )
 
 
@@ -201,7 +202,8 @@ def _yes(column: Any, name: str, where: Where) -> Tensor:
     found = [YES.get(str(each).strip().lower()) for each in column]
     if None in found:
         number = found.index(None)
-        raise UserError(f"{where(number)}, column {name}: {column.iloc[number]!r}; 0 or 1 is expected, as the column is of one class.")
+        said = f"0 or 1 is expected, as the column is of one class; data.label={name} takes labels."
+        raise UserError(f"{where(number)}, column {name}: {column.iloc[number]!r}; {said}")
     return torch.tensor(found, dtype=torch.float32)
 
 

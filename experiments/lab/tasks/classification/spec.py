@@ -10,4 +10,5 @@ SPEC = TaskSpec(
     losses=tuple(name for name, schema in LOSSES.items() if schema.takes not in ("regions", "features") and name != "bradley_terry"),
     build="lab.tasks.classification.task:build",
     fused_head=True,
+    read=("top",),
 )

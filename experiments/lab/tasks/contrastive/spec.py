@@ -42,6 +42,7 @@ SPEC = TaskSpec(
     losses=("clip", "siglip"),
     build="lab.tasks.contrastive.task:build",
     predict="lab.tasks.contrastive.task:predict",
+    read=("top",),
     export="lab.tasks.contrastive.task:export",
     data_schemas={"digit_captions": DigitCaptionsConfig},
 )

@@ -27,6 +27,7 @@ SPEC = TaskSpec(
         if schema.activation == "softmax" and schema.takes not in ("regions", "features") and schema is not CustomConfig
     ),
     fused_head=True,
+    read=("top",),
     build="lab.tasks.distillation.task:build",
     # without the teacher, because its file may no longer exist
     scored_as=lambda task: {"name": "classification"} | {name: task[name] for name in ("calibration_bins",) if name in task},

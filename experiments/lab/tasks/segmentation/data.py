@@ -136,7 +136,8 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
     for part, kept in parts.items():
         if not kept:
             raise UserError(f"data.root: {root / part} has no image with a mask to use.")
-        _refuse_unlabelled(root / part, kept, len(config.classes), 2 if part == "train" else 1)
+        if config.check != "off":
+            _refuse_unlabelled(root / part, kept, len(config.classes), 2 if part == "train" else 1)
     return parts
 
 

@@ -73,6 +73,7 @@ SPEC = TaskSpec(
     losses=(*PIXEL_LOSSES, *(name for name, schema in LOSSES.items() if schema.takes == "regions"), "custom"),
     build="lab.tasks.segmentation.task:build",
     predict="lab.tasks.segmentation.task:predict",
+    read=("top",),
     export="lab.tasks.segmentation.task:export",
     model=SegmenterConfig,
     data_schemas={"digit_masks": DigitMasksConfig, "mask_folder": MaskFolderConfig},

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lossforge.kernels.call import Head, Logits
-from lossforge.kernels.torch_internals import transformed
+from lossforge.kernels.torch_internals import in_forward_mode, transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -173,7 +173,7 @@ def is_parameter(value: object, x: object) -> TypeGuard[Tensor]:
         return False
     if value.ndim or value.device.type != "cpu" or not isinstance(x, (Tensor, Head)):
         return True
-    return x.device.type == "cpu" and (value.requires_grad or transformed(value))
+    return x.device.type == "cpu" and (value.requires_grad or transformed(value) or in_forward_mode(value))
 
 
 def whole_number(name: str, value: object) -> int:

@@ -28,7 +28,7 @@ def main() -> int:
 
     if given.loss not in LOSSES and given.loss in losses.__all__:
         entries = [name for name, entry in LOSSES.items() if entry.function.__name__ == given.loss]
-        meant = f": did you mean {entries[0]}?" if entries else ", and takes none of its kind."
+        meant = f": did you mean {entries[0]}?" if entries else ", which has no such name."
         print(f"{given.loss}: check takes names of the registry{meant} In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
         return 2
     try:

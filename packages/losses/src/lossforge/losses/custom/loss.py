@@ -345,8 +345,10 @@ def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
             args = (*args[0].unbind(-1), *args[1].unbind(-1), *args[2:])
         found = translated(*args)
         value = found[0] if several else found
+        if not isinstance(value, Tensor):
+            raise FormulaError(f"{formula.__name__}: its value must depend on its arguments, got {value!r}")
         value = value if value.is_floating_point() else value.to(args[0].dtype)
-        if value.requires_grad or not args[0].requires_grad:
+        if several or value.requires_grad or not args[0].requires_grad:
             return value
         return torch.where(torch.ones_like(value, dtype=torch.bool), value, args[0])  # a step has gradient 0, as in the kernel
 

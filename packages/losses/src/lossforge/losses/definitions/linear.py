@@ -385,6 +385,7 @@ class FusedLoss:
         layer = _layer(given.pop("input"), given.pop("weight"), given.pop("bias", None))
         own, linear = _split(given)
         kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
+        checks.with_flags(self.flags, (), kept)
         kept.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
         return _fused(self.function, layer, kept, linear, self.targets)
 

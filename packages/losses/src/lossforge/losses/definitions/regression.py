@@ -340,6 +340,8 @@ def general_robust_loss(
         reduction: "mean", "sum" or "none".
     """
     hyper, shape = [checks.number("scale", scale, 0.0, exclusive=True)], None
+    if not checks.is_parameter(alpha, input) and (not isinstance(alpha, Tensor) or checks.known(alpha)):
+        alpha = checks.of_host("alpha", alpha)
     if isinstance(alpha, float) and alpha == -math.inf:
         hyper.append(alpha)
     else:
