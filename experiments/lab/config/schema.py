@@ -127,7 +127,7 @@ class DownloadedConfig(FoldConfig, MemoryConfig):
 class PhotosConfig(FoldConfig, ImagesConfig):
     """Images of any size, read by worker processes and resized as the model expects."""
 
-    # None until `fill_from_model` sets it
+    # of all other images a number; here None until `fill_from_model` sets it
     image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8)  # type: ignore[assignment]
     crop_pct: float | None = number(None, "share of a held-out image's side that is seen; null: the model's", above=0, most=1)
     crop_mode: str | None = choice(None, "center", "border", "squash", meaning="how a held-out image is made square; null: the model's")

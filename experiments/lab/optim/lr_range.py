@@ -43,7 +43,7 @@ class LrRange:
             return
         if len(self.losses) < LEAST:
             few = f"a range test needs {LEAST} updates of a finite loss, and had {len(self.losses)}"
-            trainer.console.say(f"no learning rate is suggested: {few}. Set no trainer.epochs, and a smaller optim.schedule.warmup_lr.")
+            trainer.console.say(f"no learning rate is suggested: {few}. Leave trainer.epochs out, or lower warmup_lr.")
             return
         rate = suggestion(self.rates, self.losses)
         path = trainer.folder.path / "lr_range.png"

@@ -284,7 +284,7 @@ class Trainer:
         improves = self.monitor.improves(result.values, self.epoch)
         if isnan(result.values[self.monitor.name]):
             self.console.say(
-                f"{self.monitor.name} is nan in this epoch, which cannot be the best by it; trainer.monitor= takes other figures."
+                f"trainer.monitor={self.monitor.name} is nan, so that epochs cannot be compared by it; another figure can be monitored."
             )
         if not improves:
             return False

@@ -180,7 +180,7 @@ def _refuse_unlike(config: TableConfig, column: Any, cells: list[list[str]]) -> 
         if count := sum(other in cell for cell in given):
             raise UserError(
                 f"data.separator={config.separator}: divides no cell of the column {config.label}, but {count} of {len(given)} have "
-                f"{other!r}. In a shell \"data.separator='{other}'\" divides them, and data.classes=[…] says that they are names."
+                f"{other!r}. Write \"data.separator='{other}'\" in a shell, or name the classes by data.classes if these are names."
             )
 
 

@@ -150,9 +150,9 @@ def _refuse_unlabelled(part: Path, pairs: list[Pair], classes: int, least: int) 
         if len(seen - {OUTSIDE}) >= min(least, classes):
             return
     values = ", ".join(map(str, sorted(seen)))
+    meant = f", and {OUTSIDE} means no class. Where {OUTSIDE} stands for a class, write its number." if OUTSIDE in seen else "."
     raise UserError(
-        f"data.root: the masks of {part} have no pixel but of {values}; data.classes numbers the classes from 0 to {classes - 1}, and "
-        f"{OUTSIDE} means no class. Where {OUTSIDE} stands for a class, write its number."
+        f"data.root: the masks of {part} have no pixel but of {values}; data.classes numbers the classes from 0 to {classes - 1}{meant}"
     )
 
 

@@ -103,13 +103,16 @@ def flags_of(signature: inspect.Signature) -> dict[str, Flag]:
 
 
 def with_flags(flags: Mapping[str, Flag], args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
-    """Check the flags of a call; return its arguments with those of numpy and torch made True or False, as they become in `named`."""
+    """Check the flags of a call. Those of numpy and torch become True or False: in `named`, and in the arguments that are returned."""
     for name, (place, optional) in flags.items():
-        given = named.get(name, args[place] if place < len(args) else None)
-        if isinstance(given, bool) or (given is None and (optional or not (name in named or place < len(args)))):
+        by_name = name in named
+        if not by_name and place >= len(args):
+            continue
+        given = named[name] if by_name else args[place]
+        if isinstance(given, bool) or (optional and given is None):
             continue
         value = flag(name, given)
-        if name in named:
+        if by_name:
             named[name] = value
         else:
             args = [*args[:place], value, *args[place + 1 :]]
@@ -168,7 +171,7 @@ def nonzero(value: float) -> bool:
 
 
 def is_parameter(value: object, x: object) -> TypeGuard[Tensor]:
-    """Whether what may be a number is a tensor: one of 0-d on the CPU is a number, unless x is there, too, and it is learnt."""
+    """Whether a value is used as a tensor. A 0-d tensor on the CPU is a number, unless x is on the CPU too and it is differentiated."""
     if not isinstance(value, Tensor):
         return False
     if value.ndim or value.device.type != "cpu" or not isinstance(x, (Tensor, Head)):
