@@ -86,6 +86,24 @@ def test_a_server_without_a_scheme_is_refused(uri):
         tracking_uri(TrackingConfig(uri=uri))
 
 
+@pytest.mark.parametrize("uri", ["htp://host", "C:\\mlruns", "sqlite:store.db", "http://", f"postgres://me:{SECRET}@host/x"])
+def test_a_store_that_mlflow_does_not_have_is_refused(uri):
+    with pytest.raises(UserError, match=r"^tracking.uri=.*: http://, https://, sqlite:///, postgresql://, .* is expected.$") as caught:
+        tracking_uri(TrackingConfig(uri=uri))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_store_in_a_folder_is_refused_as_mlflow_does(monkeypatch):
+    for uri in ("/srv/mlruns", "file:///srv/mlruns"):
+        with pytest.raises(UserError, match=r"a database is expected, such as sqlite:////srv/mlruns/mlflow.db\.$"):
+            tracking_uri(TrackingConfig(uri=uri))
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        assert tracking_uri(TrackingConfig(uri=uri)) == uri
+        monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    for uri in ("databricks", "databricks://profile", "postgresql+psycopg2://host/x", "sqlite:///x.db", "https://host"):
+        assert tracking_uri(TrackingConfig(uri=uri)) == uri
+
+
 def test_errors_and_settings_hold_no_secret():
     with pytest.raises(UserError) as caught:
         load([f"trackin.uri=http://me:{SECRET}@host"])

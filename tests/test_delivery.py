@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -9,6 +10,7 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from mlflow_server import Server
 
 from lab.config.schema import TrackingConfig
+from lab.runs.folder import RunFolder
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.uploader import MlflowUploader, read_state
 
@@ -76,6 +78,28 @@ def test_names_of_categories_arrive(run_folder, place):
     assert run.data.params == {valid_name("a//b"): "1", valid_name(""): "2"}
     assert run.data.tags[valid_name("..")] == "3"
     assert (run.info.status, uploader.aside) == ("FINISHED", [])
+
+
+def test_a_job_waits_for_the_run_of_its_sweep_without_a_word(tmp_path):
+    """The parent's run may be there seconds after the first job began; nothing has failed then."""
+    uri, said = f"sqlite:///{tmp_path / 'mlflow.db'}", []
+    (tmp_path / "sweep" / "job").mkdir(parents=True)
+    sweep, job = RunFolder.reopen(tmp_path / "sweep"), RunFolder.reopen(tmp_path / "sweep" / "job")
+    sweep.record("start", name="sweep", params={}, tags={})
+    sweep.close("FINISHED")
+    (sweep.path / "sweep.yaml").touch()
+    job.record("start", name="job", params={}, tags={})
+    uploader = MlflowUploader(job.path, uri, TrackingConfig(experiment="delivery", patience_seconds=20), say=said.append)
+    uploader.start()
+    while uploader.failures < 2:
+        time.sleep(0.05)
+    assert "is not there yet" in str(uploader.error)
+    assert said == []
+    _, parent, _ = delivered(sweep, uri)
+    job.close("FINISHED")
+    assert uploader.close() is None, uploader.error
+    run = MlflowClient(tracking_uri=uri).get_run(uploader.run_id)
+    assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
 def append(folder, *records):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ class CocoFolder:
     def config(self, **given):
         names = {"train_images": "train", "val_images": "val", "train_annotations": "train.json", "val_annotations": "val.json"}
         plain = {"workers": 0, "shortest": None, "longest": None, "augment": False, "batch_size": 4, "eval_batch_size": 4, "divisor": 16}
-        return CocoConfig(root=str(self.path), **names, **plain | given)
+        return CocoConfig(root=str(self.path), **names | plain | given)
 
     def load(self, seed=0, fixed_size=None, **given):
         return load_detection_data(self.config(**given), fixed_size, NORM, CPU, seed)
@@ -234,6 +235,41 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
         assert sum(f"image {image_id} (" in line and wanted in line for line in lines) == 1, wanted
     data = coco.load(skip_corrupt=True)
     assert (data.train.samples, data.counts.tolist()) == (1, [1, 0, 0])
+
+
+def test_what_other_tools_write_is_read(coco):
+    """Whole numbers as 3.0, and paths of Windows; a file of a name with a backslash comes first."""
+    tree = coco.trees["train"]
+    plain = coco.load().train.file
+    for entry in tree["images"]:
+        entry |= {name: float(entry[name]) for name in ("id", "height", "width")} | {"file_name": ".\\" + entry["file_name"]}
+    for entry in tree["annotations"]:
+        entry |= {name: float(entry[name]) for name in ("image_id", "category_id")}
+    for part in coco.trees.values():
+        for entry in part["categories"]:
+            entry["id"] = float(entry["id"])
+    coco.write()
+    read = coco.load().train.file
+    assert (read.image_ids, read.sizes, read.category_ids) == (plain.image_ids, plain.sizes, plain.category_ids)
+    assert all(type(each) is int for each in (*read.image_ids, *read.category_ids))
+    assert [Path(file).resolve() for file in read.files] == [Path(file).resolve() for file in plain.files]
+    assert torch.equal(read.labels, plain.labels)
+    name = tree["images"][0]["file_name"]
+    (coco.path / "train" / name).write_bytes((coco.path / "train" / name[2:]).read_bytes())
+    assert coco.load().train.file.files[0].endswith(name)
+    tree["images"][0]["file_name"] = "..\\val\\x.png"
+    tree["images"][1] |= {"id": 4.5, "width": 1e400}
+    coco.write()
+    with pytest.raises(UserError) as caught:
+        coco.load()
+    assert "file_name '../val/x.png' leads out of" in str(caught.value)
+    assert "has no integer id" in str(caught.value)
+
+
+def test_held_out_images_that_are_the_training_images_are_said(coco):
+    assert coco.load().notes == []
+    (note,) = coco.load(val_annotations="train.json", val_images="train").notes
+    assert note.startswith("data.val_annotations is data.train_annotations, too")
 
 
 def test_a_large_folder_is_looked_at_once(coco, monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, in_rgb, leads_out, open_image, unreadable
+from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, in_rgb, leads_out, open_image, unreadable, with_slashes
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
@@ -132,7 +132,7 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
     """Return the names by id, in the order of the ids; append the id to a name that is given twice."""
     names: dict[int, str] = {}
     for entry in entries:
-        category_id, name = (entry.get("id"), entry.get("name")) if isinstance(entry, dict) else (None, None)
+        category_id, name = (_whole(entry.get("id")), entry.get("name")) if isinstance(entry, dict) else (None, None)
         if type(category_id) is not int or not isinstance(name, str):
             raise UserError(f"{setting}={path}: categories: an integer id and a name are expected, got {entry!r}.")
         if category_id in names:
@@ -151,10 +151,12 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
     """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder."""
     found: Images = {}
     for entry in entries:
-        if not isinstance(entry, dict) or not _is_id(entry.get("id")):
+        image_id = _id(entry)
+        if image_id is None:
             faults.add(f"image {entry!r:.100}: has no integer id of 64 bits")
             continue
-        image_id, name, height, width = entry["id"], *(entry.get(key) for key in ("file_name", "height", "width"))
+        name, height, width = entry.get("file_name"), _whole(entry.get("height")), _whole(entry.get("width"))
+        name = with_slashes(name, folder) if isinstance(name, str) else name
         if image_id in found:
             faults.add(f"image {image_id}: its id is given twice")
         elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
@@ -192,14 +194,14 @@ def _listing(folder: Path) -> set[str]:
 
 def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:
     """Return the boxes of each usable image; a corrupt image's boxes are not reported again."""
-    known = {entry["id"] for entry in tree["images"] if isinstance(entry, dict) and _is_id(entry.get("id"))}
+    known = {_id(entry) for entry in tree["images"]} - {None}
     index = {category_id: i for i, category_id in enumerate(names)}
     rows: dict[int, list[Row]] = {image_id: [] for image_id in images}
     for number, entry in enumerate(tree["annotations"]):
         if not isinstance(entry, dict):
             faults.add(f"annotation number {number}: {entry!r:.100} is not an annotation")
             continue
-        image_id = entry.get("image_id")
+        image_id = _whole(entry.get("image_id"))
         try:
             if type(image_id) is not int or image_id not in known:
                 raise CorruptError("no such image")
@@ -211,7 +213,7 @@ def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: F
 
 
 def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) -> Row:
-    category, box, area, crowd = (entry.get(key) for key in ("category_id", "bbox", "area", "iscrowd"))
+    category, box, area, crowd = _whole(entry.get("category_id")), *(entry.get(key) for key in ("bbox", "area", "iscrowd"))
     if type(category) is not int or category not in index:
         raise CorruptError(f"category_id {category!r} is not among the categories")
     if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
@@ -231,8 +233,15 @@ def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) ->
     return inside, index[category], bool(crowd), area
 
 
-def _is_id(value: Any) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
+def _whole(value: Any) -> Any:
+    """Return a number such as 3.0, which many tools write, as an integer, and anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _id(entry: Any) -> int | None:
+    """Return the id of an entry of a file; None if it has no integer of 64 bits."""
+    value = _whole(entry.get("id")) if isinstance(entry, dict) else None
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
 
 def _is_finite(value: Any) -> bool:

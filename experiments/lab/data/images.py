@@ -129,6 +129,11 @@ def leads_out(folder: Path) -> Callable[[str], bool]:
     return leaves
 
 
+def with_slashes(name: str, folder: Path) -> str:
+    """Return a file's name in a folder, with `/` for the `\\` that Windows writes, unless the folder has a file of that very name."""
+    return name if "\\" not in name or os.path.lexists(os.path.join(folder, name)) else name.replace("\\", "/")
+
+
 def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
     """Open an image without decoding its pixels yet.
 

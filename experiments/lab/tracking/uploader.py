@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import entry_points
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from lab.config.errors import UserError
 from lab.config.masks import MASK, masked
@@ -31,6 +33,7 @@ SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
 ASIDE = 20  # how many reasons of refused records are kept
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of MLflow's own stores
 SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
 Point = tuple[str, float, int, int]  # name, value, time in ms, step
 
@@ -39,15 +42,29 @@ class BusyError(Exception):
     """Another process is sending this run folder."""
 
 
+class EarlyError(Exception):
+    """The store does not have the run of the sweep yet, under which a job's run is nested."""
+
+
 def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
     """Return the store's address, with its credentials.
 
     Raises:
-        UserError: it is a host and a port without http://, or as `completed`.
+        UserError: MLflow has no such stores, or as `completed`.
     """
     uri = completed(chosen_uri(config, recorded))
+    said, scheme = f"tracking.uri={masked(uri)}", uri.partition(":")[0].partition("+")[0].lower()
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
-        raise UserError(f"tracking.uri={uri}: has no scheme; for a server http://{uri} is expected.")
+        raise UserError(f"{said}: has no scheme; for a server http://{uri} is expected.")
+    if scheme == "file" or (":" not in uri and scheme != "databricks"):
+        if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1"):
+            return uri
+        folder = Path(unquote(urlsplit(uri).path))
+        raise UserError(
+            f"{said}: MLflow keeps no more stores in folders; a database is expected, such as sqlite:///{folder / 'mlflow.db'}."
+        )
+    if not (scheme in SCHEMES or entry_points(group="mlflow.tracking_store", name=scheme)) or re.match("sqlite:(?!//)|https?:(?!//.)", uri):
+        raise UserError(f"{said}: http://, https://, sqlite:///, postgresql://, mysql://, mssql:// or databricks is expected.")
     return uri
 
 
@@ -246,7 +263,7 @@ class MlflowUploader(threading.Thread):
         if self.failures == 0:
             self.failing_since = time.monotonic()
         self.failures += 1
-        if not isinstance(error, BusyError) and not self.ended.is_set():
+        if not isinstance(error, (BusyError, EarlyError)) and not self.ended.is_set():
             self._tell("fails", f"{self.error}; the run goes on, and what is missing is sent as soon as that works")
 
     def _tell(self, what: str, more: str) -> None:
@@ -327,7 +344,7 @@ class MlflowUploader(threading.Thread):
             return {}
         parent = read_state(sweep)
         if parent.get("uri") != self.place or not parent.get("run_id"):
-            raise LookupError(f"the run of {sweep.name}, to be nested under, is not there yet")
+            raise EarlyError(f"the run of {sweep.name}, to be nested under, is not there yet")
         return {"mlflow.parentRunId": parent["run_id"], "sweep": sweep.name}
 
     def _advance(self, size: int) -> None:

@@ -11,7 +11,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.schema import TableConfig
 from lab.config.settings import absolute
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
-from lab.data.images import leads_out
+from lab.data.images import leads_out, with_slashes
 from lab.data.pixels import alpha_note
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Norm, existing_folder
@@ -58,7 +58,7 @@ def table_data(
         if column is not None and column not in table.columns:
             raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns)
     where = rows_of(file)
-    keys = texts(table, config.image, where)
+    keys = [with_slashes(key, root) for key in texts(table, config.image, where)]
     first: dict[str, int] = {}
     for number, key in enumerate(keys):
         if first.setdefault(key, number) != number:

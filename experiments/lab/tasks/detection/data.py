@@ -195,6 +195,8 @@ def load_detection_data(
         _refuse_different_categories(train, file)
         if not file.counts().any():
             raise UserError(f"{part.settings[0]}={file.path}: no image has a box.")
+    same = train.path.resolve() == val.path.resolve()
+    seen = ["data.val_annotations is data.train_annotations, too: scores say nothing of images that training did not see"] if same else []
     make = partial(loader, config=config, fixed_size=fixed_size, norm=norm, device=device)
     return DetectionData(
         train.classes,
@@ -207,6 +209,7 @@ def load_detection_data(
         test=make(files[2], seed=None) if len(files) > 2 else None,
         held_out=f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}",
         plain=partial(make, train, seed=None),
+        notes=[*enlarged(config, fixed_size, train.sizes), *seen],
     )
 
 

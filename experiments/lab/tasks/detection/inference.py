@@ -29,6 +29,7 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
     scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
     fixed = architecture.fixed_size
     model = _detector(config, classes, size_of(scenes, fixed))
+    cast(Any, model).score_thresh = min(architecture.score_threshold, asked.score)
     batch_of = batches(scenes, fixed, asked.norm)
 
     def predicted(image: Image.Image) -> Prediction:

@@ -14,7 +14,7 @@ from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
 from lab.data.sets import Norm
 from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import DetectionData, FileLoader, enlarged, load_detection_data, size_of
+from lab.tasks.detection.data import DetectionData, FileLoader, load_detection_data, size_of
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.metrics import DetectionCounts, DetectionResult
 from lab.tasks.detection.models.backbone import backbone
@@ -144,8 +144,11 @@ def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: in
     """Return the detector of these settings.
 
     Raises:
-        UserError: the backbone, or a number of channels, does not fit.
+        UserError: the backbone, or a number of channels, does not fit, or a setting has no effect on this detector.
     """
+    for item in fields(DetectorConfig) if isinstance(config, DetrConfig) else ():
+        if item.name in ("nms_threshold", "candidates") and (value := getattr(config, item.name)) != item.default:
+            raise UserError(f"model.{item.name}={value}: has no effect on a DETR, which suppresses no boxes; leave it at {item.default}.")
     pyramid = backbone(
         config.name,
         image_size,
@@ -179,6 +182,4 @@ def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: in
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Detection:
     scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
     data = load_detection_data(scenes, fixed, model_norm(config.model, saved), device, config.seed)
-    task = Detection(config, data, size_of(scenes, fixed), device)
-    task.notes = enlarged(scenes, fixed, data.train.file.sizes)
-    return task
+    return Detection(config, data, size_of(scenes, fixed), device)

@@ -20,7 +20,7 @@ from lab.data.sources.table import table_data
 from lab.runs.export import Exportable
 from lab.runs.predict import Asked, Predictor
 from lab.tasks.counts import Counts, Kept
-from lab.tasks.detection.data import DetectionData, DetectionLoader, enlarged, load_detection_data, size_of
+from lab.tasks.detection.data import DetectionLoader, load_detection_data, size_of
 from lab.tasks.detection.inference import batches
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
@@ -126,9 +126,6 @@ class Multilabel(ClassifierTask):
             )
         super().__init__(config, data, criterion, image_size, device)
         self.share = labelled.mean().item() / images
-        if isinstance(data, DetectionData):
-            scenes = cast(DetectionDataConfig, config.data)
-            self.notes = enlarged(scenes, list(size_of(scenes, None)), data.train.file.sizes)
         self.counts(data.val)  # checks the metrics before training starts
 
     def prior(self) -> float:

@@ -18,7 +18,7 @@ from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, LossFunction, asked, execution, in_places, otherwise
 from lossforge.losses.base.record import Prepared, Several
-from lossforge.losses.state import state
+from lossforge.losses.state import autocast_dtype, state
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +64,7 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
         validate = kwargs.get("validate")
         key = _key(function, args, kwargs) if (validate is None or validate is False) and not checks.VALIDATE else None
         if autocast and key is not None:
-            key = (*key, *map(_autocast, ("cuda", "cpu")))
+            key = (*key, *map(autocast_dtype, ("cuda", "cpu")))
         known = None if key is None else PLANS.get(key)
         if known is not None:
             spec, tensors = known.spec, known.tensors((*args, *kwargs.values()) if kwargs else args)
@@ -113,11 +113,6 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         else:
             return None
     return tuple(key)
-
-
-def _autocast(device: str) -> torch.dtype | None:
-    """Return the dtype in which autocast lets a layer compute, None where it is off."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _keep(key: Any, values: Sequence[Any], prepared: Prepared, spec: ExecutionSpec[Any], tensors: Several, wanted: Sequence[bool]) -> None:

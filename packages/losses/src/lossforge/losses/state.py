@@ -20,6 +20,11 @@ _traced = threading.local()
 _traced.depth = 0  # a thread that has none is traced anew at its second call
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """Return the dtype in which autocast lets a layer compute on such devices; None where it is off, and for meta tensors."""
+    return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else None
+
+
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice.

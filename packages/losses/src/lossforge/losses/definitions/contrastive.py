@@ -13,6 +13,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, prepared
 from lossforge.losses.base.record import Deferred, first
+from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
 from lossforge.losses.templates.similarity import CONTRASTIVE, OTHERS, OWN, SIMILARITY
 from lossforge.losses.types import Reduction
@@ -179,9 +180,9 @@ def _features(normalize: bool, **given: Tensor) -> list[Tensor]:
                 raise ValueError(f"{name} must have the {like.shape[1]} features of {of}, got shape {tuple(t.shape)}")
         if normalize:
             t = F.normalize(t, dim=1)
-        kind = t.device.type
-        if torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
-            t = t.to(torch.get_autocast_dtype(kind))
+        dtype = autocast_dtype(t.device.type)
+        if dtype and t.dtype != torch.float64:
+            t = t.to(dtype)
         if found and t.dtype != found[0].dtype:
             raise TypeError(f"{name} must have the dtype of {of}, {found[0].dtype}, got {t.dtype}")
         found.append(t)

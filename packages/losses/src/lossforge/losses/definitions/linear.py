@@ -25,6 +25,7 @@ from lossforge.losses.definitions.divergence import (
 )
 from lossforge.losses.definitions.tokens import TokenLogps, logps_at
 from lossforge.losses.linear.call import ROWS
+from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import divergence
 from lossforge.losses.templates.elementwise import IGNORED
 from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
@@ -119,9 +120,7 @@ def _layer(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> 
     checks.fits(f"{of}weight", weight, weight.shape[0] > 0, "have at least one class, shape (C, {})", input.shape[-1])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"{of}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
-    kind = input.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    if dtype := autocast_dtype(input.device.type):
         input, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (input, weight))
         bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(dtype)
     head = Head(input, weight, bias)

@@ -10,6 +10,7 @@ from torch import Tensor
 from lossforge.kernels.call import ContrastiveCall, SimilarityCall
 from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
 from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import rowwise
 
 OWN, OTHERS = 1, 2
@@ -22,7 +23,7 @@ def similarity_reference(call: SimilarityCall) -> Tensor:
     scale = call.logit_scale if call.scale is None else call.logit_scale * call.scale.to(a.dtype)
     bias = call.logit_bias if call.bias is None else call.logit_bias + call.bias.to(a.dtype)
     kind = a.device.type
-    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext():  # it would round the product
+    with torch.autocast(kind, enabled=False) if autocast_dtype(kind) else contextlib.nullcontext():  # it would round the product
         x = scale * (a @ b.T) + bias
     counts, together = _related(call, x)
     if call.loss == "sigmoid":
