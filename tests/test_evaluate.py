@@ -1,5 +1,6 @@
 """A saved model scored again: the figures that training had, on other data, and what cannot be scored."""
 
+import csv
 import json
 import math
 import shutil
@@ -130,6 +131,27 @@ def test_the_runs_test_images_are_not_needed_for_others(capsys, of_files, tmp_pa
     assert (status, values["samples"]) == (0, 18)
     status, _, _, err = here(capsys, tmp_path / "none", *asked, "split=test")
     assert (status, "no such folder" in err) == (1, True)
+
+
+def test_every_image_of_another_folder_is_scored(capsys, of_files, tmp_path):
+    """Each once, though the folder does not say which are held out, and has images that the run's folder has not."""
+    checkpoints, copy = of_files
+    root = tmp_path / "others"
+    shutil.copytree(copy / "train", root / "train")
+    shutil.copy(root / "train" / "0" / "0.png", root / "train" / "0" / "more.png")
+    files = sorted(path for path in root.rglob("*.png"))
+    asked = [f"checkpoint={checkpoints / 'best.pt'}", "data=folder", f"data.root={root}", "split=all"]
+    status, values, said, _ = here(capsys, tmp_path / "runs", *asked)
+    assert (status, values["all/samples"]) == (0, len(files))
+    assert "the figures are too good" in said
+    assert "overall top-1" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    with (folder / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["sample"] for row in rows) == [path.relative_to(root).as_posix() for path in files]
+    assert all(Path(row["sample"]).parent.name == row["true"] for row in rows)
+    (record,) = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"kind": "data"' in line)
+    assert sum(each["samples"] for each in record["sets"]) == len(files)
 
 
 def test_what_only_training_needs_is_not_loaded(capsys, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -99,6 +100,14 @@ def test_one_class_is_said(make_trainer, tmp_path):
     assert make_trainer(*words(digit_files(tmp_path / "one", names=("cat",)))).data.notes == [
         f"{tmp_path / 'one' / 'train'} holds one class, cat, so that every prediction is right."
     ]
+
+
+def test_a_share_beside_held_out_images_is_said(make_trainer, pictures):
+    assert make_trainer(*words(pictures)).data.notes == []
+    (note,) = make_trainer(*words(pictures), "data.held_out=0.3").data.notes
+    assert note == f"data.held_out=0.3: has no effect, because {pictures / 'val'} holds the held-out images"
+    shutil.rmtree(pictures / "val")
+    assert make_trainer(*words(pictures), "data.held_out=0.3").data.notes == []
 
 
 def test_an_rgb_image_is_what_pillow_converts_it_to(pictures):

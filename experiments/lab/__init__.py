@@ -64,7 +64,7 @@ def evaluate(
     Args:
         checkpoint: a result of `train`, a run's folder, a checkpoint, a .safetensors file, or runs:/ID of a run in MLflow.
         overrides: settings to change, such as "data=folder", "data.root=pictures".
-        split: val, test or train.
+        split: val, test, train, or all for the three together.
         tta: flip or five_crop, to score the mean prediction of several views.
         config_dir: as for `train`.
 

@@ -39,6 +39,31 @@ class Loader(Protocol):
         """
 
 
+class Chained:
+    """The batches of several loaders, one after the other, with the positions and the keys of all."""
+
+    def __init__(self, loaders: list[Any]) -> None:
+        self.loaders = loaders
+        self.samples = sum(loader.samples for loader in loaders)
+        self.keys = [key for loader in loaders for key in loader.keys]
+        if all(hasattr(loader, "size") for loader in loaders):  # of masks' files
+            self.size = lambda position: next(loader.size(at) for loader, at in self._places(position))
+
+    def _places(self, position: int) -> Iterator[tuple[Any, int]]:
+        for loader in self.loaders:
+            if 0 <= position < len(loader.keys):
+                yield loader, position
+            position -= len(loader.keys)
+
+    def __iter__(self) -> Iterator[Any]:
+        before = 0
+        for loader in self.loaders:
+            for batch in loader:
+                batch.index = batch.index + before
+                yield batch
+            before += len(loader.keys)
+
+
 @dataclass
 class Norm:
     """Mean and standard deviation of each channel, which normalise pixels from 0 to 1."""

@@ -14,9 +14,9 @@ from lab.config.user import runs_folder
 from lab.results.frames import write_rows
 from lab.runs.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
 
-NAMES = {"val": "held-out", "test": "test", "train": "training"}
+NAMES = {"val": "held-out", "test": "test", "train": "training", "all": "overall"}
 USAGE = (
-    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train]\n"
+    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
     "       [tta=flip|five_crop] [export.format=onnx]\n"
     "       [group=option ...] [group.setting=value ...] [--cfg]"
 )
@@ -93,7 +93,11 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
     data = settings.config.data
-    if split != "test" and isinstance(data, FolderConfig):
+    if (
+        split != "test"
+        and isinstance(data, FolderConfig)
+        and not (split == "all" and any(part.startswith("data.test=") for part in others))
+    ):
         data.test = None  # the other splits do not depend on it, and another data.root may lack it
     return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
 
@@ -104,7 +108,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     Args:
         settings: of the data and the model.
         saved: the checkpoint.
-        split: val, test or train.
+        split: val, test, train, or all for the three together.
         changed: the model's own settings that were changed, in words.
         tta: views whose mean prediction is scored.
         onnx: whether to export the model as ONNX, too.
@@ -125,8 +129,10 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     task, data = trainer.task, trainer.data
     if data.classes != state["classes"]:
         raise UserError(f"data={config.data.name} has the classes {_listed(data.classes)}; the model knows {_listed(state['classes'])}.")
-    refuse_changed(state, config, data.train.samples)
-    loader = _loader(data, split, config.data.name)
+    if split != "all":
+        refuse_changed(state, config, data.train.samples)
+    parts = [split] if split != "all" else [name for name in ("train", "val", "test") if getattr(data, name) is not None]
+    loader = _loader(data, split, parts, config.data.name)
     load_weights(trainer.model, state)
     model = several_views(trainer.model, tta, task, config.task.name) if tta else trainer.model
 
@@ -137,9 +143,11 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     console = Console(1, "evaluation")
     console.log = run.folder.path / LOG
     console.say(f"{name}: {loader.samples} samples of split={split}{f', the mean of tta={tta}' if tta else ''} on {trainer.device}")
+    if split == "all":
+        console.say("split=all: where the model was trained on some of these samples, the figures are too good")
     for each in changed:
         console.say(f"changed: {each}")
-    run.folder.record("data", sets=data_sets(config, data, **{split: "test"}))
+    run.folder.record("data", sets=data_sets(config, data, **dict.fromkeys(parts, "test")))
     table: dict[str, str] = {}
     values: dict[str, float] = {}
     with run.noted():
@@ -168,8 +176,14 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     return EvaluationResult(run.status, run.exit_status(), run.folder.path, values, run.failure)
 
 
-def _loader(data: Any, split: str, name: str) -> Any:
-    """Return the loader of a split, without augmentation."""
+def _loader(data: Any, split: str, parts: list[str], name: str) -> Any:
+    """Return the loader of a split that has these parts, without augmentation."""
+    if split == "all":
+        from lab.data.sets import Chained
+
+        if hasattr(data.val, "file"):
+            raise UserError(f"split=all: data={name} takes annotation files; data.val_annotations= names the one to score.")
+        return Chained([_loader(data, part, parts, name) for part in parts])
     loader = data.plain and data.plain() if split == "train" else getattr(data, split)
     if loader is None:
         hint = "; data.test= names a folder or a share of them, data.test_annotations= a file of data=coco" if split == "test" else ""

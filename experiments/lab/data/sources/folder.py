@@ -173,9 +173,11 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
             raise UserError(f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only.")
     found = dict(zip(found, without_corrupt(root, list(found.values()), config), strict=True))
     held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
+    unused = "val" in found and config.held_out != FolderConfig.held_out
     if "val" not in found:
         found = hold_out(found, config)
     data = photos_data(found, held_out, config, norm, device, seed, saved)
+    data.notes += [f"data.held_out={config.held_out}: has no effect, because {found['val'].folder} holds the held-out images"] * unused
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
     if len(data.classes) == 1:
         data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")
