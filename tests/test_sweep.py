@@ -140,7 +140,7 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
     until(lambda: all((trouble / f"held-{seed}").exists() for seed in (0, 1)), process)
     second = clone.run("-m", *words)
     assert second.status == 1
-    assert "another process is at" in second.output
+    assert "another process works in this folder" in second.output
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: joblib's workers get it as well
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 130, output

@@ -36,7 +36,7 @@ def written(annotation: Any) -> str:
         return " | ".join(dict.fromkeys(map(written, typing.get_args(annotation))))
     if annotation in (types.NoneType, None):
         return "None"
-    return str(annotation).replace("typing.", "") if typing.get_origin(annotation) else annotation.__name__
+    return re.sub(r"(typing|collections\.abc)\.", "", str(annotation)) if typing.get_origin(annotation) else annotation.__name__
 
 
 def parenthesis(parameters: Iterable[Parameter], own: str = "") -> str:
@@ -135,7 +135,10 @@ def module_of(each: Declared, module: Module) -> str:
     short, keeping = inspect.signature(each.definition), each.docs.keeping
     whole, shared = constructor_of(short, keeping, module)
     converted, flags = module.converted, flags_of(short)
-    parameters = [p.replace(name=converted[p.name].name) if p.name in converted else p for p in whole.parameters.values()]
+    taken_by = {name: next(iter(inspect.signature(how.by).parameters.values())).annotation for name, how in converted.items()}
+    parameters = [
+        p.replace(name=converted[p.name].name, annotation=taken_by[p.name]) if p.name in converted else p for p in whole.parameters.values()
+    ]
     options = dict.fromkeys(("reduction", *shared, *(name for name in whole.parameters if name not in ("size_average", "reduce"))))
     values = {name: name for name in options}
     if "reduce" in whole.parameters:
@@ -195,6 +198,7 @@ def modules() -> str:
     """Return modules.py."""
     made = {each.module.name: module_of(each, each.module) for each in DECLARED.values() if each.module}
     imports = [
+        "from collections.abc import Sequence",
         "from typing import TYPE_CHECKING, Any, Generic, Literal, overload",
         "from torch import Tensor",
         "from typing_extensions import TypeVar",

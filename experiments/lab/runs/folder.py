@@ -203,7 +203,7 @@ def _claim(path: Path) -> int:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
-        raise UserError(f"{path}: another process is at this run.") from None
+        raise UserError(f"{path}: another process works in this folder; wait until it has ended.") from None
     except OSError:
         pass  # a file system without locks
     return file

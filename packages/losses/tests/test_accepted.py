@@ -333,3 +333,13 @@ def test_tensors_without_memory_give_shapes():
         lossforge.losses.supervised_contrastive_loss(rows, target),
     ):
         assert (value.device.type, value.shape) == ("meta", ())
+
+
+def test_labels_of_an_only_class_are_led_to_their_shape():
+    """Class indices of one class are 0 and -1, so that labels of 0 and 1 must not be read as such."""
+    x, labels = torch.randn(6, 1), torch.tensor([0, 1, 1, 0, 0, 1])
+    for target, wrong in ((labels.float(), ValueError), (labels, IndexError)):
+        with pytest.raises(wrong, match=r"of the only class, did you mean target\.view_as\(input\)\?"):
+            binary_cross_entropy_with_logits(x, target)
+        expected = F.binary_cross_entropy_with_logits(x, labels.view_as(x).float())
+        torch.testing.assert_close(binary_cross_entropy_with_logits(x, target.view_as(x)), expected)

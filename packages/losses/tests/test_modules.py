@@ -2,7 +2,9 @@
 
 import copy
 
+import numpy as np
 import pytest
+import timm.loss
 import torch
 
 import lossforge.losses
@@ -11,6 +13,7 @@ from lossforge.losses import (
     BCEWithLogitsLoss,
     BinaryCrossEntropy,
     CrossEntropyLoss,
+    DistributionBalancedLoss,
     PolyBinaryCrossEntropy,
     PreferenceBCEWithLogitsLoss,
     SigmoidFocalLoss,
@@ -72,3 +75,31 @@ def test_a_module_hands_on_what_differs_from_the_defaults():
     criterion.reduction, criterion.softcap, criterion.label_smoothing = "mean", None, 0.0
     assert criterion.changed == {}
     assert criterion.ignore_index == -100
+
+
+def test_a_shallow_copy_has_options_of_its_own():
+    first = SigmoidFocalLoss(gamma=3.0)
+    second = copy.copy(first)
+    second.gamma = 5.0
+    x, target = torch.randn(8, 5), torch.rand(8, 5)
+    for module in (first, second):
+        assert torch.equal(
+            module(x, target), lossforge.losses.sigmoid_focal_loss(x, target, gamma=module.gamma, reduction=module.reduction)
+        )
+
+
+def test_counts_are_kept_whole_and_taken_as_timm_takes_them():
+    """A module's half() made infinities of counts above 65,504."""
+    x, target, counts = torch.randn(6, 5), torch.randint(2, (6, 5)).float(), [500_000, 300_000, 90_000, 10, 1]
+    ours = DistributionBalancedLoss(counts, 1_000_000)
+    expected = timm.loss.DistributionBalancedLoss(counts, 1_000_000)(x, target)
+    for given in (counts, np.array(counts), torch.tensor(counts).float()):
+        module = DistributionBalancedLoss(given, 1_000_000).half()
+        torch.testing.assert_close(module(x, target), expected)
+    assert torch.equal(ours.half().class_counts, torch.tensor(counts))
+    torch.testing.assert_close(
+        DistributionBalancedLoss([5.5, 2.0, 7.0, 1.0, 3.0], 19)(x, target),
+        timm.loss.DistributionBalancedLoss([5.5, 2.0, 7.0, 1.0, 3.0], 19)(x, target),
+    )
+    with pytest.raises(TypeError, match="class_counts must be a tensor, or a list of numbers, got 'many'"):
+        DistributionBalancedLoss("many", 19)  # type: ignore[arg-type]

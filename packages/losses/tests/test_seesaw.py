@@ -156,3 +156,11 @@ def test_mistakes(device):
         SeesawLoss(0)
     with pytest.raises(TypeError, match="target must be of an integer dtype"):
         SeesawLoss(11)(x, target.float())
+
+
+def test_a_call_that_is_refused_counts_nothing():
+    criterion, x = SeesawLoss(5), torch.randn(6, 5)
+    for wrong in (lambda: criterion(x, torch.tensor([0, 1, 2, 3, 4, 9])), lambda: criterion(x[:, :3], torch.zeros(6, dtype=torch.int64))):
+        with pytest.raises((IndexError, ValueError)):
+            wrong()
+    assert criterion.class_counts.tolist() == [0] * 5

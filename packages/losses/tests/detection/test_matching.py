@@ -114,6 +114,21 @@ def test_hungarian_method_finds_the_least_cost(queries, device):
     )
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e13, 1e30])
+def test_one_box_without_costs_spoils_no_other_match(scale):
+    """Its queries' costs once took the place of digits of the others'."""
+    for seed in range(40):
+        cost = scale * torch.rand(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        kept = cost[:, [0, 2, 3]]
+        cost[:, 1] = (NAN, INF, -INF)[seed % 3]
+        ((queries, boxes),) = hungarian_match(cost, [4])
+        best = kept[scipy.optimize.linear_sum_assignment(kept.numpy())].sum()
+        assert cost[queries, boxes][boxes != 1].sum() == pytest.approx(best.item(), rel=1e-12)
+    square = torch.tensor([[1.0, NAN], [NAN, 1.0]]) * scale
+    ((queries, boxes),) = hungarian_match(square, [2])
+    assert boxes.tolist() == [0, 1]
+
+
 def test_costs_that_are_nan_are_the_last_choice(device):
     cost = torch.tensor([[NAN, 1.0, 2.0], [3.0, INF, NAN], [5.0, 4.0, 9.0], [NAN, NAN, NAN]], device=device)
     [(queries, targets)] = hungarian_match(cost, [3])

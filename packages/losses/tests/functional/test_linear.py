@@ -1,6 +1,7 @@
 """Losses fused with their linear layer against the unfused computation, in every template, mode and number of chunks."""
 
 import copy
+import functools
 import inspect
 import pickle
 import re
@@ -23,6 +24,7 @@ from lossforge.losses import (
     LinearTotalVariationLoss,
     TopKTeacher,
     TotalVariationWithLogitsLoss,
+    binary_cross_entropy_with_logits,
     cross_entropy,
     dice_loss,
     dpo_loss,
@@ -294,6 +296,69 @@ def test_modules(device):
     with pytest.raises(TypeError, match=r"head must be a torch\.nn\.Linear"):
         FusedLinear(cross_entropy, torch.nn.Identity())  # type: ignore[arg-type]
     assert fused.double()(x.double(), target).dtype == torch.float64
+
+
+def test_another_loss_takes_the_place_of_the_first(device):
+    leaves, target = model(device)
+    head = torch.nn.Linear(6, 11, device=device)
+    fused = FusedLinear(CrossEntropyLoss(), head)
+    fused.loss = CrossEntropyLoss(label_smoothing=0.5)
+    assert error(fused(leaves[0], target), cross_entropy(head(leaves[0]).mT, target, label_smoothing=0.5)) < 1e-5
+
+
+class Doubled(CrossEntropyLoss):
+    def forward(self, *tensors):
+        return 2 * super().forward(*tensors)
+
+
+class Named(CrossEntropyLoss):
+    """What only has another name is fused."""
+
+
+class Adapted(torch.nn.Linear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def test_code_around_a_loss_or_a_head_is_not_left_out(device):
+    """It would not be called, so that the value would be another one."""
+
+    @functools.wraps(cross_entropy)
+    def twice(*args, **kwargs):
+        return 2 * cross_entropy(*args, **kwargs)
+
+    def calls(input, target, normalizer=None):
+        return cross_entropy(input, target, normalizer=normalizer)
+
+    for loss in (twice, calls, functools.partial(cross_entropy, label_smoothing=0.1)):
+        with pytest.raises(TypeError, match="wraps a loss or is none"):
+            fuse_linear(loss)
+    with pytest.raises(TypeError, match="Doubled has a forward of its own"):
+        fuse_linear(Doubled())
+    leaves, target = model(device)
+    head = torch.nn.Linear(6, 11, device=device)
+    expected = cross_entropy(head(leaves[0]).mT, target)
+    assert error(FusedLinear(Named(), head)(leaves[0], target), expected) < 1e-5
+    hooked, patched = copy.deepcopy(head), copy.deepcopy(head)
+    hooked.register_forward_hook(lambda module, given, found: 2 * found)
+    patched.forward = lambda input: 2 * head(input)
+    for other in (hooked, patched, Adapted(6, 11)):
+        with pytest.raises(TypeError, match="head must not have hooks or a forward of its own"):
+            FusedLinear(cross_entropy, other)
+    normed = torch.nn.utils.parametrizations.weight_norm(head)
+    assert error(FusedLinear(cross_entropy, normed)(leaves[0], target), cross_entropy(normed(leaves[0]).mT, target)) < 1e-5
+
+
+def test_a_weight_of_elements_is_not_taken_for_one_of_rows(device):
+    """Where N = T = C it has both shapes; a divergence's is one of rows."""
+    x, w, weight, target = (torch.rand(*shape, device=device) for shape in ((4, 4, 6), (4, 6), (4, 4), (4, 4, 4)))
+    for given in ({"weight": weight}, {"pos_weight": weight}):
+        named = {"loss_weight" if name == "weight" else name: t for name, t in given.items()}
+        expected = binary_cross_entropy_with_logits(x @ w.T, target, **given)
+        assert error(fuse_linear(binary_cross_entropy_with_logits)(x, w, target, **named), expected) < 1e-5
+    expected = kl_div_with_logits((x @ w.T).flatten(0, 1), target.flatten(0, 1), weight=weight.flatten(), reduction="none")
+    found = fuse_linear(kl_div_with_logits)(x, w, target, loss_weight=weight, reduction="none")
+    assert error(found, expected.view(4, 4)) < 1e-5
 
 
 def test_arguments_are_checked(device):

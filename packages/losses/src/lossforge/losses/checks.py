@@ -257,10 +257,16 @@ def integer(name: str, value: object) -> None:
         raise TypeError(f"{name} must be of an integer dtype, got {t.dtype}{meant}")
 
 
+ONE_CLASS = ": for a label a row, of the only class, did you mean target.view_as(input)?"
+
+
 def dense(t: Tensor, x: Tensor, rows: Sequence[int], where: str = "") -> None:
     """Check that a floating target has the shape of input. rows: the shape that class indices have; where: when it has input's."""
     if t.shape != x.shape:
-        meant = f" of {t.dtype}: for class indices did you mean target.long()?" if t.shape == torch.Size(rows) else ""
+        meant = ""
+        if t.shape == torch.Size(rows):
+            one = t.numel() == x.numel()
+            meant = ONE_CLASS if one else f" of {t.dtype}: for class indices did you mean target.long()?"
         raise ValueError(f"target must have the shape of input, {tuple(x.shape)}{where}, got {tuple(t.shape)}{meant}")
 
 
@@ -308,7 +314,8 @@ def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> N
     if outside.any():
         at = outside.nonzero()[0].tolist()
         allowed = f"{low} to {end - 1}" + ("" if ignored is None else f", or {ignored} where ignored")
-        raise IndexError(f"{name} must hold {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}")
+        meant = ONE_CLASS if end == 1 and low < 0 else ""
+        raise IndexError(f"{name} must hold {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}{meant}")
 
 
 def unflipped(name: str, boxes: Tensor, centered: bool) -> None:

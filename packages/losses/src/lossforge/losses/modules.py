@@ -10,6 +10,7 @@ class indices along a chosen dimension), and `forward` the per-call tensors (tar
 option for that call alone. Those of boxes take empty and gradient, and `forward` weight and normalizer.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from torch import Tensor
@@ -1761,7 +1762,8 @@ class DistributionBalancedLoss(LossModule):
 
     Args:
         class_counts: (C,), the positive samples of each class in the training
-            set; those outside [1, S - 1] count as its ends.
+            set, as a tensor or a list; those outside [1, S - 1] count as its
+            ends.
         num_samples: S of at least 2, the samples of the training set; needed
             with class_counts.
         map_alpha: the least weight of an element.
@@ -1817,7 +1819,7 @@ class DistributionBalancedLoss(LossModule):
     @constructor
     def __init__(
         self,
-        class_counts: Tensor | None = None,
+        class_counts: Tensor | Sequence[float] | None = None,
         num_samples: int | None = None,
         map_alpha: float = 0.1,
         map_beta: float = 10.0,
@@ -1844,7 +1846,7 @@ class DistributionBalancedLoss(LossModule):
             inplace=inplace,
             validate=validate,
             dim=dim,
-            class_counts=class_counts,
+            class_counts=definitions.binary.whole_counts(class_counts),
             num_samples=num_samples,
             map_alpha=map_alpha,
             map_beta=map_beta,

@@ -86,6 +86,7 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
 
     # code of its own, because torch.compile counts the graphs of a code object, and stops at eight
     call.__code__ = call.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
+    call.entry = call  # type: ignore[attr-defined]  # not so of a wrapper, which takes over the attributes
     return call
 
 

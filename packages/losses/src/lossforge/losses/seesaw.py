@@ -152,18 +152,19 @@ class SeesawLoss(nn.Module):
     def forward(self, input: Tensor, target: Tensor, *, normalizer: float | Tensor | None = None) -> Tensor:
         """Return the loss of logits (N, C) and class indices (N,), after counting these in training mode."""
         checks.integer("target", target)
-        if self.training:
-            self.count(target)
+        counts = self.counted(target) if self.training else self.class_counts
         shape = (self.p, self.q, self.eps, self.reduction)
-        counts, ignored = self.class_counts, self.ignore_index
-        return seesaw_loss(input, target, counts, *shape, weight=self.weight, ignore_index=ignored, normalizer=normalizer)
+        found = seesaw_loss(input, target, counts, *shape, weight=self.weight, ignore_index=self.ignore_index, normalizer=normalizer)
+        if self.training:
+            self.class_counts.copy_(counts)  # not before the call has been checked
+        return found
 
     @torch.no_grad()
-    def count(self, target: Tensor) -> None:
-        """Add the classes of a batch to the counts, by sums of integers, whose order changes nothing."""
+    def counted(self, target: Tensor) -> Tensor:
+        """Return the counts with the classes of a batch, by sums of integers, whose order changes nothing."""
         index = target.flatten().long()
         counts = (index != self.ignore_index) & (index >= 0) & (index < len(self.class_counts))
-        self.class_counts.index_put_((torch.where(counts, index, 0),), counts.long(), accumulate=True)
+        return self.class_counts.index_put((torch.where(counts, index, 0),), counts.long(), accumulate=True)
 
     def extra_repr(self) -> str:
         return f"num_classes={len(self.class_counts)}, p={self.p}, q={self.q}, eps={self.eps}, reduction={self.reduction!r}"

@@ -51,6 +51,10 @@ class LossModule(nn.Module):
                     self.changed[name] = value
             super().__setattr__(name, value)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__["changed"] = dict(self.changed)  # copy.copy hands on the dictionary itself
+
     def compute(self, *inputs: Any, **per_call: Any) -> Any:
         """Call the function with the options, of which a call may replace some."""
         tensors = {name: t for held in (self._buffers, self._parameters) for name, t in held.items() if name in self.option_names}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import ElementwiseCall, Formulas, Head, MultilabelCall
 from lossforge.losses import checks
-from lossforge.losses.base.declare import Module, loss, public
+from lossforge.losses.base.declare import Converted, Module, loss, public
 from lossforge.losses.base.options import (
     ElementwiseOptions,
     InplaceOptions,
@@ -597,10 +597,32 @@ def distribution_balanced_reference(x: Tensor, y: Tensor, neg_scale: float, gamm
     return lost(balance * (y * positive + (1 - y) * negative), x, gamma != 0)
 
 
+def whole_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor | None:
+    """Return the counts as a tensor, of integers if they are whole: a change of a module's dtype does not round those."""
+    if class_counts is None:
+        return None
+    try:
+        counts = torch.as_tensor(class_counts)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"class_counts must be a tensor, or a list of numbers, got {class_counts!r:.60}") from None
+    return counts.long() if checks.known(counts) and not counts.is_meta and torch.equal(counts.round(), counts) else counts
+
+
 @loss(
     "distribution_balanced",
     ELEMENTWISE,
-    Module("DistributionBalancedLoss", "Distribution-balanced loss as timm.loss.DistributionBalancedLoss"),
+    Module(
+        "DistributionBalancedLoss",
+        "Distribution-balanced loss as timm.loss.DistributionBalancedLoss",
+        converted={
+            "class_counts": Converted(
+                "class_counts",
+                whole_counts,
+                "(C,), the positive samples of each class in the training set, as a tensor or a list; those outside [1, S - 1] count as "
+                "its ends.",
+            )
+        },
+    ),
     options=({"neg_scale": 5.0, "focal_gamma": 0.0}, {"neg_scale": 1.0, "focal_gamma": 1.5, "focal_balance": 0.7}, {"focal_gamma": 0.5}),
     like="lossforge.losses.oracles.elements:distribution_balanced",
     paper="arXiv 2007.09654",

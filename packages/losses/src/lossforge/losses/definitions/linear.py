@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -136,8 +137,9 @@ class _Rows:
     Of an input (H,) there is one row; of one (N, H) nothing changes.
     """
 
-    def __init__(self, lead: tuple[int, ...], classes: int) -> None:
-        self.lead, self.classes, self.count = lead, classes, 1
+    def __init__(self, lead: tuple[int, ...], classes: int, broadcast: Sequence[str] = ()) -> None:
+        """Make it of the leading dimensions. broadcast: the arguments that broadcast to (*lead, classes)."""
+        self.lead, self.classes, self.count, self.broadcast = lead, classes, 1, broadcast
         for n in lead:
             self.count = self.count * n
 
@@ -152,11 +154,9 @@ class _Rows:
             return t.unsqueeze(0) if name in PER_ROW else t
         if name == "lam" and t.ndim == 1:
             t = t.view(-1, *(1,) * (k - 1)).expand(self.lead)
-        if t.shape[:k] == self.lead:
-            return t.reshape(self.count, *t.shape[k:])
-        if name in ("weight", "group", "pos_weight", "alpha") and t.ndim > 1 and checks.expands(t, (*self.lead, self.classes)):
+        if name in self.broadcast and t.ndim > 1 and checks.expands(t, (*self.lead, self.classes)):
             return t.expand(*self.lead, self.classes).reshape(self.count, self.classes)
-        return t
+        return t.reshape(self.count, *t.shape[k:]) if t.shape[:k] == self.lead else t
 
     def separated(self, t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.ndim or len(self.lead) == 1:
@@ -246,7 +246,8 @@ def _fused(
         raise ValueError("inplace=True needs logits, which a fused loss does not have")
     head = _chunked(head, linear)
     lead = tuple(head.input.shape[:-1])
-    rows = _Rows(lead, head.weight.shape[0])
+    of_rows = "labels" in (checks.keywords(function) or ())  # a divergence, whose weights have an entry a row
+    rows = _Rows(lead, head.weight.shape[0], ("pos_weight", "alpha") if of_rows else ("weight", "group", "pos_weight", "alpha"))
     head = head.with_input(rows.of_input(head.input))
     if teacher is not None:
         if teacher.input.shape[:-1] != torch.Size(lead) or teacher.weight.shape[0] != rows.classes:
@@ -326,6 +327,13 @@ def _is_fused(name: str) -> bool:
     return template is not None and template.call in FUSED
 
 
+def _is_loss(function: Any) -> bool:
+    """Return whether a function is a public loss or a custom one: no wrapper, partial or function that only calls one."""
+    library = vars(sys.modules["lossforge.losses.functional"]).get(getattr(function, "__name__", ""))
+    own = getattr(function, "function", function)  # of a custom loss
+    return function is library or getattr(own, "entry", None) is own
+
+
 LAYER = ("input", "weight")
 PUBLIC = {"weight": "loss_weight"}
 """What arguments of a loss are called where they would have the name of the layer's."""
@@ -341,6 +349,8 @@ class FusedLoss:
     def __init__(self, loss: Any) -> None:
         self.loss, self.function = loss, getattr(loss, "function", loss)
         name = getattr(self.function, "__name__", type(loss).__name__)
+        if isinstance(loss, LossModule) and not type(loss).forward.__module__.startswith("lossforge."):
+            raise TypeError(f"{type(loss).__name__} has a forward of its own, which a fused loss would not call: fuse {name} itself")
         taken = (checks.keywords(self.function) if callable(self.function) else None) or [""]
         if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
             raise TypeError(
@@ -348,6 +358,10 @@ class FusedLoss:
             )
         if self.function.__module__ in ("lossforge.losses.functional", "lossforge.losses.seesaw") and not _is_fused(name):
             raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}")
+        if not _is_loss(self.function):
+            raise TypeError(
+                f"{name} wraps a loss or is none, and a fused loss would not call it: fuse the loss itself, and give options to the call"
+            )
         self.__name__ = f"linear_{name}"
         others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(self.function).parameters.values()][1:]
         by_position = [p for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -394,10 +408,11 @@ class FusedLinear(nn.Module):
 
     Args:
         loss: as for `fuse_linear`.
-        head: a torch.nn.Linear, whose weight and bias stay the model's own.
+        head: a torch.nn.Linear, whose weight and bias stay the model's own. It is not called, so that hooks which come later do not run.
 
     Raises:
-        TypeError: the loss cannot be fused, or head is not a linear layer. A call: bias= is given, which is always the head's.
+        TypeError: the loss cannot be fused, or head is not a linear layer, or one with hooks or a forward of its own. A call: bias= is
+            given, which is always the head's.
 
     Examples:
         >>> import torch
@@ -410,11 +425,17 @@ class FusedLinear(nn.Module):
         super().__init__()
         if not isinstance(head, nn.Linear):
             raise TypeError(f"head must be a torch.nn.Linear, got {type(head).__name__}")
-        self.loss, self.head, self.fused = loss, head, fuse_linear(loss)
+        if getattr(head.forward, "__func__", None) is not nn.Linear.forward or head._forward_hooks or head._forward_pre_hooks:
+            raise TypeError(
+                "head must not have hooks or a forward of its own, which a fused loss would not call: give its weight to fuse_linear(loss)"
+            )
+        self.loss, self.head, self.fused = loss, head, FusedLoss(loss)
 
     def forward(self, input: Tensor, *targets: Tensor, **options: Any) -> Any:
         if "bias" in options:
             raise TypeError("FusedLinear takes the bias of its head, got bias= too: set head.bias, or call fuse_linear(loss) with it")
+        if self.fused.loss is not self.loss:
+            self.fused = FusedLoss(self.loss)
         return self.fused(input, self.head.weight, *targets, bias=self.head.bias, **options)
 
 

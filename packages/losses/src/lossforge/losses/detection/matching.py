@@ -18,9 +18,6 @@ from lossforge.losses.types import BoxFormat
 
 __all__ = ["hungarian_match", "matching_cost"]
 
-WORST = 1e12
-"""Takes the place of a cost that is nan or infinite: scipy refuses nan, and of infinite costs some problems."""
-
 
 @checks.named
 def matching_cost(
@@ -176,10 +173,18 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
     numbers = [checks.whole_number("counts", n) for n in (counts.tolist() if isinstance(counts, Tensor) else counts)]
     if sum(numbers) != cost.shape[1] or min(numbers, default=0) < 0:
         raise ValueError(f"counts must hold numbers of at least 0 with the sum {cost.shape[1]}, got {numbers}")
-    values = cost.detach().to("cpu", torch.float64 if cost.dtype == torch.float64 else torch.float32)
-    values = values.nan_to_num(nan=WORST, posinf=WORST, neginf=WORST)
-    found = [linear_sum_assignment(part.numpy()) for part in values.split(numbers, 1)]
+    values = cost.detach().to("cpu", torch.float64 if cost.dtype == torch.float64 else torch.float32).double()
+    found = [linear_sum_assignment(_comparable(part).numpy()) for part in values.split(numbers, 1)]
     return [(torch.as_tensor(queries, dtype=torch.int64), torch.as_tensor(targets, dtype=torch.int64)) for queries, targets in found]
+
+
+def _comparable(cost: Tensor) -> Tensor:
+    """Replace costs that are nan or infinite, which scipy refuses, by one that is larger than what all others could save together."""
+    usable = cost.isfinite()
+    if usable.all():
+        return cost
+    least, most = (cost[usable].min(), cost[usable].max()) if usable.any() else (cost.new_zeros(()), cost.new_zeros(()))
+    return torch.where(usable, cost, most + most.abs() + min(cost.shape) * (most - least) + 1.0)
 
 
 def _cost(*arguments: Any) -> Tensor:
