@@ -288,15 +288,28 @@ def test_seeds_that_only_one_has_are_said(journal, look):
 
 
 def test_lower_is_better_of_a_loss(journal, look):
+    """Of the same loss under two learning rates."""
     for seed in (0, 1, 2):
         journal.run("ce", "m", seed, 0.5, metrics={"val/loss": 1.0 + seed / 10}, experiment="lower")
-        journal.run("focal", "m", seed, 0.5, metrics={"val/loss": 0.5 + seed / 9}, experiment="lower")
-    found = look("experiment=lower", "metric=val/loss")
-    ce, focal = found.csv()
-    assert (ce["best"], focal["best"], focal["verdict"]) == ("0", "1", "better")
+        journal.run("ce", "m", seed, 0.5, metrics={"val/loss": 0.5 + seed / 9}, settings={"optim.lr": 0.01}, experiment="lower")
+    words = ["experiment=lower", "metric=val/loss", "rows=optim.lr", "baseline=optim.lr=0.001"]
+    found = look(*words)
+    slow, fast = found.csv()
+    assert (slow["best"], fast["best"], fast["verdict"]) == ("0", "1", "better")
     assert "Lower is better" in found.text
-    assert re.search(r"\| ce \| 1\.1 ± 0\.2484 \|", found.text)
-    assert look("experiment=lower", "metric=val/loss", "goal=max").csv()[1]["verdict"] == "worse"
+    assert "each run's own loss" not in found.text
+    assert re.search(r"1\.1 ± 0\.2484 \|", found.text)
+    assert look(*words, "goal=max").csv()[1]["verdict"] == "worse"
+
+
+def test_values_of_different_losses_are_not_judged(journal, look):
+    for seed in (0, 1, 2):
+        journal.run("ce", "m", seed, 0.5, metrics={"val/loss": 1.0 + seed / 10}, experiment="unlike")
+        journal.run("focal", "m", seed, 0.5, metrics={"val/loss": 0.5 + seed / 9}, experiment="unlike")
+    found = look("experiment=unlike", "metric=val/loss")
+    assert [(row["best"], row["verdict"]) for row in found.csv()] == [("0", ""), ("0", "another loss")]
+    assert "val/loss is each run's own loss. The runs have different ones, whose values do not compare." in found.text
+    assert "each run's own loss" not in look("experiment=unlike").text
 
 
 def test_a_baseline_among_columns(table, look):

@@ -74,6 +74,12 @@ def test_a_pipe_is_named_and_not_waited_for(make_trainer, pictures, more):
     assert {"train/cat/pipe.png: is not a regular file.", "val/dog/gone.png: no such file."} <= set(lines)
 
 
+def test_classes_in_the_folder_itself_are_led_to(make_trainer, pictures):
+    with pytest.raises(UserError, match=r"train: no such folder\. Give data\.train=\. if the folders of the classes are in .*val itself\."):
+        make_trainer(*words(pictures / "val"))
+    assert make_trainer(*words(pictures / "val", "data.train=.")).data.classes == ["cat", "dog"]
+
+
 def test_a_folder_without_an_image_is_named(make_trainer, pictures):
     (pictures / "train" / "empty").mkdir()
     with pytest.raises(UserError, match=r"Found no valid file for the classes empty\. Remove a folder that is not a class\."):

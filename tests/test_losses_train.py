@@ -14,6 +14,7 @@ from lab.data.batch import Batch
 from lab.tasks.classification.spec import SPEC
 from lab.tasks.heads import HeadInput
 from lab.tasks.losses import Criterion
+from lab.tasks.plain_loss import plain_loss
 
 NAMES = sorted(SPEC.losses)
 EXAMPLE = f"{pathlib.Path(__file__).parents[1] / 'examples' / 'my_loss.py'}:margin_bce"
@@ -253,3 +254,19 @@ def test_the_table_says_whether_groups_count_in_the_loss(make_trainer):
     assert "measured only" in said["loss=ce"]
     assert "measured only" in said["loss=preference_bce"]
     assert "loss weights [1.0, 2.0]" in said["loss.group_weight=[1,2]"]
+
+
+def test_a_plain_loss_that_trains_nothing_is_refused():
+    """One that was detached ended in autograd's words; the arguments for the batch are no hyper-parameters."""
+
+    def detached(logits, target, amount=0.1):
+        return F.cross_entropy(logits.detach(), target, label_smoothing=amount)
+
+    made, logits = plain_loss("loss.target=x.py:detached", detached, {"amount": 0.2}, CPU), torch.randn(3, 4)
+    target = torch.tensor([0, 1, 2])
+    assert made.of(logits, target).ndim == 0
+    with pytest.raises(UserError, match=r"^loss\.target=x\.py:detached: its value has no gradient"):
+        made.of(logits.requires_grad_(), target)
+    with pytest.raises(UserError, match=r"loss\.hyper\.logits.*\n.*amount") as caught:
+        plain_loss("loss.target=x.py:detached", detached, {"logits": 3}, CPU)
+    assert "target" not in str(caught.value).splitlines()[-1]

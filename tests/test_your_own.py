@@ -47,6 +47,11 @@ class Fussy:
         return 0.0
 
     on_epoch = __call__
+
+
+class Late:
+    def on_epoch(self, trainer, values):
+        pass
 """
 SCRIPT = str(ROOT / "experiments" / "train.py")
 
@@ -350,6 +355,7 @@ def test_no_folder_hides_a_function_of_the_library():
             ["trainer.callbacks=['wrong_data.py:Fussy']"],
             "trainer.callbacks=wrong_data.py:Fussy: this class cannot be .*ValueError: class",
         ),
+        (["trainer.callbacks=['wrong_data.py:Late']"], r"Late.on_epoch: is called with \(trainer\), which it does not take: .*'values'"),
         (["trainer.callbacks=['my_model.py:perceptron']"], "has none of the methods on_before_update, .*on_update"),
         (["task=custom", "task.target=my_task.py:build"], "is a function; a lab.tasks.spec.TaskSpec is expected"),
         (["task=custom", "task.target=my_task.py:SPEC", "task.boundry=4"], "boundry.*not known.\nDid you mean 'boundary'"),

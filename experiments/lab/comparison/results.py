@@ -9,7 +9,7 @@ from statistics import median
 from lab.comparison.grid import Cell, Grid, Key, find_baselines, lay_out
 from lab.comparison.runs import Run, Store
 from lab.comparison.schema import CompareConfig
-from lab.comparison.stats import Point, mean_of, paired_difference, write_verdicts
+from lab.comparison.stats import Difference, Point, mean_of, paired_difference, write_verdicts
 from lab.config.errors import UserError, unknown
 from lab.training.monitor import is_lower_better
 
@@ -20,6 +20,7 @@ SHOWN_SETTINGS = ("task", "data", "data.batch_size", "trainer.epochs", "trainer.
 SHOWN_TAGS = ("device", "loss.backend", "torch", "git.commit")
 SPEED, GPU_MEMORY, MEMORY, LOSS_TIME = "images_per_second", "train/peak_allocated_mib", "train/peak_process_mib", "train/loss_ms"
 COSTS = {"images/s": "images_per_second", "peak MiB": "peak_mib", "loss ms": "loss_ms"}  # names in tables, and in CSV files
+SAME_VALUES = ("loss.implementation", "loss.fused_head", "loss.prior_bias")  # settings of a loss that do not change its value
 BEST = "best_"  # how the names of the best epoch's metrics begin
 
 
@@ -72,6 +73,8 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
         cell.curve = _curve(cell, store, metric)
         if base := cell.baseline:
             cell.difference = paired_difference(cell.values(metric), base.values(metric), config.confidence)
+            if cell.difference and _other_loss(cell, base, metric):
+                cell.difference = Difference(cell.difference.of, untested="another loss")
             for name, theirs in costs[base].items():
                 ratio = paired_difference(_logarithms(costs[cell].get(name, {})), _logarithms(theirs), config.confidence)
                 cell.ratios |= {name: ratio} if ratio else {}
@@ -79,9 +82,20 @@ def compare_runs(runs: Sequence[Run], config: CompareConfig, store: Store) -> Co
     write_verdicts([(ratio, name == "images/s") for cell in grid.cells for name, ratio in cell.ratios.items()], 1 - config.confidence)
     for column in grid.columns:
         inside = [cell for cell in grid.cells if cell.column == column]
-        if len(inside) > 1:
+        if len(inside) > 1 and not any(_other_loss(cell, inside[0], metric) for cell in inside):
             (max if higher else min)(inside, key=lambda cell: cell.score.mean).best = True
-    return Comparison(metric, higher, config.confidence, grid, memory, baseline, _shared(grid.runs), [*others, *_notes(grid, baseline)])
+    notes = [*others, *_notes(grid, baseline, metric)]
+    return Comparison(metric, higher, config.confidence, grid, memory, baseline, _shared(grid.runs), notes)
+
+
+def _other_loss(cell: Cell, other: Cell, metric: str) -> bool:
+    """Return whether the metric is the loss itself, and the two cells have different losses, whose values do not compare."""
+
+    def loss_of(each: Cell) -> dict[str, str]:
+        settings = next(iter(each.runs.values())).settings
+        return {name: value for name, value in settings.items() if name.startswith(("loss.", "box_loss.")) and name not in SAME_VALUES}
+
+    return _last(metric) == "loss" and loss_of(cell) != loss_of(other)
 
 
 def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:
@@ -158,7 +172,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {name: value for name, value in same.items() if value not in (None, "None", "")}
 
 
-def _notes(grid: Grid, baseline: str) -> list[str]:
+def _notes(grid: Grid, baseline: str, metric: str) -> list[str]:
     notes = []
     if grid.replaced:
         names = some([f"{run.name} ({run.id[:8]})" for run in grid.replaced])
@@ -170,6 +184,8 @@ def _notes(grid: Grid, baseline: str) -> list[str]:
         counts = Counter(run.tags.get(tag, "unknown") for run in grid.runs)
         if len(counts) > 1:
             notes.append(f"{what}: {_shares(counts)}.")
+    if any(_other_loss(cell, grid.cells[0], metric) for cell in grid.cells):
+        notes.append(f"{metric} is each run's own loss. The runs have different ones, whose values do not compare.")
     if not baseline:
         rows = some([row.label for row in grid.rows])
         notes.append(f"No differences: no row is loss=ce; baseline=SETTING=VALUE chooses another baseline among {rows}.")

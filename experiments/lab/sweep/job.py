@@ -71,7 +71,8 @@ class Attempt:
 
     def __init__(self, sweep: Path, name: str, settings: Settings[TrainConfig], runs: list[History], title: str) -> None:
         self.sweep, self.name, self.settings, self.runs, self.title = sweep, name, settings, runs, title
-        self.resumed = runs[-1] if runs and runs[-1].status in (None, "KILLED") else None
+        # a run whose process did not begin has nothing to go on with, not even the name of its score
+        self.resumed = runs[-1] if runs and runs[-1].status in (None, "KILLED") and runs[-1].monitor else None
         self.size = self.resumed.size if self.resumed else 0
         self.said = b""  # the end of what the process wrote to stderr
 

@@ -46,6 +46,8 @@ class PlainLoss:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             wanted = "a mean, or a value for each sample or element, is expected."
             raise UserError(f"{self.setting}: returns {got} for logits {tuple(logits.shape)}; {wanted}")
+        if logits.requires_grad and not value.requires_grad:
+            raise UserError(f"{self.setting}: its value has no gradient: it does not depend on the logits, or was detached from them.")
         return value
 
 
@@ -59,7 +61,7 @@ def plain_loss(setting: str, found: Any, hyper: Mapping[str, float], device: tor
         raise UserError(f"{setting}: is a {type(found).__name__}; a loss, a function of (logits, target) or a torch.nn.Module is expected.")
     if isinstance(found, nn.Module) and hyper:
         raise UserError(f"{setting}: is a module that is made already; loss.hyper={dict(hyper)} has no effect on it.")
-    known = inspect.signature(found).parameters
+    known = [*inspect.signature(found).parameters][0 if isinstance(found, type) else 2 :]  # after logits and target
     if wrong := [name for name in hyper if name not in known]:
         raise unknown(f"loss.hyper.{wrong[0]}", wrong[0], known)
     function: Any = found(**hyper) if isinstance(found, type) else partial(found, **hyper) if hyper else found

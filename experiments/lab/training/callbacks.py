@@ -1,5 +1,6 @@
 """Callbacks: a user's own code, called while a run trains."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,10 @@ def _check(callback: Any) -> None:
     for name in methods:
         if name not in EVENTS:
             raise unknown(f"{title}.{name}", name, EVENTS)
+        given = [*inspect.signature(getattr(Callback, name)).parameters][1:]
+        try:
+            inspect.signature(getattr(callback, name)).bind(*given)
+        except TypeError as error:
+            raise UserError(f"{title}.{name}: is called with ({', '.join(given)}), which it does not take: {error}.") from None
+        except ValueError:  # a builtin has no signature
+            pass

@@ -278,6 +278,8 @@ def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
         return file.lower().endswith(kinds) and not hidden(Path(file), path)
 
     try:
+        if setting == "data.train" and root.is_dir() and not path.is_dir():
+            raise UserError(f"{setting}={path}: no such folder. Give data.train=. if the folders of the classes are in {root} itself.")
         found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted)
     except FileNotFoundError as error:
         arrays = "" if channels else f" Files {ARRAY} are read with data.channels=NUMBER."
