@@ -87,7 +87,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.records import read_history
     from lab.tracking.places import refuse_foreign
-    from lab.tracking.uploader import BusyError, MlflowUploader, completed, is_sent, not_taken, read_state, tracking_uri
+    from lab.tracking.uploader import BusyError, MlflowUploader, chosen_uri, completed, is_sent, not_taken, read_state, tracking_uri
 
     state = read_state(folder)
     found = (read_config(folder) or {}).get("tracking")
@@ -105,9 +105,9 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     if by is not Origin.STRANGER:
         _write_rest(folder, settings)
     meant = {name: state.get(name) or settings.get(name) for name in ("uri", "experiment")}
-    ours = tracking_uri(config)
+    ours = completed(chosen_uri(config))
     if "tracking.uri" in chosen or not meant["uri"] or meant["uri"] == masked(ours):
-        uri = ours
+        uri = tracking_uri(config)
     elif by is Origin.HERE or (by is Origin.USER and meant["uri"] == settings.get("uri")):
         uri = completed(meant["uri"])
     else:

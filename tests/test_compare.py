@@ -310,6 +310,11 @@ def test_values_of_different_losses_are_not_judged(journal, look):
     assert [(row["best"], row["verdict"]) for row in found.csv()] == [("0", ""), ("0", "another loss")]
     assert "val/loss is each run's own loss. The runs have different ones, whose values do not compare." in found.text
     assert "each run's own loss" not in look("experiment=unlike").text
+    for seed in (0, 1, 2):  # of a version that has an option more
+        settings = {"loss.new": None, "optim.lr": 0.01}
+        journal.run("ce", "m", seed, 0.5, metrics={"val/loss": 0.9 + seed / 9}, settings=settings, experiment="versions")
+        journal.run("ce", "m", seed, 0.5, metrics={"val/loss": 1.0 + seed / 10}, experiment="versions")
+    assert "each run's own loss" not in look("experiment=versions", "metric=val/loss").text
 
 
 def test_a_baseline_among_columns(table, look):

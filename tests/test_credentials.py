@@ -95,7 +95,7 @@ def test_a_store_that_mlflow_does_not_have_is_refused(uri):
 
 def test_a_store_in_a_folder_is_refused_as_mlflow_does(monkeypatch):
     for uri in ("/srv/mlruns", "file:///srv/mlruns"):
-        with pytest.raises(UserError, match=r"a database is expected, such as sqlite:////srv/mlruns/mlflow.db\.$"):
+        with pytest.raises(UserError, match=r"a database is expected, such as sqlite:////srv/mlruns/mlflow.db\. .*migrate-filestore"):
             tracking_uri(TrackingConfig(uri=uri))
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         assert tracking_uri(TrackingConfig(uri=uri)) == uri

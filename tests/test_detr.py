@@ -1,18 +1,13 @@
 """DETR: what its queries' numbers mean, the matching of all layers at once, its losses, and that it learns."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torchvision.ops
 from detection_parts import CLASSES, HEIGHT, WIDTH, batch, pyramid
 from scipy.optimize import linear_sum_assignment
 
-from lab.config.errors import UserError
-from lab.config.settings import load
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.models.detr import Detr, ImageCoder, joined
-from lab.tasks.detection.task import build_detector
 from lossforge.losses import matching_cost
 
 LAYERS = 3
@@ -121,8 +116,14 @@ def test_learns_one_batch():
             assert detections["labels"][near][0] == label
 
 
-def test_settings_of_suppression_are_refused():
-    settings = load(["task=detection", "data=coco", "data.root=x", "model=detr_tiny"]).config
-    for name, value in (("nms_threshold", 0.7), ("candidates", 10)):
-        with pytest.raises(UserError, match=rf"^model\.{name}={value}: has no effect on a DETR, which suppresses no boxes"):
-            build_detector(replace(settings.model, **{name: value}), None, 2, (64, 64))
+def test_settings_of_suppression_are_said_to_have_no_effect(make_trainer):
+    words = [
+        "task=detection",
+        "model=detr_tiny",
+        "data.train_scenes=4",
+        "data.val_scenes=2",
+        "data.scene_pixels=64",
+        "data.digit_pixels=[14,24]",
+    ]
+    told = [note for note in make_trainer(*words, "model.nms_threshold=0.7", "model.candidates=10").task.notes if "no effect" in note]
+    assert [note.partition(":")[0] for note in told] == ["model.nms_threshold=0.7", "model.candidates=10"]

@@ -131,6 +131,11 @@ def test_the_runs_test_images_are_not_needed_for_others(capsys, of_files, tmp_pa
     assert (status, values["samples"]) == (0, 18)
     status, _, _, err = here(capsys, tmp_path / "none", *asked, "split=test")
     assert (status, "no such folder" in err) == (1, True)
+    of_all = [f"checkpoint={checkpoints / 'best.pt'}", "split=all"]
+    status, values, _, _ = here(capsys, tmp_path / "all", *of_all)
+    assert (status, values["all/samples"]) == (0, len([*root.rglob("*.png")])), "its own test images are of all"
+    status, values, _, _ = here(capsys, tmp_path / "others", *of_all, "data=folder", f"data.root={copy}")
+    assert (status, values["all/samples"]) == (0, len([*copy.rglob("*.png")]))
 
 
 def test_every_image_of_another_folder_is_scored(capsys, of_files, tmp_path):

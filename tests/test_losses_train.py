@@ -270,3 +270,5 @@ def test_a_plain_loss_that_trains_nothing_is_refused():
     with pytest.raises(UserError, match=r"loss\.hyper\.logits.*\n.*amount") as caught:
         plain_loss("loss.target=x.py:detached", detached, {"logits": 3}, CPU)
     assert "target" not in str(caught.value).splitlines()[-1]
+    free = plain_loss("loss.target=x.py:free", lambda *batch, scale=1.0: scale * F.cross_entropy(*batch), {"scale": 2.0}, CPU)
+    torch.testing.assert_close(free.of(logits, target), 2 * F.cross_entropy(logits, target))

@@ -95,7 +95,8 @@ def _other_loss(cell: Cell, other: Cell, metric: str) -> bool:
         settings = next(iter(each.runs.values())).settings
         return {name: value for name, value in settings.items() if name.startswith(("loss.", "box_loss.")) and name not in SAME_VALUES}
 
-    return _last(metric) == "loss" and loss_of(cell) != loss_of(other)
+    ours, theirs = loss_of(cell), loss_of(other)  # a setting that one does not record says nothing
+    return _last(metric) == "loss" and any(value != theirs.get(name, value) for name, value in ours.items())
 
 
 def choose_metric(runs: Sequence[Run], wanted: str | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.config.errors import UserError, unknown
 from lab.config.schema import FolderConfig
-from lab.config.settings import Settings
+from lab.config.settings import ROOT, Settings, absolute, value_of
 from lab.config.user import runs_folder
 from lab.results.frames import write_rows
 from lab.runs.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
@@ -93,12 +93,9 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
     saved = open_checkpoint(checkpoint, others)
     settings, changed = settings_of(saved, others)
     data = settings.config.data
-    if (
-        split != "test"
-        and isinstance(data, FolderConfig)
-        and not (split == "all" and any(part.startswith("data.test=") for part in others))
-    ):
-        data.test = None  # the other splits do not depend on it, and another data.root may lack it
+    if split != "test" and isinstance(data, FolderConfig) and data.test and value_of(others, "data.test") is None:
+        # the other splits do not depend on it, and another data.root may lack it
+        data.test = data.test if split == "all" and (absolute(data.root, ROOT / "data") / data.test).is_dir() else None
     return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
 
 
@@ -132,7 +129,8 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     if split != "all":
         refuse_changed(state, config, data.train.samples)
     parts = [split] if split != "all" else [name for name in ("train", "val", "test") if getattr(data, name) is not None]
-    loader = _loader(data, split, parts, config.data.name)
+    loaders = [_loader(data, part, config.data.name) for part in parts]
+    loader = loaders[0] if split != "all" else _chained(loaders, config.data.name)
     load_weights(trainer.model, state)
     model = several_views(trainer.model, tta, task, config.task.name) if tta else trainer.model
 
@@ -176,14 +174,16 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     return EvaluationResult(run.status, run.exit_status(), run.folder.path, values, run.failure)
 
 
-def _loader(data: Any, split: str, parts: list[str], name: str) -> Any:
-    """Return the loader of a split that has these parts, without augmentation."""
-    if split == "all":
-        from lab.data.sets import Chained
+def _chained(loaders: list[Any], name: str) -> Any:
+    from lab.data.sets import Chained
 
-        if hasattr(data.val, "file"):
-            raise UserError(f"split=all: data={name} takes annotation files; data.val_annotations= names the one to score.")
-        return Chained([_loader(data, part, parts, name) for part in parts])
+    if any(hasattr(loader, "file") for loader in loaders):
+        raise UserError(f"split=all: data={name} has annotation files, which are scored one by one: split=train, val or test.")
+    return Chained(loaders)
+
+
+def _loader(data: Any, split: str, name: str) -> Any:
+    """Return the loader of a split, without augmentation."""
     loader = data.plain and data.plain() if split == "train" else getattr(data, split)
     if loader is None:
         hint = "; data.test= names a folder or a share of them, data.test_annotations= a file of data=coco" if split == "test" else ""

@@ -61,7 +61,9 @@ def plain_loss(setting: str, found: Any, hyper: Mapping[str, float], device: tor
         raise UserError(f"{setting}: is a {type(found).__name__}; a loss, a function of (logits, target) or a torch.nn.Module is expected.")
     if isinstance(found, nn.Module) and hyper:
         raise UserError(f"{setting}: is a module that is made already; loss.hyper={dict(hyper)} has no effect on it.")
-    known = [*inspect.signature(found).parameters][0 if isinstance(found, type) else 2 :]  # after logits and target
+    taken = inspect.signature(found).parameters.values()
+    batch = [] if isinstance(found, type) else [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    known = [p.name for p in taken if p not in batch]  # not logits and target
     if wrong := [name for name in hyper if name not in known]:
         raise unknown(f"loss.hyper.{wrong[0]}", wrong[0], known)
     function: Any = found(**hyper) if isinstance(found, type) else partial(found, **hyper) if hyper else found

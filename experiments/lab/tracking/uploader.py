@@ -56,12 +56,13 @@ def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
     said, scheme = f"tracking.uri={masked(uri)}", uri.partition(":")[0].partition("+")[0].lower()
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         raise UserError(f"{said}: has no scheme; for a server http://{uri} is expected.")
-    if scheme == "file" or (":" not in uri and scheme != "databricks"):
+    if scheme == "file" or (":" not in uri and uri != "databricks"):
         if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1"):
             return uri
         folder = Path(unquote(urlsplit(uri).path))
         raise UserError(
-            f"{said}: MLflow keeps no more stores in folders; a database is expected, such as sqlite:///{folder / 'mlflow.db'}."
+            f"{said}: MLflow keeps no more stores in folders; a database is expected, such as sqlite:///{folder / 'mlflow.db'}. "
+            "`mlflow migrate-filestore` makes one of a folder; MLFLOW_ALLOW_FILE_STORE=true goes on with the folder."
         )
     if not (scheme in SCHEMES or entry_points(group="mlflow.tracking_store", name=scheme)) or re.match("sqlite:(?!//)|https?:(?!//.)", uri):
         raise UserError(f"{said}: http://, https://, sqlite:///, postgresql://, mysql://, mssql:// or databricks is expected.")

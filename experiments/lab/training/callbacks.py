@@ -73,7 +73,7 @@ def _check(callback: Any) -> None:
             raise unknown(f"{title}.{name}", name, EVENTS)
         given = [*inspect.signature(getattr(Callback, name)).parameters][1:]
         try:
-            inspect.signature(getattr(callback, name)).bind(*given)
+            inspect.signature(getattr(callback, name), follow_wrapped=False).bind(*given)
         except TypeError as error:
             raise UserError(f"{title}.{name}: is called with ({', '.join(given)}), which it does not take: {error}.") from None
         except ValueError:  # a builtin has no signature

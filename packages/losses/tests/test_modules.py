@@ -101,5 +101,7 @@ def test_counts_are_kept_whole_and_taken_as_timm_takes_them():
         DistributionBalancedLoss([5.5, 2.0, 7.0, 1.0, 3.0], 19)(x, target),
         timm.loss.DistributionBalancedLoss([5.5, 2.0, 7.0, 1.0, 3.0], 19)(x, target),
     )
+    endless = DistributionBalancedLoss([float("inf"), 3.0, 4.0, 5.0, 6.0], 19)
+    torch.testing.assert_close(endless(x, target), DistributionBalancedLoss([18, 3, 4, 5, 6], 19)(x, target))
     with pytest.raises(TypeError, match="class_counts must be a tensor, or a list of numbers, got 'many'"):
         DistributionBalancedLoss("many", 19)  # type: ignore[arg-type]

@@ -42,6 +42,9 @@ class Detection(BaseTask):
         """Make the detector; image_size: height and width of a batch, for backbones of fixed size."""
         super().__init__(config, data, device)
         model = cast(DetectorConfig, config.model)
+        for item in fields(DetectorConfig) if isinstance(model, DetrConfig) else ():
+            if item.name in ("nms_threshold", "candidates") and (value := getattr(model, item.name)) != item.default:
+                self.notes = [*self.notes, f"model.{item.name}={value}: has no effect on a DETR, which suppresses no boxes"]
         self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
 
     def model(self) -> nn.Module:
@@ -144,11 +147,8 @@ def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: in
     """Return the detector of these settings.
 
     Raises:
-        UserError: the backbone, or a number of channels, does not fit, or a setting has no effect on this detector.
+        UserError: the backbone, or a number of channels, does not fit.
     """
-    for item in fields(DetectorConfig) if isinstance(config, DetrConfig) else ():
-        if item.name in ("nms_threshold", "candidates") and (value := getattr(config, item.name)) != item.default:
-            raise UserError(f"model.{item.name}={value}: has no effect on a DETR, which suppresses no boxes; leave it at {item.default}.")
     pyramid = backbone(
         config.name,
         image_size,

@@ -9,6 +9,8 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from lossforge import losses
@@ -28,6 +30,7 @@ from lossforge.losses import (
     cross_entropy,
     dice_loss,
     dpo_loss,
+    elementwise,
     fuse_linear,
     generalized_box_iou_loss,
     kl_div_with_logits,
@@ -302,8 +305,18 @@ def test_another_loss_takes_the_place_of_the_first(device):
     leaves, target = model(device)
     head = torch.nn.Linear(6, 11, device=device)
     fused = FusedLinear(CrossEntropyLoss(), head)
-    fused.loss = CrossEntropyLoss(label_smoothing=0.5)
-    assert error(fused(leaves[0], target), cross_entropy(head(leaves[0]).mT, target, label_smoothing=0.5)) < 1e-5
+    compiled = torch.compile(fused, fullgraph=True, backend="eager")
+    compiled(leaves[0], target)
+    fused.loss, fused.head = CrossEntropyLoss(label_smoothing=0.5), torch.nn.Linear(6, 11, device=device)
+    expected = cross_entropy(fused.head(leaves[0]).mT, target, label_smoothing=0.5)
+    assert error(fused(leaves[0], target), expected) < 1e-5
+    assert error(compiled(leaves[0], target), expected) < 1e-5
+
+
+@elementwise
+@triton.jit
+def absolute(x, y):
+    return tl.abs(x - y)
 
 
 class Doubled(CrossEntropyLoss):
@@ -330,11 +343,23 @@ def test_code_around_a_loss_or_a_head_is_not_left_out(device):
     def calls(input, target, normalizer=None):
         return cross_entropy(input, target, normalizer=normalizer)
 
-    for loss in (twice, calls, functools.partial(cross_entropy, label_smoothing=0.1)):
+    @functools.wraps(absolute)
+    def twice_of_custom(*args, **kwargs):
+        return 2 * absolute(*args, **kwargs)
+
+    for loss in (twice, twice_of_custom, calls, functools.partial(cross_entropy, label_smoothing=0.1)):
         with pytest.raises(TypeError, match="wraps a loss or is none"):
             fuse_linear(loss)
-    with pytest.raises(TypeError, match="Doubled has a forward of its own"):
-        fuse_linear(Doubled())
+    changed, seen, holder = CrossEntropyLoss(), CrossEntropyLoss(), torch.nn.Identity()
+    changed.forward = lambda *tensors: 2 * cross_entropy(*tensors)
+    seen.register_forward_hook(lambda module, given, found: 2 * found)
+    holder.function = cross_entropy
+    for loss in (Doubled(), changed, seen):
+        with pytest.raises(TypeError, match="has hooks or a forward of its own"):
+            fuse_linear(loss)
+    for loss in (holder, torch.compile(CrossEntropyLoss(label_smoothing=0.5), backend="eager")):
+        with pytest.raises(TypeError, match="loss must be a loss of lossforge"):
+            fuse_linear(loss)
     leaves, target = model(device)
     head = torch.nn.Linear(6, 11, device=device)
     expected = cross_entropy(head(leaves[0]).mT, target)
@@ -345,6 +370,8 @@ def test_code_around_a_loss_or_a_head_is_not_left_out(device):
     for other in (hooked, patched, Adapted(6, 11)):
         with pytest.raises(TypeError, match="head must not have hooks or a forward of its own"):
             FusedLinear(cross_entropy, other)
+        with pytest.raises(TypeError, match="head must not have hooks or a forward of its own"):
+            FusedLinear(cross_entropy, head).head = other
     normed = torch.nn.utils.parametrizations.weight_norm(head)
     assert error(FusedLinear(cross_entropy, normed)(leaves[0], target), cross_entropy(normed(leaves[0]).mT, target)) < 1e-5
 

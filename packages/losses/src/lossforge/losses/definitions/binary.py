@@ -605,7 +605,9 @@ def whole_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor | None
         counts = torch.as_tensor(class_counts)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"class_counts must be a tensor, or a list of numbers, got {class_counts!r:.60}") from None
-    return counts.long() if checks.known(counts) and not counts.is_meta and torch.equal(counts.round(), counts) else counts
+    if not counts.is_floating_point() or counts.is_meta or not checks.known(counts):
+        return counts
+    return counts.long() if ((counts.round() == counts) & (counts.abs() < 2**53)).all() else counts
 
 
 @loss(

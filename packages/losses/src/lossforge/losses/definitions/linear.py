@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -330,8 +330,19 @@ def _is_fused(name: str) -> bool:
 def _is_loss(function: Any) -> bool:
     """Return whether a function is a public loss or a custom one: no wrapper, partial or function that only calls one."""
     library = vars(sys.modules["lossforge.losses.functional"]).get(getattr(function, "__name__", ""))
-    own = getattr(function, "function", function)  # of a custom loss
-    return function is library or getattr(own, "entry", None) is own
+    return function is library or getattr(function, "entry", None) is function
+
+
+def _function_of(loss: Any) -> Any:
+    """Return the function of a module or of a custom loss, and anything else as it is."""
+    custom = sys.modules["lossforge.losses.custom.loss"].CustomLoss
+    return _function_of(loss.function) if isinstance(loss, (LossModule, custom)) else loss
+
+
+def _altered(module: nn.Module, home: str) -> bool:
+    """Return whether hooks, or a forward that is not of `home`, alter what a module computes."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or not getattr(getattr(module.forward, "__func__", None), "__module__", "").startswith(home)
 
 
 LAYER = ("input", "weight")
@@ -347,10 +358,12 @@ class FusedLoss:
     """
 
     def __init__(self, loss: Any) -> None:
-        self.loss, self.function = loss, getattr(loss, "function", loss)
+        self.loss, self.function = loss, _function_of(loss)
         name = getattr(self.function, "__name__", type(loss).__name__)
-        if isinstance(loss, LossModule) and not type(loss).forward.__module__.startswith("lossforge."):
-            raise TypeError(f"{type(loss).__name__} has a forward of its own, which a fused loss would not call: fuse {name} itself")
+        if isinstance(loss, LossModule) and (_altered(loss, "lossforge.") or type(loss).compute is not LossModule.compute):
+            raise TypeError(
+                f"{type(loss).__name__} has hooks or a forward of its own, which a fused loss would not run: fuse {name} itself"
+            )
         taken = (checks.keywords(self.function) if callable(self.function) else None) or [""]
         if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
             raise TypeError(
@@ -403,12 +416,23 @@ class FusedLoss:
         return _fused(self.function, layer, kept, linear, self.targets)
 
 
+def _check_head(head: object) -> None:
+    if not isinstance(head, nn.Linear):
+        raise TypeError(f"head must be a torch.nn.Linear, got {type(head).__name__}")
+    if _altered(head, "torch.nn.modules.linear"):
+        raise TypeError(
+            "head must not have hooks or a forward of its own, which a fused loss would not run: call it and the loss unfused. For "
+            "weight norm and spectral norm use torch.nn.utils.parametrizations; make pruning permanent"
+        )
+
+
 class FusedLinear(nn.Module):
     """A loss fused with a linear layer of a model: FusedLinear(loss, head)(input, *targets) is loss(head(input), *targets).
 
     Args:
         loss: as for `fuse_linear`.
         head: a torch.nn.Linear, whose weight and bias stay the model's own. It is not called, so that hooks which come later do not run.
+            Another loss or head may take its place.
 
     Raises:
         TypeError: the loss cannot be fused, or head is not a linear layer, or one with hooks or a forward of its own. A call: bias= is
@@ -423,19 +447,21 @@ class FusedLinear(nn.Module):
 
     def __init__(self, loss: Any, head: nn.Linear) -> None:
         super().__init__()
-        if not isinstance(head, nn.Linear):
-            raise TypeError(f"head must be a torch.nn.Linear, got {type(head).__name__}")
-        if getattr(head.forward, "__func__", None) is not nn.Linear.forward or head._forward_hooks or head._forward_pre_hooks:
-            raise TypeError(
-                "head must not have hooks or a forward of its own, which a fused loss would not call: give its weight to fuse_linear(loss)"
-            )
-        self.loss, self.head, self.fused = loss, head, FusedLoss(loss)
+        self.fused: FusedLoss
+        self.loss, self.head = loss, head
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "head":
+                _check_head(value)
+            if name == "loss":
+                self.fused = FusedLoss(value)
+            super().__setattr__(name, value)
 
     def forward(self, input: Tensor, *targets: Tensor, **options: Any) -> Any:
         if "bias" in options:
             raise TypeError("FusedLinear takes the bias of its head, got bias= too: set head.bias, or call fuse_linear(loss) with it")
-        if self.fused.loss is not self.loss:
-            self.fused = FusedLoss(self.loss)
         return self.fused(input, self.head.weight, *targets, bias=self.head.bias, **options)
 
 
