@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -100,6 +103,35 @@ def test_a_job_waits_for_the_run_of_its_sweep_without_a_word(tmp_path):
     assert uploader.close() is None, uploader.error
     run = MlflowClient(tracking_uri=uri).get_run(uploader.run_id)
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+
+
+def test_no_other_thread_changes_the_environment(tmp_path):
+    """C code of the main thread that reads it at that moment ended the process: a run of 3,300 tests met it once."""
+    code = """
+import os, sys, threading
+import numpy  # whose import changes the environment; the app has imported it by then
+def hook(event, _):
+    if event in ("os.putenv", "os.unsetenv") and threading.current_thread() is not threading.main_thread():
+        print("changed by", threading.current_thread().name, flush=True)
+sys.addaudithook(hook)
+sys.path.insert(0, "experiments")
+from pathlib import Path
+from lab.config.schema import TrackingConfig
+from lab.runs.folder import RunFolder
+from lab.tracking.uploader import MlflowUploader
+Path(sys.argv[1], "run").mkdir()
+folder = RunFolder.reopen(Path(sys.argv[1], "run"))
+folder.record("start", name="run", params={}, tags={})
+folder.close("FINISHED")
+uploader = MlflowUploader(folder.path, f"sqlite:///{sys.argv[1]}/mlflow.db", TrackingConfig(experiment="x", patience_seconds=20))
+uploader.start()
+print("ended", uploader.close())
+"""
+    env = {name: value for name, value in os.environ.items() if "MLFLOW" not in name and name != "DO_NOT_TRACK"}
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env, capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines()[-1:] == ["ended None"], done.stderr
+    assert "changed by" not in done.stdout
 
 
 def append(folder, *records):

@@ -199,11 +199,9 @@ class Store:
     @property
     def client(self) -> Any:
         if self._client is None:
-            # MLflow's own retries could create a run twice without our knowledge; callers retry instead
-            os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+            set_environment(self.uri, writes=True)
             if database := sqlite_file(self.uri):
                 database.parent.mkdir(parents=True, exist_ok=True)
-                os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
             with _lock_of(self.uri):
                 if database and not database.exists():
                     # under another name first: if the process ends while MLflow makes it, MLflow could never open it again
@@ -293,11 +291,26 @@ class Store:
         return False
 
 
+def set_environment(uri: str, *, writes: bool = False) -> None:
+    """Set what MLflow reads of the environment, where it is not so yet; `writes`: for a store that is written to.
+
+    Call this before another thread needs MLflow: C code that reads the environment while it changes may end the process.
+    """
+    wanted = dict.fromkeys(("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"), "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    if writes:
+        # MLflow's own retries could create a run twice without our knowledge; callers retry instead
+        wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+        if database := sqlite_file(uri):
+            os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
 def client_of(uri: str) -> Any:
     """Return MLflow's client of a store that has answered a first request."""
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = os.environ["DO_NOT_TRACK"] = "true"
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    set_environment(uri)
     from mlflow.tracking import MlflowClient
 
     for name in ("alembic", "mlflow"):

@@ -24,7 +24,7 @@ from lab.runs.files import try_lock, write_text
 from lab.runs.formats import visible
 from lab.runs.records import lines_of
 from lab.tracking.places import refuse_foreign
-from lab.tracking.store import RefusedError, Store, reason
+from lab.tracking.store import RefusedError, Store, reason, set_environment
 
 STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list}
@@ -161,6 +161,7 @@ class MlflowUploader(threading.Thread):
         return self.store.run_id
 
     def start(self) -> None:
+        set_environment(self.uri, writes=True)
         if self.uri.startswith("http"):
             # MLflow's first request imports IPython. Do it here, because matplotlib fails while another thread imports IPython.
             with contextlib.suppress(Exception):
