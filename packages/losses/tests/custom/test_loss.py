@@ -1,5 +1,6 @@
 """Losses of one's own: their kernels, modules and names, where they work, and what the checks find of them."""
 
+import functools
 import pickle
 import re
 
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.math import logistic
-from lossforge.losses import boxes, check, distance_box_iou_loss, elementwise, rowwise
+from lossforge.losses import boxes, check, distance_box_iou_loss, elementwise, fuse_linear, rowwise
 from lossforge.losses.check.formula import check_formula
 from lossforge.losses.check.report import Report
 from lossforge.losses.testing import error
@@ -84,6 +85,15 @@ def test_module_keeps_a_hyper_parameter_whose_name_belongs_to_a_call_elsewhere(p
 
     x, y = (t.detach().float() for t in points)
     torch.testing.assert_close(hinge.module(margin=0.25)(x, y), (0.25 - x * y).clamp(min=0).mean())
+
+
+def test_code_around_a_loss_of_ones_own_is_not_left_out():
+    @functools.wraps(charbonnier)
+    def twice(*args, **kwargs):
+        return 2 * charbonnier(*args, **kwargs)
+
+    with pytest.raises(TypeError, match="wraps a loss or is none"):
+        fuse_linear(twice)
 
 
 def test_names_survive_a_pickle():
