@@ -159,6 +159,23 @@ def test_every_image_of_another_folder_is_scored(capsys, of_files, tmp_path):
     assert sum(each["samples"] for each in record["sets"]) == len(files)
 
 
+def test_a_folder_may_lack_classes_of_the_model(capsys, of_files, tmp_path):
+    """They keep their numbers, and a folder of another class is refused."""
+    checkpoints, copy = of_files
+    root = shutil.copytree(copy / "val", tmp_path / "few")
+    shutil.rmtree(root / "1")
+    asked = [f"checkpoint={checkpoints / 'best.pt'}", "data=folder", f"data.root={root}", "data.train=.", "split=all"]
+    status, values, said, _ = here(capsys, tmp_path / "runs", *asked)
+    assert (status, values["all/samples"]) == (0, 12)
+    assert "few has no image of 1" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    with (folder / "predictions.csv").open(newline="") as file:
+        assert all(Path(row["sample"]).parent.name == row["true"] for row in csv.DictReader(file))
+    (root / "0").rename(root / "zero")
+    status, _, _, err = here(capsys, tmp_path / "none", *asked)
+    assert (status, "class: 'zero' is not known.\nChoices: 0, 1, 2" in err) == (1, True)
+
+
 def test_what_only_training_needs_is_not_loaded(capsys, tmp_path):
     root = digit_files(tmp_path / "pictures")
     own = tmp_path / "own.py"

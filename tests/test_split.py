@@ -90,6 +90,11 @@ def test_what_cannot_be_divided_is_refused(settings, test, said):
     assert str(caught.value) == said
 
 
+def test_a_named_class_may_have_no_image():
+    parts = split(DigitsConfig(held_out=0.5), [0, 0, 2, 2], ["a", "b", "c"])
+    assert [len(part) for part in parts] == [2, 2, 0]
+
+
 def test_a_class_of_one_image_is_refused():
     with pytest.raises(UserError, match=r"^data.held_out=0.2: class 'b' has too few images to divide: 1; at least 2 are expected.$"):
         split(DigitsConfig(), [0, 0, 0, 1], ["a", "b"])
@@ -136,8 +141,19 @@ def test_a_folder_of_test_images_is_a_part_of_its_own(make_trainer, pictures):
     assert (data.train.samples, data.val.samples, data.test.samples) == (48, 12, 15)
     assert all(key.startswith("later/") for key in data.test.keys)
     shutil.rmtree(pictures / "later" / "owl")
-    with pytest.raises(UserError, match=r"^data.train and data.test hold different classes: owl in one of them only.$"):
+    with pytest.raises(UserError, match=r"^data.train and data.test hold different classes: owl in one of them only\. A folder may lack"):
         make_trainer(*words(pictures, "data.test=later"))
+    named = words(pictures, "data.test=later", "data.classes=[owl,dog,cat]")
+    trainer = make_trainer(*named)
+    data, notes = trainer.data, trainer.notes
+    assert (data.classes, data.test.samples) == (["owl", "dog", "cat"], 10)
+    assert all(data.classes[label] in data.test.keys[i] for batch in data.test for label, i in zip(batch.target, batch.index, strict=True))
+    assert [note for note in notes if note.endswith("has no image of owl")]
+    with pytest.raises(UserError, match=r"class: 'owl' is not known\.\nDid you mean 'owls'"):
+        make_trainer(*words(pictures, "data.classes=[cat,dog,owls]"))
+    (pictures / "later" / "cat" / "dog").mkdir()
+    with pytest.raises(UserError, match=r"has no image of a class\. Images are files"):
+        make_trainer(*words(pictures, "data.train=later/cat", "data.val=val", "data.classes=[cat,dog,owl]"))
 
 
 @pytest.mark.parametrize(

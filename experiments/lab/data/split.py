@@ -32,7 +32,7 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
         test: share of test samples; None for none.
 
     Raises:
-        UserError: a part would have no sample of a class, or the fold does not exist.
+        UserError: a part would have no sample of a class that has some, or the fold does not exist.
     """
     names = ["training", "held-out", "test"][: 2 if test is None else 3]
     _refuse_rare(config, targets, classes, len(names))
@@ -40,7 +40,7 @@ def split(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], t
         raise UserError(f"data.test={test}: with data.held_out={config.held_out} no image is left to train on.")
     parts = _drawn(config, len(targets), test, targets)
     for name, part in zip(names, parts, strict=False):
-        if lacking := set(range(len(classes))) - {targets[i] for i in part}:
+        if lacking := set(targets) - {targets[i] for i in part}:
             label = min(lacking)
             share = f"data.test={test}" if part is parts[2] else held_out_by(config)
             has = f"class {classes[label]!r}, of {Counter(targets)[label]} images, has no {name} one"
@@ -68,12 +68,12 @@ def fold_of(config: SplitConfig) -> FoldConfig | None:
 
 
 def _refuse_rare(config: SplitConfig, targets: Sequence[int], classes: Sequence[str], parts: int) -> None:
-    fold, counts = fold_of(config), Counter(targets)
-    label = min(range(len(classes)), key=counts.__getitem__)
+    fold = fold_of(config)
+    label, count = min(Counter(targets).items(), key=lambda each: (each[1], each[0]), default=(0, 0))
     least = parts if fold is None else fold.folds + parts - 2
-    if counts[label] < least:
+    if count < least:
         raise UserError(
-            f"{held_out_by(config)}: class {classes[label]!r} has too few images to divide: {counts[label]}; at least {least} are expected."
+            f"{held_out_by(config)}: class {classes[label]!r} has too few images to divide: {count}; at least {least} are expected."
         )
 
 

@@ -96,6 +96,8 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
     if split != "test" and isinstance(data, FolderConfig) and data.test and value_of(others, "data.test") is None:
         # the other splits do not depend on it, and another data.root may lack it
         data.test = data.test if split == "all" and (absolute(data.root, ROOT / "data") / data.test).is_dir() else None
+    if isinstance(data, FolderConfig) and data.classes is None:
+        data.classes = list(saved.state["classes"])  # of which the folders may lack some
     return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
 
 
@@ -125,7 +127,8 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     trainer = assemble(settings, norm=Norm(**state["norm"]))
     task, data = trainer.task, trainer.data
     if data.classes != state["classes"]:
-        raise UserError(f"data={config.data.name} has the classes {_listed(data.classes)}; the model knows {_listed(state['classes'])}.")
+        said = f"data={config.data.name} has the classes {_listed(data.classes)}; the model knows {_listed(state['classes'])}."
+        raise UserError(said + " data.classes=[NAME,NAME,...] names them all where the data lack some." * hasattr(config.data, "classes"))
     if split != "all":
         refuse_changed(state, config, data.train.samples)
     parts = [split] if split != "all" else [name for name in ("train", "val", "test") if getattr(data, name) is not None]
@@ -145,6 +148,8 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         console.say("split=all: where the model was trained on some of these samples, the figures are too good")
     for each in changed:
         console.say(f"changed: {each}")
+    for note in data.notes:
+        console.say(note)
     run.folder.record("data", sets=data_sets(config, data, **dict.fromkeys(parts, "test")))
     table: dict[str, str] = {}
     values: dict[str, float] = {}

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lab.config.errors import UserError
+from lab.config.errors import UserError, unknown
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
@@ -167,11 +167,13 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
         UserError: a folder, an image or a setting is wrong.
     """
     root = existing_folder("data.root", absolute(config.root, ROOT / "data"))
-    found = {name: _files(f"data.{name}", root, path, config.channels) for name, path in _folders(root, config).items()}
+    found = {name: _files(f"data.{name}", root, path, config) for name, path in _folders(root, config).items()}
     for name, files in found.items():
         if odd := sorted(set(found["train"].classes) ^ set(files.classes)):
-            raise UserError(f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only.")
+            said = f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only."
+            raise UserError(f"{said} A folder may lack some if data.classes=[NAME,NAME,...] names them all.")
     found = dict(zip(found, without_corrupt(root, list(found.values()), config), strict=True))
+    lacking = [note for files in found.values() for note in _lacking(files)]
     held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
     unused = "val" in found and config.held_out != FolderConfig.held_out
     if "val" not in found:
@@ -179,9 +181,18 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     data = photos_data(found, held_out, config, norm, device, seed, saved)
     data.notes += [f"data.held_out={config.held_out}: has no effect, because {found['val'].folder} holds the held-out images"] * unused
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
+    data.notes += lacking
     if len(data.classes) == 1:
         data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")
     return data
+
+
+def _lacking(files: Files) -> list[str]:
+    """Return a note on the classes of which there is no image."""
+    counts = torch.bincount(files.targets, minlength=len(files.classes)).tolist()
+    names = [name for name, count in zip(files.classes, counts, strict=True) if not count]
+    more = f", … ({len(names)} classes)" if len(names) > 10 else ""
+    return [f"{files.folder} has no image of {', '.join(names[:10])}{more}"] * bool(names)
 
 
 def norm_of_files(samples: Samples, config: PhotosConfig, norm: Norm, saved: Norm | None) -> Norm:
@@ -264,15 +275,18 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
     return folders
 
 
-def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
+def _files(setting: str, root: Path, path: Path, config: FolderConfig) -> Files:
     from torchvision.datasets import ImageFolder
 
+    channels, named = config.channels, config.classes
     kinds = (*SUFFIXES, ARRAY) if channels else SUFFIXES
 
     class Seen(ImageFolder):
         def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
             classes = [name for name in super().find_classes(directory)[0] if not name.startswith(".")]
-            return classes, {name: number for number, name in enumerate(classes)}
+            if named and (strange := [name for name in classes if name not in named]):
+                raise unknown(f"{setting}={path}: class", strange[0], named)
+            return named or classes, {name: number for number, name in enumerate(named or classes)}
 
     def wanted(file: str) -> bool:
         return file.lower().endswith(kinds) and not hidden(Path(file), path)
@@ -280,13 +294,15 @@ def _files(setting: str, root: Path, path: Path, channels: int | None) -> Files:
     try:
         if setting == "data.train" and root.is_dir() and not path.is_dir():
             raise UserError(f"{setting}={path}: no such folder. Give data.train=. if the folders of the classes are in {root} itself.")
-        found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted)
+        found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted, allow_empty=named is not None)
     except FileNotFoundError as error:
         arrays = "" if channels else f" Files {ARRAY} are read with data.channels=NUMBER."
         raise UserError(
             f"{setting}={path}: one folder of images per class is expected. "
             f"{str(error).strip()} Remove a folder that is not a class. Images are files {', '.join(kinds)}.{arrays}"
         ) from None
+    if not found.samples:
+        raise UserError(f"{setting}={path}: has no image of a class. Images are files {', '.join(kinds)}.")
     files, targets = [name for name, _ in found.samples], torch.tensor(found.targets)
     keys = [os.path.relpath(file, root).replace(os.sep, "/") for file in files]
     return Files(classes=list(found.classes), targets=targets, keys=keys, channels=channels, folder=path, files=files)
