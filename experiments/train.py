@@ -14,7 +14,7 @@ from lab.aborted import ABORTED
 from lab.config.command import command
 from lab.config.errors import UserError
 from lab.config.help import train_help
-from lab.config.terminal import fitted
+from lab.config.terminal import fitted, show
 from lab.processes.ranks import launched, refuse_several
 from lab.runs.resume import chosen, recorded_store
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     try:
         given = command(argv, "--multirun")
         if "--help" in given.flags:
-            print(fitted(train_help("experiments/train.py", given.overrides)))
+            show(fitted(train_help("experiments/train.py", given.overrides)))
             return 0
         if "--multirun" in given.flags:
             refuse_several("--multirun")
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
             return run_sweep(given.overrides)
         settings, earlier = chosen(given.overrides)
         if "--cfg" in given.flags:
-            print(settings.text(recorded_store(earlier) if earlier else None), end="")
+            show(settings.text(recorded_store(earlier) if earlier else None).rstrip("\n"))
             return 0
         from lab.training.session import run_training
 

@@ -1,11 +1,16 @@
 """A mistake stops the app at once: exit status 1, the way out in the message, nothing trained or written."""
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lab.config.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
 
 KNOWN_TO_CONFIGS = [
     (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
@@ -245,6 +250,19 @@ def test_help_answers_at_once_with_groups_and_options(clone):
     assert done.seconds < 1
     for text in ("loss=focal model=resnet50", "preference_bce", "convnext_tiny", "cifar100", "--multirun"):
         assert text in done.output
+
+
+@pytest.mark.parametrize(
+    "words", [["train.py", "--help"], ["train.py", "--cfg"], ["compare.py", "--help"], ["compare.py", "--cfg"]], ids=" ".join
+)
+def test_a_reader_may_stop_before_the_end(words):
+    """As `head` does: nothing is written of it, and the status is 0."""
+    command = [sys.executable, str(ROOT / "experiments" / words[0]), *words[1:]]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_cfg_prints_what_would_run_and_runs_nothing(clone):

@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.aborted import ABORTED
 from lab.config.errors import UserError, unknown
-from lab.config.terminal import fitted
+from lab.config.terminal import fitted, show
 from lab.processes.ranks import refuse_several
 
 CONFIG_FOLDERS = "LOSSFORGE_CONFIG_DIR"
@@ -79,12 +79,12 @@ def run_app(
     try:
         given = command(argv)
         if "--help" in given.flags:
-            print(fitted(help_of(given.overrides)))
+            show(fitted(help_of(given.overrides)))
             return 0
         refuse_several(f"experiments/{name}.py")
         settings, work = load(given.overrides)
         if "--cfg" in given.flags:
-            print(settings.text(), end="")
+            show(settings.text().rstrip("\n"))
             return 0
         return work()
     except UserError as error:

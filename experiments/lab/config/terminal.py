@@ -1,11 +1,20 @@
 """Text in the width of a terminal."""
 
+import os
 import re
 import shutil
 import sys
 import textwrap
 
 WORDS = 30  # columns that words need at least
+
+
+def show(text: str) -> None:
+    """Print a text; its reader, such as `head`, may stop before its end."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the text goes there as Python ends
 
 
 def fitted(text: str) -> str:

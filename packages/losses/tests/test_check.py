@@ -135,7 +135,8 @@ def test_check_in_the_shell(tmp_path, monkeypatch, capsys):
     for words, message in (
         ((f"{file}:absent",), "absent in .* does not exist; losses there: wrong"),
         (("nowhere.py:loss",), "no file nowhere.py"),
-        (("focall",), "a loss is named .*In the registry: mae"),
+        (("focall",), "a loss is named .*Did you mean focal\\?\n"),
+        (("zzz",), "a loss is named .*In the registry: mae"),
     ):
         monkeypatch.setattr(sys, "argv", ["check", *words])
         assert main() == 2
@@ -170,7 +171,7 @@ def test_a_kernel_that_is_off_is_one_finding(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("cross_entropy", ": did you mean ce? In the registry: mae,"),
+        ("cross_entropy", ": did you mean ce?\n"),
         ("zlpr_loss", ", which has no such name. In the registry: mae,"),
     ],
 )

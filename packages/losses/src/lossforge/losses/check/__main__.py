@@ -1,6 +1,7 @@
 """python -m lossforge.losses.check module:my_loss"""
 
 import argparse
+import difflib
 import functools
 import os
 import sys
@@ -28,14 +29,16 @@ def main() -> int:
 
     if given.loss not in LOSSES and given.loss in losses.__all__:
         entries = [name for name, entry in LOSSES.items() if entry.function.__name__ == given.loss]
-        meant = f": did you mean {entries[0]}?" if entries else ", which has no such name."
-        print(f"{given.loss}: check takes names of the registry{meant} In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
+        meant = f": did you mean {entries[0]}?" if entries else f", which has no such name. In the registry: {', '.join(LOSSES)}."
+        print(f"{given.loss}: check takes names of the registry{meant}", file=sys.stderr)
         return 2
     try:
         kernels.load("math")
         loss = LOSSES[given.loss] if given.loss in LOSSES else find(given.loss)
     except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
-        print(f"{given.loss}: {problem}. In the registry: {', '.join(LOSSES)}.", file=sys.stderr)
+        near = difflib.get_close_matches(given.loss, LOSSES, 1)
+        known = f"Did you mean {near[0]}?" if near else f"In the registry: {', '.join(LOSSES)}."
+        print(f"{given.loss}: {problem}. {known}", file=sys.stderr)
         return 2
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\..*interpreter")  # numpy's, of infinities on purpose
     report = check(loss, device=given.device, seed=given.seed, quick=given.quick, show=functools.partial(print, flush=True))
