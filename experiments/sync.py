@@ -5,7 +5,8 @@ password is taken from MLFLOW_TRACKING_URI. Records that have arrived are not se
 process; one whose process was killed becomes KILLED; a copy of a run's folder is skipped until `resume=` makes it a run of its own.
 TensorBoard and Weights & Biases get the records they lack of a run with `tracking.writers`. A sweep's folder stands for its own run
 and its jobs' runs. A run with `tracking=none` is sent only if it is named. `trainer.runs=` is the folder to search for runs; with
-`tracking.patience_seconds=` a store that fails is tried again for that long.
+`tracking.patience_seconds=` a store that fails is tried again for that long. A run that you did not make gets a run of its own, without
+models, unless `trust=` names its folder.
 """
 
 if __name__ == "__main__":
@@ -28,7 +29,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
 from lab.runs.formats import visible
-from lab.runs.origin import Origin, origin_of, read_config
+from lab.runs.origin import Origin, is_trusted, origin_of, read_config
 from lab.runs.records import NAME
 from lab.sweep.folders import with_runs
 
@@ -42,10 +43,11 @@ def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
     settings = load(given)
     folders = checked(named) if named else sorted(file.parent for file in runs_folder(settings.config.trainer.runs).glob(f"*/{NAME}"))
     runs = [run for folder in folders for run in with_runs(folder)]
-    return settings, lambda: sync_all(runs, settings.config.tracking, {word.partition("=")[0] for word in given}, named=bool(named))
+    chosen, config = {word.partition("=")[0] for word in given}, settings.config
+    return settings, lambda: sync_all(runs, config.tracking, chosen, named=bool(named), trust=config.trust)
 
 
-def sync_all(runs: list[Path], config: TrackingConfig, chosen: set[str], *, named: bool) -> int:
+def sync_all(runs: list[Path], config: TrackingConfig, chosen: set[str], *, named: bool, trust: str | None = None) -> int:
     """Send run folders one after the other; return the exit status.
 
     Args:
@@ -53,12 +55,13 @@ def sync_all(runs: list[Path], config: TrackingConfig, chosen: set[str], *, name
         config: the settings of tracking.
         chosen: the names of the settings that were given.
         named: whether the folders were given by name.
+        trust: a folder whose runs are taken as the user's own.
     """
     incomplete = 0
     begin_work()
     for run in runs:
         try:
-            incomplete += sync(run, config, chosen, named=named)
+            incomplete += sync(run, config, chosen, named=named, trusted=is_trusted(trust, run))
         except UserError as error:
             print(visible(f"{run}: incomplete: {error}"), flush=True)
             incomplete += 1
@@ -76,7 +79,7 @@ def checked(folders: list[Path]) -> list[Path]:
     return folders
 
 
-def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool) -> int:
+def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool, trusted: bool = False) -> int:
     """Send one run folder; return 1 where something is still missing afterwards.
 
     Raises:
@@ -84,11 +87,13 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
         KeyboardInterrupt: it was interrupted.
     """
     from lab.config.masks import masked
+    from lab.runs.files import refuse_links
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.records import read_history
     from lab.tracking.places import refuse_foreign
-    from lab.tracking.uploader import BusyError, MlflowUploader, chosen_uri, completed, is_sent, not_taken, read_state, tracking_uri
+    from lab.tracking.uploader import BusyError, MlflowUploader, chosen_uri, completed, is_own, is_sent, not_taken, read_state, tracking_uri
 
+    refuse_links(folder)
     state = read_state(folder)
     found = (read_config(folder) or {}).get("tracking")
     settings: dict[str, Any] = found if isinstance(found, dict) else {}
@@ -108,21 +113,23 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool)
     ours = completed(chosen_uri(config))
     if "tracking.uri" in chosen or not meant["uri"] or meant["uri"] == masked(ours):
         uri = tracking_uri(config)
-    elif by is Origin.HERE or (by is Origin.USER and meant["uri"] == settings.get("uri")):
+    elif is_own(state, folder) or (by is not Origin.STRANGER and meant["uri"] == settings.get("uri")):
         uri = completed(meant["uri"])
     else:
         raise UserError(
-            f"its files name the store {meant['uri']}, and you did not make this run in its folder: say where to, tracking.uri=."
+            f"its files name the store {meant['uri']}, and you did not send it there from this folder: say where to, tracking.uri=."
         )
     experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
-    if is_sent(folder, uri):
+    own = by is not Origin.STRANGER or trusted
+    if is_sent(folder, uri, own=own):
         if named:
             print(visible(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}"))
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
-    tracking = replace(config, experiment=experiment, patience_seconds=patience)
+    register = config.register or (settings.get("register") if own else None)
+    tracking = replace(config, experiment=experiment, patience_seconds=patience, register=register)
     refuse_foreign(uri, tracking)
-    uploader = MlflowUploader(folder, uri, tracking)
+    uploader = MlflowUploader(folder, uri, tracking, own=own)
     try:
         uploader.take()
     except BusyError:

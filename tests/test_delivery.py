@@ -14,8 +14,9 @@ from mlflow_server import Server
 
 from lab.config.schema import TrackingConfig
 from lab.runs.folder import RunFolder
+from lab.runs.origin import seal
 from lab.tracking.names import valid_name, valid_text
-from lab.tracking.uploader import MlflowUploader, read_state
+from lab.tracking.uploader import SEALED, MlflowUploader, read_state, run_key
 
 KEPT = ["train/loss", "a", "a/b", "a.b-c d:e", "ap/été", "_", "ap/..x", "x" * 250]
 MADE = ["", " /", ".", "..", "../..", "a//b", "a/", "/a", "//a", "a/./b", "a/../b", "..a", "a,b", "a;b", "a\n", "a\0b", "\ud800", "😀"]
@@ -183,8 +184,9 @@ def test_one_param_that_is_refused_keeps_no_other_back(run_folder, place):
     delivered(run_folder, place)
     lines = (run_folder.path / "metrics.jsonl").read_text().replace('"p77": "77"', '"p77": "0"').replace('"p149": "149"', '"q": "1"')
     (run_folder.path / "metrics.jsonl").write_text(lines)
-    state = read_state(run_folder.path) | {"offset": 0}
-    (run_folder.path / "tracking.json").write_text(json.dumps({name: state[name] for name in ("uri", "run_id", "offset")}))
+    state = read_state(run_folder.path) | {"offset": 0, "key": run_key(run_folder.path)}
+    state["seal"] = seal(run_folder.path, *(state[name] for name in SEALED))
+    (run_folder.path / "tracking.json").write_text(json.dumps(state))
     _, run, uploader = delivered(run_folder, place)
     assert (run.data.params["p77"], run.data.params["q"]) == ("77", "1")
     (line,) = uploader.aside

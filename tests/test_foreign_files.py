@@ -24,7 +24,7 @@ from lab.config.errors import UserError
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import load
 from lab.runs import checkpoint
-from lab.runs.origin import KEY, MARK, Origin, code_settings, origin, origin_of, signature
+from lab.runs.origin import KEY, MARK, Origin, code_settings, origin, origin_of, read_config, signature
 from lab.runs.saved import load_checkpoint
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2"]
@@ -309,9 +309,10 @@ def test_a_record_hands_over_no_file_outside_of_its_folder(stranger, tmp_path):
     from mlflow.tracking import MlflowClient
 
     (tmp_path / "secret.txt").write_text("secret")
-    (stranger.folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (stranger.folder / "some" / "where").mkdir(parents=True)
+    (stranger.folder / "some" / "where" / "link.txt").symlink_to(tmp_path / "secret.txt")
     records = stranger.folder / "metrics.jsonl"
-    for path in ("../secret.txt", str(tmp_path / "secret.txt"), "link.txt", "config.yaml"):
+    for path in ("../secret.txt", str(tmp_path / "secret.txt"), "some/where/link.txt", "config.yaml"):
         with records.open("a") as file:
             file.write(json.dumps({"kind": "artifact", "time": 2e9, "path": path, "folder": "taken"}) + "\n")
     text = records.read_text().replace(json.loads(records.read_text().splitlines()[0])["run_folder"], str(stranger.folder))
@@ -320,6 +321,184 @@ def test_a_record_hands_over_no_file_outside_of_its_folder(stranger, tmp_path):
     assert said_by(sync, stranger.folder, f"tracking.uri={store}")[0] == 0
     run_id = json.loads((stranger.folder / "tracking.json").read_text())["run_id"]
     assert [each.path for each in MlflowClient(tracking_uri=store).list_artifacts(run_id, "taken")] == ["taken/config.yaml"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["log.txt", "metrics.jsonl", ".lock", "checkpoints", "checkpoints/.unfinished-last.pt", ".unfinished-tracking.json", "tracking.lock"],
+)
+@pytest.mark.parametrize("app", [train, sync], ids=["train", "sync"])
+def test_nothing_is_written_through_a_strangers_link(stranger, tmp_path, app, place):
+    """Text of theirs in the user's shell file would run."""
+    precious = tmp_path / "precious"
+    link = stranger.sets(name="$(touch ran) #").folder / place
+    if place == "checkpoints":
+        shutil.move(link, precious)
+    else:
+        precious.write_text((link.read_text() if link.exists() else "") + "mine\n" * (place != "metrics.jsonl"))
+        link.unlink(missing_ok=True)
+    before = {path: path.read_bytes() for path in (precious, *precious.glob("*")) if path.is_file()}
+    link.symlink_to(precious)
+    words = [f"resume={stranger.folder}", "trainer.max_updates=4", "tracking=none"]
+    words = words if app is train else [str(stranger.folder), f"tracking.uri=sqlite:///{tmp_path / 'mine.db'}"]
+    status, said, err = said_by(app, *words)
+    assert (status, f"{link}: is a link that leads out of {stranger.folder}" in said + err) == (1, True), said + err
+    assert {path: path.read_bytes() for path in (precious, *precious.glob("*")) if path.is_file()} == before
+
+
+def test_a_link_within_a_runs_folder_is_no_fault(own, tmp_path):
+    """As the one to its newest files that Weights & Biases makes."""
+    folder = shutil.copytree(own, tmp_path / "copy")
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "latest-run").symlink_to("run-1")
+    status, _, err = said_by(train, f"resume={folder}", "trainer.max_updates=4", "tracking=none")
+    assert status == 0, err
+
+
+def elsewhere(folder):
+    """Let the records say that the folder was at a place that is no more, so that it does not count as a copy."""
+    records = folder / "metrics.jsonl"
+    records.write_text(records.read_text().replace(json.loads(records.read_text().splitlines()[0])["run_folder"], "/elsewhere/run"))
+
+
+def test_a_copy_that_names_another_folder_is_one(own, tmp_path):
+    """So that it does not change the original's run in MLflow."""
+    copy = shutil.copytree(own, tmp_path / "copy")
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "resume", "time": 2e9, "run_folder": "/elsewhere", "host": "h", "step": 1, "tags": {}}) + "\n")
+    status, said, _ = said_by(sync, copy, f"tracking.uri=sqlite:///{tmp_path / 'mine.db'}")
+    assert (status, f"left alone: it is a copy of {own}" in said, (tmp_path / "mine.db").exists()) == (0, True, False)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_address_beside_a_signed_run_is_not_called(own, tmp_path, resumed):
+    """One's own run in its folder, of which another person replaced tracking.json; or a stranger's, which was resumed in between."""
+    folder = tmp_path / "runs" / "own"
+    if resumed:
+        Stranger(own, folder).sets(name="theirs")
+        elsewhere(folder)
+        assert said_by(train, f"resume={folder}", "trainer.max_updates=3", "tracking=none")[0] == 0
+        assert origin_of(folder) is Origin.STRANGER, "a stranger's run stays one"
+    else:
+        words = [*QUICK, "tracking=none", f"trainer.runs={tmp_path / 'runs'}", "name=own"]
+        assert said_by(train, *words)[0] == 0
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert origin_of(folder) is Origin.HERE
+    (folder / "tracking.json").write_text(json.dumps({"uri": SOMEWHERE, "run_id": "1" * 32, "offset": 0}))
+    status, said, _ = said_by(sync, folder, "tracking.patience_seconds=1")
+    assert (status, f"its files name the store {SOMEWHERE}" in said) == (1, True)
+
+
+def test_a_strangers_records_change_nothing_of_the_users_in_a_store(stranger, tmp_path):
+    """No registered model, no view of an experiment, and no run of the user's, though theirs begins with the same record."""
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path / 'mine.db'}"
+    mine = shutil.copytree(stranger.sets(name="theirs").folder, tmp_path / "mine")
+    elsewhere(mine)
+    assert said_by(sync, mine, f"tracking.uri={store}", f"trust={mine}")[0] == 0
+    run_id = json.loads((mine / "tracking.json").read_text())["run_id"]
+    client = MlflowClient(tracking_uri=store)
+    client.create_registered_model("production")
+    before = client.get_run(run_id).data.metrics, client.get_experiment_by_name("lossforge").tags
+
+    theirs = shutil.copytree(mine, tmp_path / "again")
+    shutil.rmtree(mine)
+    (theirs / "evil.pt2").write_bytes(b"theirs")
+    model = {"path": "evil.pt2", "step": 9, "name": "m", "params": {}, "type": "best", "register": "production"}
+    with (theirs / "metrics.jsonl").open("a") as file:
+        for record in (
+            {"kind": "summary", "values": {"best_top1": 0.99}},
+            {"kind": "model", **model},
+            {"kind": "view", "key": "results", "state": {}},
+        ):
+            file.write(json.dumps(record | {"time": 2e9}) + "\n")
+    status, said, _ = said_by(sync, theirs, f"tracking.uri={store}")
+    assert (status, "not sent of a run that you did not make" in said) == (0, True), said
+    assert (client.get_run(run_id).data.metrics, client.get_experiment_by_name("lossforge").tags) == before
+    assert json.loads((theirs / "tracking.json").read_text())["run_id"] != run_id
+    assert client.search_model_versions("name = 'production'") == []
+    records = len(client.search_runs([client.get_run(run_id).info.experiment_id]))
+    assert said_by(sync, theirs, f"tracking.uri={store}")[0] == 0
+    assert len(client.search_runs([client.get_run(run_id).info.experiment_id])) == records, "sent again, it is the same run"
+
+
+def test_a_registered_model_is_the_one_that_the_user_names(tmp_path):
+    """A record's name alone registers nothing."""
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path / 'mine.db'}"
+    words = [*QUICK, f"tracking.uri={store}", f"trainer.runs={tmp_path / 'runs'}", "tracking.register=mine"]
+    assert said_by(train, *words)[0] == 0
+    client = MlflowClient(tracking_uri=store)
+    assert [version.version for version in client.search_model_versions("name = 'mine'")] in (["1"], [1])
+    (folder,) = (tmp_path / "runs").iterdir()
+    records = folder / "metrics.jsonl"
+    records.write_text(records.read_text().replace('"register": "mine"', '"register": "production"'))
+    assert said_by(sync, folder, f"tracking.uri=sqlite:///{tmp_path / 'other.db'}")[0] == 0
+    assert MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'other.db'}").search_registered_models() == []
+
+
+def test_a_picture_that_is_postscript_starts_no_program(image, tmp_path, monkeypatch):
+    """Pillow goes by the content, and gives it to Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    from lab.data.images import UNREADABLE, read_rgb
+    from lab.data.pixels import read_pixels
+
+    program = tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what it found before
+    Image.new("L", (16, 16)).save(image, "EPS")
+    for read in (read_rgb, lambda path: read_pixels(path, 3)):
+        with pytest.raises(UNREADABLE, match="cannot identify image file"):
+            read(image)
+    with contextlib.suppress(Exception), Image.open(image) as opened:
+        opened.load()
+    assert (tmp_path / "ran").exists(), "Pillow itself does start it"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 100_000,
+        "[" * 2000 + "]" * 2000,
+        "a: &a {b: *a}",
+        "2020-01-01: 1",
+        "? [a]\n: 1",
+        "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(20)),
+    ],
+    ids=["100,000 levels", "2,000 levels", "cycle", "date as a key", "list as a key", "billions of values"],
+)
+def test_settings_that_no_run_has_are_none(stranger, tmp_path, text):
+    (stranger.folder / "config.yaml").write_text(text)
+    assert read_config(stranger.folder) is None
+    status, said, err = said_by(train, f"resume={stranger.folder}")
+    assert (status, "a run's folder, such as runs/<run>" in err) == (1, True), said + err
+    status, said, err = said_by(sync, stranger.folder, f"tracking.uri=sqlite:///{tmp_path / 'mine.db'}")
+    assert (status, err) == (0, ""), said
+
+
+def test_settings_of_a_checkpoint_that_no_run_has_are_refused(stranger, image):
+    for change in ({b"x": 1}, {("a", "b"): 1}, {"a": "b\0c"}, {"a": 10**30}, {"a": {1: 2}}):
+        state = torch.load(stranger.best, weights_only=True)
+        checkpoint.save(state | {"config": state["config"] | change}, stranger.best)
+        status, _, err = said_by(predict, f"checkpoint={stranger.best}", image)
+        assert (status, "is damaged: config in it" in err) == (1, True), (change, err)
+
+
+def test_where_a_file_writes_and_reads_is_not_the_files_choice(stranger, tmp_path):
+    """A download, whose setting it leaves out, and images outside of their folder."""
+    place = tmp_path / "chosen"
+    stranger.sets(data={"name": "cifar10", "root": str(place), "image_size": 16})
+    status, _, err = said_by(evaluate, f"checkpoint={stranger.best}", "tracking=none", f"trainer.runs={tmp_path / 'runs'}")
+    assert (status, "data.download=false" in err, place.exists()) == (1, True, False), err
+    stranger.sets(data={"name": "table", "file": "labels.csv", "root": "/", "images_outside": True, "image_size": 16})
+    status, said, _ = said_by(evaluate, f"checkpoint={stranger.best}", "--cfg")
+    assert (status, "images_outside: false" in said) == (0, True)
 
 
 @pytest.mark.parametrize("setting", ["name", "data__root", "model__name"])

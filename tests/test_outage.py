@@ -245,7 +245,9 @@ def uploaded(run_folder, uri, experiment):
     from lab.config.schema import TrackingConfig
     from lab.tracking.uploader import MlflowUploader
 
-    uploader = MlflowUploader(run_folder.path, uri, TrackingConfig(experiment=experiment, patience_seconds=60))
+    uploader = MlflowUploader(
+        run_folder.path, uri, TrackingConfig(experiment=experiment, patience_seconds=60, register=run_folder.path.parents[1].name)
+    )
     uploader.start()
     assert uploader.close() is None, uploader.error
     return uploader

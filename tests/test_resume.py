@@ -330,9 +330,13 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
             RunFolder(runs, "name", {})
     with pytest.raises(UserError, match=r"last.pt: cannot be written: Not a directory. Make it writable"):
         checkpoint.save({}, tmp_path / "file" / "last.pt")
-    (tmp_path / ".unfinished-full").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"full: cannot be written: No space left on device. Make room there"):
-        checkpoint.save({"a": torch.zeros(10_000)}, tmp_path / "full")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"full: cannot be written: File too large. Make room there"):
+            checkpoint.save({"a": torch.zeros(10_000)}, tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
 
 

@@ -11,6 +11,7 @@ import yaml
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.config.user import runs_folder
+from lab.runs.origin import seal
 from lab.tracking.uploader import tracking_uri
 
 
@@ -88,7 +89,9 @@ def test_cfg_of_a_run_that_goes_on_prints_the_store_where_it_is_recorded(file, t
 
     small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none", "trainer.max_updates=2"]
     result = lab.train(*small)
-    (result.folder / "tracking.json").write_text(json.dumps({"uri": "http://recorded.example.org"}))
+    sealed = {"uri": "http://recorded.example.org", "run_id": "1" * 32, "key": "2" * 32}
+    sealed["seal"] = seal(result.folder, *sealed.values())
+    (result.folder / "tracking.json").write_text(json.dumps(sealed))
     file.write_text("tracking_uri: http://file.example.org\n")
     assert printed("train", f"resume={result.folder}", "trainer.max_updates=3")[1] == "http://recorded.example.org"
 

@@ -157,7 +157,7 @@ def _of_sweep(runs: list[Run], everything: list[Run], parents: set[str], sweep: 
 def _run(stored: Any) -> Run:
     params = {visible(name): visible(value) for name, value in stored.data.params.items()}
     if "loss.name" in params:
-        params["loss"] = params["loss.target"].rpartition(":")[2] if params["loss.name"] == "custom" else params["loss.name"]
+        params["loss"] = params.get("loss.target", "custom").rpartition(":")[2] if params["loss.name"] == "custom" else params["loss.name"]
     if "model.name" in params:
         params["model"] = "_".join(params[name] for name in ("model.detector", "model.name") if params.get(name))
     info = stored.info

@@ -27,6 +27,8 @@ Entry = TypeVar("Entry")
 SHOWN = 10
 SUFFIXES = (".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of files that count as images, in lower case; of several frames the first is read."""
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of these; it goes by the content, and for PostScript it would start Ghostscript, which runs the file."""
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 Size = tuple[int, int]  # height, width
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
@@ -134,6 +136,16 @@ def with_slashes(name: str, folder: Path) -> str:
     return name if "\\" not in name or os.path.lexists(os.path.join(folder, name)) else name.replace("\\", "/")
 
 
+def open_any_mode(path: ImageFile) -> Image.Image:
+    """Open an image of one of FORMATS, in any mode.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    refuse_pipe(path)
+    return Image.open(path, formats=FORMATS)
+
+
 def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
     """Open an image without decoding its pixels yet.
 
@@ -144,8 +156,7 @@ def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
     Raises:
         one of UNREADABLE.
     """
-    refuse_pipe(path)
-    image: Image.Image = Image.open(path)
+    image = open_any_mode(path)
     if size and (image.height, image.width) != size:
         image = ImageOps.exif_transpose(image)
     if size and (image.height, image.width) != size:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps, ImageSequence
 from torch import Tensor
 
-from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, read_rgb, refuse_pipe
+from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, open_any_mode, read_rgb, refuse_pipe
 from lab.data.sets import Norm
 
 MOST = 1000  # images by which mean and deviation are measured
@@ -76,8 +76,7 @@ def _array(path: ImageFile, channels: int) -> Any:
         return _numbers(path)
     if (deep := _deep_png(path)) is not None:
         return deep
-    with Image.open(path) as opened:
-        image: Image.Image = opened
+    with open_any_mode(path) as image:
         pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
         if pages > 1:
             if pages != channels:  # before they are decoded: a small file may have thousands of large pages
@@ -170,7 +169,7 @@ def alpha_note(paths: Sequence[str]) -> list[str]:
 
 def _has_alpha(path: str) -> bool:
     try:
-        with Image.open(path) as image:
+        with open_any_mode(path) as image:
             return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
     except Exception:  # the check of the files names what cannot be read
         return False

@@ -29,7 +29,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
     try:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True)
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a killed process, or a stranger's link
+        with temporary.open("xb") as file:
             result = write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -55,7 +56,7 @@ def try_lock(path: Path, *, needed: bool = True) -> IO[str] | None:
     """
     if needed:
         path.parent.mkdir(exist_ok=True)
-    file = path.open("a", encoding="utf-8")
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -89,6 +90,15 @@ def remove_unfinished(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob(f"{UNFINISHED}*"):
             path.unlink()
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a link in a folder, or in a folder there, leads out of it; what is written to it would go elsewhere."""
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{path}: is a link that leads out of {folder}, and nothing is written there. Put what it leads to in its place."
+            )
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.masks import mapped, masked
-from lab.runs.files import remove_unfinished, sha256_of, unwritable, write_text
+from lab.runs.files import refuse_links, remove_unfinished, sha256_of, unwritable, write_text
 from lab.runs.origin import written
 from lab.runs.records import NAME, History, read_history
 from lab.tracking.uploader import read_state
@@ -59,6 +59,7 @@ class RunFolder:
     def _open(self, path: Path, name: str) -> None:
         self.path, self.name, self.lock = path, name, threading.Lock()
         self.copy_of: Path | None = None
+        refuse_links(path)
         self.claim = _claim(path)
         self.history: History = read_history(path)
         self.clock = max(time.time(), self.history.time) - _uptime()
@@ -73,8 +74,8 @@ class RunFolder:
         """Return seconds since 1970 by a clock that is never set back."""
         return self.clock + _uptime()
 
-    def write_config(self, config: dict[str, Any]) -> None:
-        write_text(self.path / "config.yaml", written(config, self.path))
+    def write_config(self, config: dict[str, Any], *, signed: bool = True) -> None:
+        write_text(self.path / "config.yaml", written(config, self.path, signed=signed))
 
     def record(self, kind: str, **fields: Any) -> None:
         """Append one record, which other processes can read at once.
@@ -164,10 +165,10 @@ def end_if_killed(path: Path) -> bool:
 
 def copied_from(path: Path, history: History) -> Path | None:
     """Return the folder that a run's folder was copied from, if it still exists; otherwise the folder counts as moved."""
-    original = Path(history.folder) if history.folder else path
-    with contextlib.suppress(OSError):
-        if not original.samefile(path) and _first_line(original) == _first_line(path):
-            return original
+    for original in (Path(each) for each in (history.folder, history.born) if each):  # a stranger may have added a record of another folder
+        with contextlib.suppress(OSError, ValueError):
+            if not original.samefile(path) and _first_line(original) == _first_line(path):
+                return original
     return None
 
 
@@ -210,7 +211,7 @@ def _claim(path: Path) -> int:
 
 
 def _new_folder(runs: Path, name: str, setting: str) -> Path:
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace('/', '_')}"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name.replace('/', '_').encode(errors='backslashreplace').decode()}"
     for number in range(1, 1000):
         path = runs / (stem if number == 1 else f"{stem}-{number}")
         try:

@@ -11,9 +11,11 @@ import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
+from datetime import date
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -29,6 +31,7 @@ GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
 TIMM_FILES = ("model.args.checkpoint_path", "model.args.cache_dir", "model.args.pretrained")
 """Beginnings of arguments by which timm reads, writes or downloads files."""
 MARK = "# signature: "
+LEVELS, VALUES = 50, 1_000_000  # most levels and values of a file's settings
 
 
 class Origin(IntEnum):
@@ -60,6 +63,18 @@ def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
     return Origin.HERE if user and here else Origin.USER if user else Origin.STRANGER
 
 
+def seal(folder: Path, *texts: str | None) -> str:
+    """Return the user's signature of texts in a file of a run's folder; empty if the user has no key."""
+    key = _key()
+    return hmac.new(key, json.dumps(["file", str(folder.resolve()), *texts]).encode(), hashlib.sha256).hexdigest() if key else ""
+
+
+def is_sealed(given: object, folder: Path, *texts: str | None) -> bool:
+    """Return whether this user wrote these texts into a file of this folder, by the signature `given` beside them."""
+    expected = seal(folder, *texts)
+    return bool(expected) and isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="replace"))
+
+
 def is_trusted(trust: str | None, path: Path) -> bool:
     """Return whether the user's `trust=` names the file, its folder or a folder above."""
     return bool(trust) and path.resolve().is_relative_to(Path(str(trust)).expanduser().resolve())
@@ -67,7 +82,29 @@ def is_trusted(trust: str | None, path: Path) -> bool:
 
 def are_settings(tree: Any) -> bool:
     """Return whether a file's settings have the form of a run's."""
-    return isinstance(tree, dict) and all(isinstance(tree.get(group), dict) for group in GROUPS)
+    return isinstance(tree, dict) and all(isinstance(tree.get(group), dict) for group in GROUPS) and are_plain(tree)
+
+
+def are_plain(tree: Any) -> bool:
+    """Return whether settings are groups, lists, texts, numbers and dates, of few levels: such as can be signed and written again."""
+    left, seen = [(tree, 0)], 0
+    while left:
+        value, level = left.pop()
+        seen += 1
+        if isinstance(value, dict):
+            if not all(isinstance(name, str) for name in value):
+                return False
+            left += [(each, level + 1) for each in (*value, *value.values())]
+        elif isinstance(value, (list, tuple)):
+            left += [(each, level + 1) for each in value]
+        elif isinstance(value, str):
+            if "\0" in value:
+                return False
+        elif not isinstance(value, (int, float, date, NoneType)) or (isinstance(value, int) and value.bit_length() > 64):
+            return False
+        if level > LEVELS or seen + len(left) > VALUES:
+            return False
+    return True
 
 
 def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bool, by: Origin) -> dict[str, Any]:
@@ -101,9 +138,17 @@ def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bo
     for name in ("tracking", "resume", "trust"):
         tree.pop(name, None)
     tree["trainer"].pop("runs", None)
-    if tree["data"].get("root") is not None and "download" in tree["data"]:
+    tree["data"].pop("images_outside", None)
+    if tree["data"].get("root") is not None and "download" in _settings_of("data", tree["data"].get("name")):
         tree["data"]["download"] = False  # a download would write to a folder of the file's choice
     return tree
+
+
+def _settings_of(group: str, option: object) -> list[str]:
+    from lab.config.choices import SCHEMAS
+
+    schema = SCHEMAS[group].get(str(option))
+    return [item.name for item in fields(schema)] if schema else []
 
 
 def naming_code(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -122,18 +167,37 @@ def vouching(tree: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [word for word in overrides if given_names([word]) & named]
 
 
-def written(tree: Mapping[str, Any], folder: Path) -> str:
+def written(tree: Mapping[str, Any], folder: Path, *, signed: bool = True) -> str:
     """Return the text of a run's config.yaml: its settings, and the user's signature in a comment at the end."""
-    return yaml.safe_dump(tree, sort_keys=False) + f"{MARK}{signature(tree, folder)}\n"
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False) + f"{MARK}{signature(tree, folder) if signed else ''}\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Write a value that occurs twice in full, because `read_config` refuses references."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Return a run's settings; None if its folder has no readable ones."""
+    path = folder / "config.yaml"
     try:
-        tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
-    except (OSError, ValueError, yaml.YAMLError):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        tree = yaml.load(text, yaml.CSafeLoader) if _is_shallow(text) else None
+    except (OSError, ValueError, TypeError, yaml.YAMLError):  # TypeError: a key that is a list
         return None
-    return tree if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) and are_plain(tree) else None
+
+
+def _is_shallow(text: str) -> bool:
+    """Return whether a YAML text has few levels and no references, which may stand for billions of values; a deep one ends the loader."""
+    level = 0
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > LEVELS or isinstance(event, yaml.AliasEvent):
+            return False
+    return True
 
 
 def origin_of(folder: Path) -> Origin:

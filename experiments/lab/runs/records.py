@@ -28,6 +28,7 @@ class History:
     error: str = ""  # the last process's error
     time: float = 0.0  # time of the last record
     folder: str | None = None  # the run's folder in the last process
+    born: str | None = None  # its first folder, or that in which it became a run of its own
     host: str | None = None  # the host of that process
     digests: dict[str, str] = field(default_factory=dict)  # digests of files that its last process wrote
 
@@ -74,6 +75,8 @@ def read_history(folder: Path) -> History:
         history.seconds += max(now - before, 0.0)
         before = history.time = now
         history.folder, history.host = record.get("run_folder", history.folder), record.get("host", history.host)
+        if kind in ("start", "fork"):
+            history.born = record.get("run_folder")
         if kind == "start":
             history.start = record
         elif kind == "metrics":

@@ -13,7 +13,7 @@ from lab.runs.folder import running
 from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of, read_config, vouching
 from lab.runs.records import NAME, read_history
 from lab.runs.saved import load_checkpoint, reload_file
-from lab.tracking.uploader import read_state
+from lab.tracking.uploader import is_own, read_state
 
 HARMLESS = (
     *("resume", "trust", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
@@ -34,7 +34,8 @@ class Earlier:
     path: Path
     checkpoint: Path | None  # None if it was interrupted before the first one: it starts again in its folder
     changed: dict[str, str] = field(default_factory=dict)  # settings that were changed
-    own: bool = False  # whether this user made the run in its folder; if so, its tracking.json is trusted
+    own: bool = False  # whether this user made the run in its folder
+    foreign: bool = False  # whether a stranger made it, whom the user has not said to trust
 
 
 def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
@@ -59,10 +60,10 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
         raise UserError(f"resume={given}: a run's folder, such as runs/<run>, or one of its checkpoints is expected; {path} is none.")
     others = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
     preset = load(others) if any(word.startswith("experiment=") for word in others) else None
-    by, names = origin_of(path), given_names(others)
+    by, names, trusted = origin_of(path), given_names(others), is_trusted(value_of(others, "trust"), path)
     if preset:
         names |= {name for name, value in preset.flat().items() if flat(tree).get(name) == value}
-    tree = checked(f"resume={given}", tree, names, is_trusted(value_of(others, "trust"), path), by)
+    tree = checked(f"resume={given}", tree, names, trusted, by)
     settings = preset or reload_file(f"resume={given}", tree, others)
     before = flat(reload(tree, vouching(tree, others)).tree()) | flat(tree)
     changed = _changed(given, before, settings.flat())
@@ -71,7 +72,8 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
         raise UserError(f"resume={given}: is a run of {history.start.get('app')}.py; only train.py's go on.")
     if history.status == "FINISHED" and not set(changed) & set(LENGTHS):
         raise UserError(f"resume={given}: the run is finished. A larger trainer.epochs= trains it for longer.")
-    return settings, Earlier(path, what if what.is_file() else _last(path), changed, by is Origin.HERE)
+    foreign = by is Origin.STRANGER and not trusted
+    return settings, Earlier(path, what if what.is_file() else _last(path), changed, by is Origin.HERE, foreign)
 
 
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
@@ -84,13 +86,16 @@ def newest(settings: Settings[TrainConfig]) -> Earlier | None:
             continue
         history = read_history(path)
         if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
-            return Earlier(path, _last(path), own=origin_of(path) is Origin.HERE)
+            by = origin_of(path)
+            foreign = by is Origin.STRANGER and not is_trusted(settings.config.trust, path)
+            return Earlier(path, _last(path), own=by is Origin.HERE, foreign=foreign)
     return None
 
 
 def recorded_store(earlier: Earlier) -> str | None:
-    """Return the store that a run is recorded in, if this user made it; not the checkpoint's, which another person may have put there."""
-    return read_state(earlier.path).get("uri") if earlier.own else None
+    """Return the store that a run is recorded in, if this user sent it there; not the checkpoint's, which another person may put in."""
+    state = read_state(earlier.path)
+    return state.get("uri") if earlier.own and is_own(state, earlier.path) else None
 
 
 def load_state(earlier: Earlier, settings: Settings[TrainConfig] | None = None) -> dict[str, Any] | None:

@@ -28,9 +28,7 @@ from lab.training.stop import Stop, StoppedError
 class Run:
     """A run in progress: `start` it or take an earlier run's folder, work inside `noted`, `close` it, and exit with `exit_status`."""
 
-    def __init__(
-        self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, stop: Stop, known: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder, tracking: TrackingConfig, uri: str | None, stop: Stop, *, own: bool = True) -> None:
         """Continue or begin a run in its folder.
 
         Args:
@@ -39,7 +37,7 @@ class Run:
             uri: the store's address; None to not use MLflow.
             stop: takes the signals since before there was a folder. If it is patient, the work checks it, ends by itself and can be
                 continued; otherwise the first signal interrupts the work.
-            known: uri, run_id and key of the run in MLflow, from a checkpoint.
+            own: whether this user made the run.
         """
         self.folder, self.began = folder, time.monotonic()
         self.stop, self.resumable = stop, stop.patient
@@ -47,7 +45,7 @@ class Run:
         self.failure: BaseException | None = None
         self.uploader: MlflowUploader | None = None
         if uri is not None:
-            self.uploader = MlflowUploader(folder.path, uri, tracking, known)
+            self.uploader = MlflowUploader(folder.path, uri, tracking, own=own)
             self.uploader.start()
         self.patience = tracking.patience_seconds
         self.writers = [WriterThread(folder.path, name, tracking.experiment) for name in tracking.writers]

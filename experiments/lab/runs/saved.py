@@ -18,7 +18,7 @@ from lab.config.user import runs_folder
 from lab.runs.files import sha256_of
 from lab.runs.origin import are_settings, checked, is_trusted, naming_code, origin
 from lab.runs.records import NAME, read_history
-from lab.tracking.uploader import read_state, tracking_uri
+from lab.tracking.uploader import is_own, read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
@@ -105,10 +105,11 @@ def file_of(path: Path, setting: str) -> Path:
 
 
 def _folder_of(run_id: str, runs: str | None) -> Path | None:
-    """Find the folder under `runs`, or in a sweep's folder there, whose run has this id in MLflow."""
+    """Find the folder under `runs`, or in a sweep's folder there, that this user sent to MLflow as the run with this id."""
     root = runs_folder(runs)
     states = (path for pattern in ("*/tracking.json", "*/*/tracking.json") for path in root.glob(pattern))
-    return next((path.parent for path in states if read_state(path.parent).get("run_id") == run_id), None)
+    found = ((path.parent, read_state(path.parent)) for path in states)
+    return next((folder for folder, state in found if state.get("run_id") == run_id and is_own(state, folder)), None)
 
 
 def _from_store(name: str, run_id: str, artifact: str, uri: str | None, anywhere: bool) -> Saved:

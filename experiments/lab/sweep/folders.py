@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lab.runs.origin import read_config
+from lab.runs.origin import are_settings, read_config
 from lab.runs.records import NAME, History, read_history
 
 BESIDE = ("name", "tracking", "resume", "trust")  # settings that do not change what a run computes; neither does trainer.runs
@@ -14,7 +14,9 @@ def runs_of(sweep: Path, name: str, tree: dict[str, Any]) -> list[History]:
     wanted = essence(tree)
     folders = sorted(folder for folder in sweep.glob(f"*-{name}*") if (folder / NAME).is_file())
     return [
-        read_history(folder) for folder in folders if (given := read_config(folder)) and "trainer" in given and essence(given) == wanted
+        read_history(folder)
+        for folder in folders
+        if are_settings(given := read_config(folder)) and essence(given) == wanted  # type: ignore[arg-type]  # checked before
     ]
 
 

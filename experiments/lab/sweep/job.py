@@ -18,6 +18,7 @@ from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, load, quoted
 from lab.runs.files import try_lock
 from lab.runs.folder import RunFolder, running
+from lab.runs.formats import visible
 from lab.runs.records import History, read_history
 from lab.runs.run import record_start, write_error
 from lab.sweep.folders import runs_of
@@ -88,7 +89,7 @@ class Attempt:
             status = self._process(overrides, env, [each.fileno() for each in (lock, slot) if each], shown, stop)
             run = self._settled(status)
         score = f", {run.monitor} {run.score:.4g}" if run.score is not None else ""
-        print(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}", flush=True)
+        print(visible(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}"), flush=True)
 
     def _slot(self, gpus: Sequence[str]) -> tuple[IO[str] | None, dict[str, str]]:
         """Lock the lowest number that no running job of this host has; return the lock, and an environment with this number's GPU."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from lab.config.errors import UserError, unknown
 from lab.config.settings import CONF, ROOT, quoted
@@ -76,6 +77,8 @@ def make_launcher(overrides: Sequence[str], sweep: Path) -> Any:
     gpus = [] if name in (BASIC, "submitit_slurm") else visible_gpus()
     task = partial(run_job, str(sweep), gpus, name == BASIC, name != "submitit_slurm")
     composed = [f"hydra.sweep.dir={quoted(sweep)}", *overrides]
+    if name.startswith("submitit"):  # it unpickles results, so they get a folder whose name nobody knew before
+        composed.insert(1, f"hydra.launcher.submitit_folder={quoted(sweep / '.submitit' / uuid4().hex / '%j')}")
     if name == "joblib" and gpus and not any(word.startswith("hydra.launcher.n_jobs=") for word in overrides):
         composed.append(f"hydra.launcher.n_jobs={len(gpus)}")  # its default is one job a processor core
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="lossforge"):

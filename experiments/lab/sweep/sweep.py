@@ -183,7 +183,7 @@ def show(sweep: Path, status: str, outcomes: list[tuple[Job, History | None]], b
     rich.print(table)
     for job, run in outcomes:
         if run and run.error:
-            rich.print(f"{job.name}: {run.error}\n  {os.path.relpath(run.path)}")
+            rich.print(visible(f"{job.name}: {run.error}") + f"\n  {os.path.relpath(run.path)}")
     if best:
         rich.print(f"best: {best[0].name}, {os.path.relpath(best[1].path)}")
     rich.print(f"sweep folder: {os.path.relpath(sweep)}")

@@ -97,8 +97,11 @@ class Store:
             inputs.append(DatasetInput(data, [InputTag(CONTEXT, each["context"])]))
         self.client.log_inputs(self.run_id, inputs)
 
-    def model(self, record: dict[str, Any], exported: Path, key: str) -> None:
-        """Send the model of a `model` record, link it to the run, and register it if the record names a registered model."""
+    def model(self, record: dict[str, Any], exported: Path, key: str, registered: str | None) -> None:
+        """Send the model of a `model` record, link it to the run, and make it a version of the registered model that the record names.
+
+        registered: the only name that is taken; any other record's model is sent, and not registered.
+        """
         from mlflow.entities import LoggedModelOutput
 
         from lab.tracking.logged_model import write_model
@@ -120,8 +123,8 @@ class Store:
         if model.model_id not in [output.model_id for output in outputs]:
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record["step"])])
         self.client.finalize_logged_model(model.model_id, "READY")
-        if record.get("register"):
-            self._register(record["register"], model)
+        if registered and record.get("register") == registered:
+            self._register(registered, model)
 
     def _register(self, name: str, model: Any) -> None:
         """Make the model the newest version of a registered model, once."""

@@ -22,12 +22,14 @@ from lab.config.schema import TrackingConfig
 from lab.config.user import user_default
 from lab.runs.files import try_lock, write_text
 from lab.runs.formats import visible
+from lab.runs.origin import is_sealed, seal
 from lab.runs.records import lines_of
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import RefusedError, Store, reason, set_environment
 
 STATE, LOCK = "tracking.json", "tracking.lock"
-STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list}
+STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "seal": str}
+SEALED = ("uri", "run_id", "key")
 VARIABLE = "MLFLOW_TRACKING_URI"
 SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
@@ -119,8 +121,9 @@ class MlflowUploader(threading.Thread):
     Args:
         folder: the run folder.
         uri: the store's address.
-        tracking: the experiment, and the seconds for which to retry after the run's end, counted from the store's first failure.
-        known: uri, run_id and key from a checkpoint, in case tracking.json is lost.
+        tracking: the experiment, the name in the model registry, and the seconds for which to retry after the run's end, counted from the
+            store's first failure.
+        own: whether this user made the run. A stranger's becomes a run of its own in the store, without models or views.
         say: prints messages for the user, each once.
 
     Attributes:
@@ -135,13 +138,13 @@ class MlflowUploader(threading.Thread):
         folder: Path,
         uri: str,
         tracking: TrackingConfig,
-        known: dict[str, str] | None = None,
         *,
+        own: bool = True,
         say: Callable[[str], None] = print_now,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
         self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, tracking.experiment, tracking.patience_seconds, say
-        self.place, self.known = masked(uri), known or {}
+        self.place, self.own, self.registered = masked(uri), own, tracking.register
         self.ended, self.over = threading.Event(), threading.Event()  # nothing more will be written; nothing more will be sent
         self.complete = self.interrupted = False
         self.key = ""
@@ -248,13 +251,10 @@ class MlflowUploader(threading.Thread):
             return
         if (file := try_lock(self.folder / LOCK, needed=False)) is None:  # without locks both send: sending a record twice adds nothing
             raise BusyError(f"{self.folder} is being sent by another process")
-        self.key = key = run_key(self.folder)
-        found = (
-            each
-            for each in (read_state(self.folder), self.known)
-            if masked(str(each.get("uri"))) == self.place and each.get("key", key) == key
-        )
-        state: dict[str, Any] = next(found, {})
+        self.key = key_in_store(self.folder, own=self.own)
+        state = read_state(self.folder)
+        if not (is_own(state, self.folder) and masked(str(state.get("uri"))) == self.place and state.get("key") == self.key):
+            state = {}  # the run is searched for by its key
         self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
         self.aside = list(state.get("aside", []))
         self._advance(0)  # tells a later sync.py the store and experiment of the run
@@ -314,9 +314,13 @@ class MlflowUploader(threading.Thread):
             self.store.data(record["sets"])
         elif kind == "summary":
             self.store.summary(record["values"], int(record["time"] * 1000))
+        elif kind in ("model", "view") and not self.own:
+            raise RefusedError(
+                "not sent of a run that you did not make: a model runs code when it is loaded, and views are the experiment's"
+            )
         elif kind == "model":
             if path := self._file(record):
-                self.store.model(record, path, self.key)
+                self.store.model(record, path, self.key, self.registered)
         elif kind == "view":
             self.store.view(record["key"], record["state"])
         elif kind == "artifact":
@@ -354,6 +358,7 @@ class MlflowUploader(threading.Thread):
         self.progress, self.failures = time.monotonic(), 0
         state: dict[str, Any] = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
         state |= {"key": self.key} | ({"aside": self.aside} if self.aside else {})
+        state["seal"] = seal(self.folder, *(state[name] for name in SEALED))
         with self.writing:
             if self.left:
                 raise SystemExit  # it ends the thread
@@ -366,11 +371,11 @@ def not_taken(aside: list[str]) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return what has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside; empty if nothing was.
+    """Return what has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside, seal; empty if nothing was.
 
-    uri has no credentials; for key see `run_key`.
+    uri has no credentials; for key see `run_key`, for seal `is_own`.
     """
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         return {name: state[name] for name, kind in STATE_KINDS.items() if isinstance(state, dict) and isinstance(state.get(name), kind)}
     return {}
@@ -389,10 +394,22 @@ def run_key(folder: Path) -> str:
     return hashlib.sha256(name).hexdigest()[:32]
 
 
-def is_sent(folder: Path, uri: str) -> bool:
+def is_own(state: dict[str, Any], folder: Path) -> bool:
+    """Return whether this user sent the folder: where to and as which run, says a seal that nobody else can make."""
+    return is_sealed(state.get("seal"), folder, *(state.get(name) for name in SEALED))
+
+
+def key_in_store(folder: Path, *, own: bool) -> str:
+    """Return the key by which a store finds the run; a stranger's is none that their file can choose, such as that of a run of yours."""
+    key = run_key(folder)
+    return key if own else hashlib.sha256(f"{key} {seal(folder, key)}".encode()).hexdigest()[:32]
+
+
+def is_sent(folder: Path, uri: str, *, own: bool = True) -> bool:
     """Return whether the store has all records of the folder."""
-    state, key = read_state(folder), run_key(folder)
-    if masked(str(state.get("uri"))) != masked(uri) or state.get("key", key) != key or "offset" not in state:
+    state = read_state(folder)
+    where = masked(str(state.get("uri"))) == masked(uri) and state.get("key") == key_in_store(folder, own=own)
+    if not where or not is_own(state, folder) or "offset" not in state:
         return False
     return not any(True for _ in records_from(folder, state["offset"]))
 

@@ -165,11 +165,16 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     if earlier is None:
         return Run.start("train", settings, name, config.trainer.runs, tags), name
     state = load_state(earlier, settings)
-    known = state.get("tracking", {}) if state else {}
-    recorded = read_state(earlier.path).get("uri")
-    uri = checked_uri(config.tracking, recorded_store(earlier)) if config.tracking.enabled else None
-    if uri and recorded and not earlier.own and recorded != masked(uri):
-        trainer.notes.append(f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not make this run in its folder")
+    recorded, store = read_state(earlier.path).get("uri"), recorded_store(earlier)
+    uri = checked_uri(config.tracking, store) if config.tracking.enabled else None
+    if uri and recorded and not store and recorded != masked(uri):
+        trainer.notes.append(
+            f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not send this run there from its folder"
+        )
+    if earlier.foreign:
+        trainer.notes.append(
+            f"{os.path.relpath(earlier.path)}: you did not make this run; trust=PATH takes it as yours, with its models in MLflow"
+        )
     stop = Stop(patient=True)
     folder = RunFolder.reopen(earlier.path)
     try:
@@ -179,10 +184,10 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         folder.release()
         raise
     if earlier.changed:
-        folder.write_config(settings.tree())
+        folder.write_config(settings.tree(), signed=not earlier.foreign)
     if folder.history.start is None:  # it was killed before it wrote its first record
         record_start(folder, "train", settings, name, tags)
     else:
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
         folder.artifact(folder.path / "config.yaml")
-    return Run(folder, config.tracking, uri, stop, known), name
+    return Run(folder, config.tracking, uri, stop, own=not earlier.foreign), name

@@ -18,7 +18,7 @@ from torch import Tensor
 from lab.config.errors import UserError, first_line, unknown
 from lab.config.schema import HubConfig
 from lab.config.settings import absolute
-from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, reason
+from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, open_any_mode, reason
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
@@ -68,8 +68,8 @@ class HubSamples(Samples):
                 raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")
             if not os.path.isfile(path):
                 raise CorruptError(f"has the path {cell['path']!r}, and {os.path.abspath(path)} is not a file")
-        with Image.open(path if content is None else ImageBytes(content, str(path or "its bytes"))) as opened:
-            image = ImageOps.exif_transpose(opened)
+        with open_any_mode(path if content is None else ImageBytes(content, str(path or "its bytes"))) as file:
+            image = ImageOps.exif_transpose(file)
             image.load()
         return image.convert(mode) if mode else image
 
@@ -112,7 +112,7 @@ def _opened(config: HubConfig) -> Any:
         if local.is_dir() and (local / "state.json").is_file():
             return datasets.DatasetDict({"train": datasets.load_from_disk(str(local))})
         if local.is_dir():
-            _refuse_leading_out(local)
+            _refuse_leading_out(local, _folders(config))
         return datasets.load_dataset(str(local) if local.exists() else config.path, config.subset)
     except UserError:
         raise
@@ -123,20 +123,31 @@ def _opened(config: HubConfig) -> Any:
         ) from None
 
 
-def _refuse_leading_out(folder: Path) -> None:
-    """Raise UserError if a folder's description names files outside of it or addresses; the library would open them.
+def _refuse_leading_out(folder: Path, allowed: list[str] | None) -> None:
+    """Raise UserError if a folder's description names files outside of it or addresses, or a link there leads out: the library opens them.
 
-    Raises:
-        UserError: as above.
+    allowed: folders in which files may lie; None for all.
     """
+    outside = (link for link in _links(folder) if allowed is not None and not any(is_inside(link, each) for each in allowed))
+    if link := next(outside, None):
+        raise UserError(f"data.path={folder}: the link {link} leads out of it; data.images_outside=true takes such files.")
     from huggingface_hub import DatasetCard
 
     readme, other = folder / "README.md", folder / ".huggingface.yaml"
     found = [DatasetCard.load(readme).data.to_dict()] if readme.is_file() else []
     found += [yaml.safe_load(other.read_text(encoding="utf-8"))] if other.is_file() else []
     for text in _texts([each.get("configs") for each in found if isinstance(each, dict)]):
-        if os.path.isabs(text) or ".." in Path(text).parts or "://" in text or "::" in text:
+        if os.path.isabs(text) or ".." in Path(text).parts or ":" in text:
             raise UserError(f"data.path={folder}: its description names {text!r}, and files within the folder are expected.")
+
+
+def _links(folder: Path | str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir():
+                yield from _links(entry.path)
 
 
 def _texts(tree: Any) -> Iterator[str]:

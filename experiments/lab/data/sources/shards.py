@@ -195,7 +195,7 @@ def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
             rest = file_of_shard.read(BLOCK)
         if len(rest) < BLOCK or rest.strip(b"\0"):
             faults.add(f"{path.name}: is {'damaged' if len(rest) == BLOCK else 'cut off'} at byte {end}, after {len(found)} samples")
-    except (tarfile.TarError, OSError, ValueError) as error:
+    except (tarfile.TarError, OSError, ValueError, RecursionError) as error:  # RecursionError: thousands of headers for one file
         compressed = False
         with contextlib.suppress(OSError), path.open("rb") as start:
             compressed = start.read(2) == b"\x1f\x8b"

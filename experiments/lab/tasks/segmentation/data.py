@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from PIL import ExifTags, Image
+from PIL import ExifTags
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -26,9 +26,9 @@ from lab.data.images import (
     cached,
     find_corrupt,
     hidden,
+    open_any_mode,
     read_rgb,
     reason,
-    refuse_pipe,
     unreadable,
 )
 from lab.data.loading import WorkerLoader
@@ -178,7 +178,7 @@ def _fault(pair: tuple[Path, Path], classes: int) -> str:
 
 def seen_size(path: Path) -> tuple[int, int]:
     """Return height and width of an image, rotated by its EXIF orientation."""
-    with Image.open(path) as image:
+    with open_any_mode(path) as image:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
 
@@ -189,8 +189,7 @@ def read_mask(path: Path, classes: int) -> Tensor:
     Raises:
         one of UNREADABLE.
     """
-    refuse_pipe(path)
-    with Image.open(path) as image:
+    with open_any_mode(path) as image:
         if image.mode not in ("1", "L", "P"):
             raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
         values = pil_to_tensor(image)[0].to(torch.uint8)
