@@ -217,7 +217,7 @@ def _bounded_log(p: Tensor, floor: float) -> Tensor:
 
 @formula("bce", lambda of: Formulas(of.bce.bce, heavy=True))
 def bce_reference(p: Tensor, y: Tensor, floor: float) -> Tensor:
-    p = p * torch.where((p >= 0) & (p <= 1), 1.0, torch.nan)
+    p = p * torch.where((p >= 0) & (p <= 1), 1.0, torch.nan).to(p.dtype)
     return -y * _bounded_log(p, floor) - (1 - y) * _bounded_log(1 - p, floor)
 
 
@@ -229,7 +229,7 @@ def _floor(input: Tensor) -> float:
 def lost(values: Tensor, x: Tensor, of_power: Tensor | bool = True) -> Tensor:
     """Return the values, whose gradient is nan where they are nan because a power, where there is one, of 0 meets an infinite entropy."""
     nothing = values.isnan() & of_power
-    return torch.where(nothing, x * torch.where(nothing, torch.nan, 1.0), values)
+    return torch.where(nothing, x * torch.where(nothing, torch.nan, 1.0).to(x.dtype), values)
 
 
 def _balance(y: Tensor, alpha: Tensor | float) -> Tensor:

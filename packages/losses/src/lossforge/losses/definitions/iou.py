@@ -33,7 +33,7 @@ def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
 def _areas(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
     """I and U; nan where a box is flipped, in all derivatives too."""
     flipped = (b1[..., 2:] < b1[..., :2]) | (b2[..., 2:] < b2[..., :2])
-    b1, b2 = (b * torch.where(flipped.any(-1, keepdim=True), torch.nan, 1.0) for b in (b1, b2))
+    b1, b2 = (b * torch.where(flipped.any(-1, keepdim=True), torch.nan, 1.0).to(b.dtype) for b in (b1, b2))
     (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
     low, high = torch.maximum(b1[..., :2], b2[..., :2]), torch.minimum(b1[..., 2:], b2[..., 2:])
     w, h = (high - low).unbind(-1)
@@ -178,7 +178,7 @@ def _angle(b: Tensor) -> Tensor:
     w, h = _sides(b)
     point = (w == 0) & (h == 0)
     w, h = torch.where(point, 0.0, w), torch.where(point, 1.0, h)
-    sign = torch.where(h < 0, -1.0, 1.0)
+    sign = torch.where(h < 0, -1.0, 1.0).to(h.dtype)
     return torch.atan2(sign * w, sign * h)
 
 

@@ -313,7 +313,7 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
         return which_count(call).sum(dtype=torch.float32) * classes, call.factor
     if not call.counted:
         return None, call.loss_scale / rows
-    weight = torch.ones((), device=call.x.device) if call.weight is None else call.weight.to(_wide(call.x.dtype))
+    weight = torch.ones((), dtype=torch.float32, device=call.x.device) if call.weight is None else call.weight.to(_wide(call.x.dtype))
     return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
 
 

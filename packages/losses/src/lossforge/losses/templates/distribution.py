@@ -24,7 +24,7 @@ def distribution_reference(a: DistributionCall) -> Tensor:
     for bin, w in ((low, low + 1 - target), (low + 1, target - low)):
         of_bin = z.gather(-1, bin.long().unsqueeze(-1)).squeeze(-1)
         values = values + weighted(FORMULAS[a.loss].reference, a.hyper, of_bin, w)
-    return reduced_call(a, values * torch.where(valid, 1.0, torch.nan), a.weight)
+    return reduced_call(a, values * torch.where(valid, 1.0, torch.nan).to(x.dtype), a.weight)
 
 
 def distribution_samples(make: Make) -> Iterator[Sample]:

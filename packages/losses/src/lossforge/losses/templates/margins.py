@@ -58,7 +58,7 @@ def margins_reference(a: MarginsCall) -> Tensor:
     values = torch.where(counts, FORMULAS[a.loss].reference(torch.where(counts, differences, 0.0), *a.hyper), 0.0)
     if a.weight is not None:
         values = values * a.weight.to(x.dtype)[place].unsqueeze(2)
-    rows = values.sum((1, 2)) / classes * torch.where((listed & ~valid).any(1), torch.nan, 1.0)
+    rows = values.sum((1, 2)) / classes * torch.where((listed & ~valid).any(1), torch.nan, 1.0).to(x.dtype)
     return reduced_call(a, rows)
 
 

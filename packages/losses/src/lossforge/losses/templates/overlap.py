@@ -72,7 +72,7 @@ def overlap_reference(a: OverlapCall) -> Tensor:
         y = a.target.to(x.dtype)
     p = x.softmax(1) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
     if hard:
-        p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0), 0.0)
+        p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0).to(p.dtype), 0.0)
 
     def summed(t: Tensor) -> Tensor:
         """(N, classes that are included), or (classes,) of the batch."""
