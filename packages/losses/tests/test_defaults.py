@@ -1,4 +1,4 @@
-"""torch's default dtype changes nothing: that of a result follows from the arguments."""
+"""torch's default dtype and default device change nothing: those of results follow from the arguments."""
 
 import contextlib
 
@@ -25,8 +25,8 @@ def default_dtype(dtype):
 
 DEFAULT = pytest.mark.parametrize(
     "default",
-    [lambda: default_dtype(torch.float64), lambda: default_dtype(torch.bfloat16)],
-    ids=["float64", "bfloat16"],
+    [lambda: default_dtype(torch.float64), lambda: default_dtype(torch.bfloat16), lambda: torch.device("meta")],
+    ids=["float64", "bfloat16", "meta"],
 )
 
 

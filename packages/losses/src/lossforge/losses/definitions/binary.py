@@ -314,7 +314,8 @@ def asymmetric_reference(
     shifted = (p - clip).clamp(min=0)
     negative = -F.logsigmoid(-x)
     if isinstance(clip, Tensor) or clip > 0:
-        negative = torch.where(torch.as_tensor(clip > 0), -torch.log1p(-shifted.clamp(max=1 - 2.0**-24)), negative)
+        clipped = -torch.log1p(-shifted.clamp(max=1 - 2.0**-24))
+        negative = torch.where(clip > 0, clipped, negative) if isinstance(clip, Tensor) else clipped
     entropy = -pos_weight * y * F.logsigmoid(x) + (1 - y) * negative
     base = (y * p_not + (1 - y) * shifted).clamp(min=torch.finfo(x.dtype).tiny)
     gamma = gamma_pos * y + gamma_neg * (1 - y)

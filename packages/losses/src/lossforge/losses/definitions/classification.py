@@ -385,7 +385,8 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     if beta >= 1:
         raise ValueError(f"beta must be below 1, got {beta!r}")
     n = counts.double().clamp(min=1.0)
-    inverse = torch.ones_like(n) if beta == 0 else -1.0 / torch.expm1(n * torch.log(torch.tensor(beta, dtype=torch.float64)).item())
+    log_beta = torch.tensor(beta, dtype=torch.float64, device="cpu").log().item()
+    inverse = torch.ones_like(n) if beta == 0 else -1.0 / torch.expm1(n * log_beta)
     return (inverse * (len(counts) / inverse.sum())).to(torch.float64 if counts.dtype == torch.float64 else torch.float32)
 
 

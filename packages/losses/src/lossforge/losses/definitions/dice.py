@@ -74,7 +74,7 @@ def ohem_cross_entropy(
     min_kept = checks.whole_number("min_kept", min_kept)
     if min_kept < 0:
         raise ValueError(f"min_kept must be at least 0, got {min_kept}")
-    limit = -torch.as_tensor(checks.number("threshold", threshold, 0.0, 1.0), dtype=torch.float64).log()
+    limit = -torch.as_tensor(checks.number("threshold", threshold, 0.0, 1.0), dtype=torch.float64, device="cpu").log()
     call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     keep = _hard_rows(rowwise_loss(call, options).call, limit, min_kept).view(target.shape)
     target_b = options.get("target_b")

@@ -105,7 +105,7 @@ def _counts(counts: Sequence[int] | Tensor, images: int, total: int, x: Tensor) 
     numbers = [checks.whole_number("counts", n) for n in counts]
     if len(numbers) != images or sum(numbers) != total or min(numbers, default=0) < 0:
         raise ValueError(f"counts must hold {images} numbers of at least 0 with the sum {total}, got {numbers}")
-    made = torch.tensor(numbers, dtype=torch.int32)
+    made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
     return made.pin_memory().to(x.device, non_blocking=True) if x.is_cuda else made.to(x.device)
 
 
@@ -175,7 +175,7 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
         raise ValueError(f"counts must hold numbers of at least 0 with the sum {cost.shape[1]}, got {numbers}")
     values = cost.detach().to("cpu", torch.float64 if cost.dtype == torch.float64 else torch.float32).double()
     found = [linear_sum_assignment(_comparable(part).numpy()) for part in values.split(numbers, 1)]
-    return [(torch.as_tensor(queries, dtype=torch.int64), torch.as_tensor(targets, dtype=torch.int64)) for queries, targets in found]
+    return [(torch.from_numpy(queries).long(), torch.from_numpy(targets).long()) for queries, targets in found]
 
 
 def _comparable(cost: Tensor) -> Tensor:
