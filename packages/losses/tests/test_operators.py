@@ -13,7 +13,7 @@ from loss_calls import Operators
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import lossforge.losses
-from lossforge.losses import BCEWithLogitsLoss, MSELoss, cross_entropy, sigmoid_focal_loss
+from lossforge.losses import BCEWithLogitsLoss, MSELoss, cross_entropy, plain_torch, sigmoid_focal_loss
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates import TEMPLATES
@@ -99,6 +99,21 @@ def test_compile_without_graph_breaks(loss, device, all_cases):
             compiled(x, sample.target, upstream, **sample.kwargs).backward()
             exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
             assert error(x.grad, exact.gradient * upstream) < 3e-6, sample.name
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@EACH
+def test_jit_trace_of_plain_torch(loss, device, all_cases):
+    for sample in traced_samples(loss, device, all_cases):
+
+        def call(x, target):
+            value = loss.function(x, target, **sample.kwargs, reduction="mean")  # noqa: B023
+            return value if isinstance(value, torch.Tensor) else value.loss
+
+        with plain_torch():
+            traced = torch.jit.trace(call, (sample.x, sample.target), check_trace=False)
+            other = sample.x * 0.5
+            torch.testing.assert_close(traced(other, sample.target), call(other, sample.target), equal_nan=True)
 
 
 @pytest.mark.parametrize(

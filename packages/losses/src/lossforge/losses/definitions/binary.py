@@ -226,9 +226,17 @@ def _floor(input: Tensor) -> float:
     return 2.0**-15 if isinstance(input, (Tensor, Head)) and input.dtype == torch.float16 else 1e-12
 
 
-def lost(values: Tensor, x: Tensor, of_power: Tensor | bool = True) -> Tensor:
-    """Return the values, whose gradient is nan where they are nan because a power, where there is one, of 0 meets an infinite entropy."""
-    nothing = values.isnan() & of_power
+def lost(values: Tensor, x: Tensor, *of_power: Tensor | bool) -> Tensor:
+    """Return the values, whose gradient is nan where they are nan because a power of 0 meets an infinite entropy.
+
+    of_power: conditions that together hold where there is a power. torch.jit.trace fails at a tensor & a bool.
+    """
+    nothing = values.isnan()
+    for condition in of_power:
+        if isinstance(condition, Tensor):
+            nothing = nothing & condition
+        elif not condition:
+            return values
     return torch.where(nothing, x * torch.where(nothing, torch.nan, 1.0).to(x.dtype), values)
 
 

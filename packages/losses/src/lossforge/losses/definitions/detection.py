@@ -86,7 +86,7 @@ def _varifocal_kernels(of: Any) -> Formulas:
 def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
     negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
     w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
-    return lost(w * bce_with_logits_reference(x, y, 1.0), x, (y == 0) & (gamma != 0))
+    return lost(w * bce_with_logits_reference(x, y, 1.0), x, y == 0, gamma != 0)
 
 
 @loss(
