@@ -1,12 +1,13 @@
 """Losses of log-probabilities and of probabilities against torch.nn.functional's of the same names."""
 
+import contextlib
 import inspect
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.losses import BCELoss, KLDivLoss, NLLLoss, binary_cross_entropy, kl_div, nll_loss
+from lossforge.losses import BCELoss, KLDivLoss, NLLLoss, binary_cross_entropy, kl_div, nll_loss, plain_torch
 
 INF, NAN = float("inf"), float("nan")
 REDUCTIONS = ("none", "mean", "sum")
@@ -76,6 +77,18 @@ def test_nll_loss_edges(reduction):
     x[0, 1], x[1, 4], x[3, 2] = -INF, -INF, NAN  # beside the target, at it, beside it
     target = torch.tensor([0, 4, -100, 1])
     compare(nll_loss, F.nll_loss, x, target, reduction=reduction)
+
+
+@pytest.mark.parametrize("path", [contextlib.nullcontext, plain_torch])
+def test_nll_loss_of_weights_in_another_dtype(path):
+    """The kernels and plain torch give a loss in the dtype that follows from the input."""
+    x, weight = torch.rand(4, 5, generator=generator).log(), torch.tensor([0.5, 1.0, 2.0, 0.25, 1.5])
+    target = torch.tensor([0, 4, 1, 1])
+    with path():
+        for reduction in REDUCTIONS:
+            value = nll_loss(x, target, weight.double(), reduction=reduction)
+            assert value.dtype == torch.float32
+            assert torch.equal(value, nll_loss(x, target, weight, reduction=reduction))
 
 
 def test_nll_loss_of_a_pair_and_of_learned_weights():

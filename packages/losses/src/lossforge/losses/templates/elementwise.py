@@ -223,7 +223,7 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
     if indices:
         values = torch.where(y.isnan(), torch.nan, values)
     if weight is not None:
-        values = values * weight
+        values = values * weight.to(x.dtype)
     if counts is not None:
         values = torch.where(counts, values, 0.0)
     result = reduced(values, a.factor, divisor, a.reduction, a.empty_is_zero)
