@@ -21,6 +21,7 @@ from lossforge.losses import (
     varifocal_loss,
 )
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import samples
 
 BY_ROWS = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template.by_rows], ids=lambda loss: loss.name)
 PAIRED = [loss for loss in LOSSES.values() if loss.template.by_rows and "target_b" not in loss.without]
@@ -352,6 +353,23 @@ def test_a_divisor_of_zero(loss, device):
             value, g = gradient_of(function, x, target, reduction="mean", normalizer=normalizer, empty="zero")
             assert value == 0
             assert torch.equal(g, torch.zeros_like(g))
+
+
+DIVIDED = ("pointwise", "vectors", "divergence", "topk", "margins", "margin_lists", "nll")
+
+
+@pytest.mark.parametrize("loss", [x for x in LOSSES.values() if x.template.name in DIVIDED], ids=lambda loss: loss.name)
+def test_kernels_and_reference_agree_at_a_divisor_of_zero(loss, device):
+    """The gradient is the slope times infinity, nan where the slope is 0."""
+    for sample in samples(loss, device):
+        if sample.x.numel() > 100 or sample.kwargs.get("p") == 1.0:  # whose slopes of 0 are rounded by the kernels: infinite, not nan
+            continue
+        for normalizer in (0, torch.tensor(0.0, device=device)):
+            options = {**sample.kwargs, "reduction": "sum", "normalizer": normalizer}
+            found = gradient_of(loss.function, sample.x, sample.target, **options)
+            expected = gradient_of(loss.reference, sample.x, sample.target, **options)
+            for got, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(got, wanted, equal_nan=True, msg=sample.name)
 
 
 @pytest.mark.large

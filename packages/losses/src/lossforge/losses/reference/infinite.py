@@ -4,11 +4,14 @@ Autograd sends the factor through each term of the formula, where infinities of 
 kernels multiply the slope alone, as torch's own backward functions do.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lossforge.losses.reference import reduced
 
 
 class _Passed(torch.autograd.Function):
@@ -54,9 +57,27 @@ def with_factor(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence
         hyper: numbers.
     """
     shape = inputs[0].shape
+    expanded = [t.expand(shape) for t in inputs]
+    return _around(lambda x, y, *parameter: formula(x, y, *hyper, *parameter), factor.expand(shape), expanded)
+
+
+def with_normalizer(formula: Callable[..., Tensor], call: Any, *inputs: Tensor) -> Tensor:
+    """Return values that `reduced_call` divides: the gradient is then slope · infinity for a normalizer of 0, too.
+
+    Args:
+        formula: of the inputs.
+        call: with the normalizer.
+        inputs: the differentiable tensors.
+    """
+    if call.normalizer is None and not isinstance(call.loss_scale, Tensor) and call.loss_scale != math.inf:
+        return formula(*inputs)
+    factor = reduced(inputs[0].new_ones(()), call.loss_scale, call.normalizer, "none", call.empty_is_zero)
+    return _around(formula, factor, inputs)
+
+
+def _around(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence[Tensor]) -> Tensor:
     factor = factor.detach()
-    factor = torch.where(factor.isfinite(), 1.0, factor.abs()).expand(shape)
+    factor = torch.where(factor.isfinite(), 1.0, factor.abs())
     function = _Passed if torch.compiler.is_compiling() else _PassedForward
-    x, y, *parameter = [function.apply(t.expand(shape), factor, False) for t in inputs]
-    values: Tensor = function.apply(formula(x, y, *hyper, *parameter), factor, True)
+    values: Tensor = function.apply(formula(*[function.apply(t, factor, False) for t in inputs]), factor, True)
     return values

@@ -13,6 +13,7 @@ from lossforge.losses.base.options import DivergenceOptions, check_options, of_c
 from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced, reduced_call
+from lossforge.losses.reference.infinite import with_normalizer
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
 
@@ -76,12 +77,15 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
     if weight is not None and not weight.requires_grad:  # else what changes with a weight of 0 is its gradient
         keep = keep & (weight != 0)
     x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
-    lp = x.div(a.temperature).log_softmax(1)
-    if isinstance(a, DivergenceCall):
+
+    def of_rows(x: Tensor, teacher: Tensor) -> Tensor:
+        lp = x.div(a.temperature).log_softmax(1)
+        if not isinstance(a, DivergenceCall):
+            return _topk(a, lp, teacher, keep)
         lq = teacher.div(a.temperature).log_softmax(1)
-        values = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
-    else:
-        values = _topk(a, lp, teacher, keep)
+        return FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+
+    values = with_normalizer(of_rows, a, x, teacher)
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
     return reduced_call(a, values, counts, counts.sum())
 
