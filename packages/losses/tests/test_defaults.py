@@ -23,11 +23,12 @@ def default_dtype(dtype):
         torch.set_default_dtype(torch.float32)
 
 
-DEFAULT = pytest.mark.parametrize(
-    "default",
-    [lambda: default_dtype(torch.float64), lambda: default_dtype(torch.bfloat16), lambda: torch.device("meta")],
-    ids=["float64", "bfloat16", "meta"],
-)
+DEFAULTS = {
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "meta": lambda: torch.device("meta"),
+}
+DEFAULT = pytest.mark.parametrize("default", DEFAULTS.values(), ids=DEFAULTS)
 
 
 def assert_same(got, expected, of=None):
@@ -36,18 +37,18 @@ def assert_same(got, expected, of=None):
         assert torch.equal(ours.nan_to_num(), before.nan_to_num()), of
 
 
-@DEFAULT
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses(loss, dtype, default, device):
-    calls = [(sample, L.plain_torch) for sample in samples(loss, device, dtype) if sample.x.numel() < 300]
-    for sample, path in ((plain_sample(loss, device, dtype), contextlib.nullcontext), *calls):
+def test_losses(loss, device):
+    single, half = plain_sample(loss, device), plain_sample(loss, device, torch.bfloat16)
+    small = [(sample, L.plain_torch) for sample in samples(loss, device) if sample.x.numel() < 300]
+    for sample, path in ((single, contextlib.nullcontext), (half, L.plain_torch), *small):
         reduction = "mean" if "normalizer" in sample.kwargs or "none" not in loss.reductions else "none"
         with path():
             expected = run(loss.function, sample, reduction=reduction)
-            with default():
-                got = run(loss.function, sample, reduction=reduction)
-        assert_same([got.value, got.gradient], [expected.value, expected.gradient], sample.name)
+            for name, default in DEFAULTS.items():
+                with default():
+                    got = run(loss.function, sample, reduction=reduction)
+                assert_same([got.value, got.gradient], [expected.value, expected.gradient], (sample.name, name))
 
 
 @DEFAULT
