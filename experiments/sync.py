@@ -29,7 +29,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
 from lab.runs.formats import visible
-from lab.runs.origin import Origin, is_trusted, origin_of, read_config
+from lab.runs.origin import Origin, is_foreign, is_trusted, origin_of, read_config
 from lab.runs.records import NAME
 from lab.sweep.folders import with_runs
 
@@ -91,9 +91,21 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool,
     from lab.runs.folder import copied_from, end_if_killed
     from lab.runs.records import read_history
     from lab.tracking.places import refuse_foreign
-    from lab.tracking.uploader import BusyError, MlflowUploader, chosen_uri, completed, is_own, is_sent, not_taken, read_state, tracking_uri
+    from lab.tracking.uploader import (
+        BusyError,
+        MlflowUploader,
+        chosen_uri,
+        completed,
+        is_own,
+        is_sent,
+        not_taken,
+        read_state,
+        run_key,
+        tracking_uri,
+    )
 
-    refuse_links(folder)
+    if not trusted:
+        refuse_links(folder)
     state = read_state(folder)
     found = (read_config(folder) or {}).get("tracking")
     settings: dict[str, Any] = found if isinstance(found, dict) else {}
@@ -109,24 +121,23 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool,
     by = origin_of(folder)
     if by is not Origin.STRANGER:
         _write_rest(folder, settings)
+    sealed = is_own(state, folder)
+    own = not is_foreign(by, trusted=trusted) or (sealed and state.get("key") == run_key(folder))
     meant = {name: state.get(name) or settings.get(name) for name in ("uri", "experiment")}
     ours = completed(chosen_uri(config))
     if "tracking.uri" in chosen or not meant["uri"] or meant["uri"] == masked(ours):
         uri = tracking_uri(config)
-    elif is_own(state, folder) or (by is not Origin.STRANGER and meant["uri"] == settings.get("uri")):
+    elif sealed or (by is not Origin.STRANGER and meant["uri"] == settings.get("uri")):
         uri = completed(meant["uri"])
     else:
-        raise UserError(
-            f"its files name the store {meant['uri']}, and you did not send it there from this folder: say where to, tracking.uri=."
-        )
-    experiment = (None if "tracking.experiment" in chosen else meant["experiment"]) or config.experiment
-    own = by is not Origin.STRANGER or trusted
+        raise UserError(f"its files name the store {meant['uri']}, without your signature for this folder: say where to, tracking.uri=.")
+    experiment = (meant["experiment"] if (sealed or own) and "tracking.experiment" not in chosen else None) or config.experiment
     if is_sent(folder, uri, own=own):
         if named:
             print(visible(f"{folder}: complete, run {state.get('run_id')}{not_taken(state.get('aside', []))}"))
         return 0
     patience = config.patience_seconds if "tracking.patience_seconds" in chosen else 0.0
-    register = config.register or (settings.get("register") if own else None)
+    register = config.register or (settings.get("register") if by is not Origin.STRANGER else None)
     tracking = replace(config, experiment=experiment, patience_seconds=patience, register=register)
     refuse_foreign(uri, tracking)
     uploader = MlflowUploader(folder, uri, tracking, own=own)

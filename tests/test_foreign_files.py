@@ -24,8 +24,9 @@ from lab.config.errors import UserError
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import load
 from lab.runs import checkpoint
-from lab.runs.origin import KEY, MARK, Origin, code_settings, origin, origin_of, read_config, signature
+from lab.runs.origin import KEY, MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
 from lab.runs.saved import load_checkpoint
+from lab.tracking.uploader import run_key
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2"]
 SOMEWHERE = "http://127.0.0.1:9/attacker"
@@ -361,13 +362,101 @@ def elsewhere(folder):
     records.write_text(records.read_text().replace(json.loads(records.read_text().splitlines()[0])["run_folder"], "/elsewhere/run"))
 
 
-def test_a_copy_that_names_another_folder_is_one(own, tmp_path):
+@pytest.mark.parametrize(
+    "record",
+    [{"kind": "resume", "step": 1}, {"kind": "start", "name": "x", "params": {}}, {"id": "x", "kind": "fork"}],
+    ids=lambda each: each["kind"],
+)
+def test_a_copy_that_names_another_folder_is_one(own, tmp_path, record):
     """So that it does not change the original's run in MLflow."""
     copy = shutil.copytree(own, tmp_path / "copy")
     with (copy / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "resume", "time": 2e9, "run_folder": "/elsewhere", "host": "h", "step": 1, "tags": {}}) + "\n")
+        file.write(json.dumps(record | {"time": 2e9, "run_folder": "/elsewhere", "host": "h", "tags": {}}) + "\n")
     status, said, _ = said_by(sync, copy, f"tracking.uri=sqlite:///{tmp_path / 'mine.db'}")
     assert (status, f"left alone: it is a copy of {own}" in said, (tmp_path / "mine.db").exists()) == (0, True, False)
+
+
+def test_a_strangers_tag_does_not_make_its_run_the_users(stranger, own, tmp_path):
+    """The run would be found by the tag as the user's, and the user's own deleted as its duplicate."""
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path / 'mine.db'}"
+    elsewhere(stranger.sets(name="theirs").folder)
+    mine = shutil.copytree(own, tmp_path / "moved")
+    elsewhere(mine)
+    tags = {"lossforge.run_key": run_key(mine), "mlflow.parentRunId": "1" * 32, "theirs": "kept"}
+    with (stranger.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "tags", "time": 2e9, "values": tags}) + "\n")
+    ids = []
+    for folder in (mine, stranger.folder, mine):
+        (folder / "tracking.json").unlink(missing_ok=True)
+        assert said_by(sync, folder, f"tracking.uri={store}")[0] == 0
+        ids.append(json.loads((folder / "tracking.json").read_text())["run_id"])
+    runs = {run.info.run_id: run.data.tags for run in MlflowClient(tracking_uri=store).search_runs(["1"])}
+    assert (set(runs), ids[0]) == (set(ids[:2]), ids[2])
+    assert (runs[ids[1]]["theirs"], "mlflow.parentRunId" in runs[ids[1]]) == ("kept", False)
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", None], ids=["no key", "another key"])
+def test_a_run_stays_one_where_its_key_is_not_kept(own, tmp_path, monkeypatch, place):
+    """Without any key, and by trust= with another one."""
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path / 'mine.db'}"
+    folder = shutil.copytree(own, tmp_path / "moved")
+    elsewhere(folder)
+    assert said_by(sync, folder, f"tracking.uri={store}", f"trust={folder}")[0] == 0
+    monkeypatch.setenv("XDG_STATE_HOME", place or str(tmp_path / "state"))
+    trust = [] if place else [f"trust={folder}"]
+    assert said_by(train, f"resume={folder}", "trainer.max_updates=3", f"tracking.uri={store}", *trust)[0] == 0
+    assert said_by(sync, folder, f"tracking.uri={store}")[0] == 0
+    (run,) = MlflowClient(tracking_uri=store).search_runs(["1"])
+    assert run.data.metrics["best_top1"] >= 0
+
+
+def test_images_outside_of_a_run_are_allowed_by_the_user(own, tmp_path, monkeypatch):
+    folder = Stranger(own, tmp_path / "theirs").folder
+    root = tmp_path / "pictures"
+    for label in ("a", "b"):
+        (root / label).mkdir(parents=True)
+        for number in range(6):
+            Image.new("L", (16, 16), 40 * number).save(root / label / f"{number}.png")
+    table = tmp_path / "table" / "labels.csv"
+    table.parent.mkdir()
+    table.write_text("path,label\n" + "".join(f"{root / label / f'{number}.png'},{label}\n" for label in "ab" for number in range(6)))
+    words = [*QUICK[:3], "data=table", f"data.file={table}", "data.images_outside=true", "data.workers=0", "tracking=none"]
+    status, _, err = said_by(train, *words, "trainer.max_updates=1", f"trainer.runs={tmp_path / 'runs'}")
+    assert status == 0, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    again = [f"resume={folder}", "trainer.max_updates=2", "tracking=none"]
+    status, _, err = said_by(train, *again)
+    assert (status, "data.images_outside=true takes such files" in err) == (1, True), err
+    assert said_by(train, *again, "data.images_outside=true")[0] == 0
+
+
+def test_keys_that_are_numbers_are_settings(tmp_path):
+    tree = {"model": {"args": {"names": {0: "cat", 1: "dog", None: "x"}}}, "seed": 0}
+    (tmp_path / "config.yaml").write_text(written(tree, tmp_path))
+    assert (read_config(tmp_path), origin_of(tmp_path)) == (tree, Origin.HERE)
+
+
+@pytest.mark.parametrize("kind", ["loop", "pipe"])
+def test_what_is_no_file_stops_no_other_run(stranger, tmp_path, kind):
+    elsewhere(stranger.folder)
+    place = stranger.folder / "log.txt"
+    place.unlink()
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to(place)
+    status, said, err = said_by(sync, stranger.folder, f"tracking.uri=sqlite:///{tmp_path / 'mine.db'}")
+    assert (status, err, "nothing is written there" in said) == ((1, "", True) if kind == "pipe" else (0, "", False)), said
+
+
+def test_the_user_may_have_links(own, tmp_path):
+    """Checkpoints on another disk, say."""
+    folder = shutil.copytree(own, tmp_path / "copy")
+    shutil.move(folder / "checkpoints", tmp_path / "large")
+    (folder / "checkpoints").symlink_to(tmp_path / "large")
+    assert said_by(train, f"resume={folder}", "trainer.max_updates=4", "tracking=none", f"trust={folder}")[0] == 0
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -469,9 +558,22 @@ def test_a_picture_that_is_postscript_starts_no_program(image, tmp_path, monkeyp
         "a: &a {b: *a}",
         "2020-01-01: 1",
         "? [a]\n: 1",
+        "a: !!bool foo",
+        "a: !!timestamp foo",
+        "a: !!int ''",
         "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(20)),
     ],
-    ids=["100,000 levels", "2,000 levels", "cycle", "date as a key", "list as a key", "billions of values"],
+    ids=[
+        "100,000 levels",
+        "2,000 levels",
+        "cycle",
+        "date as a key",
+        "list as a key",
+        "no bool",
+        "no time",
+        "no number",
+        "billions of values",
+    ],
 )
 def test_settings_that_no_run_has_are_none(stranger, tmp_path, text):
     (stranger.folder / "config.yaml").write_text(text)
@@ -483,7 +585,7 @@ def test_settings_that_no_run_has_are_none(stranger, tmp_path, text):
 
 
 def test_settings_of_a_checkpoint_that_no_run_has_are_refused(stranger, image):
-    for change in ({b"x": 1}, {("a", "b"): 1}, {"a": "b\0c"}, {"a": 10**30}, {"a": {1: 2}}):
+    for change in ({b"x": 1}, {("a", "b"): 1}, {"a": "b\0c"}, {"a": 10**30}):
         state = torch.load(stranger.best, weights_only=True)
         checkpoint.save(state | {"config": state["config"] | change}, stranger.best)
         status, _, err = said_by(predict, f"checkpoint={stranger.best}", image)

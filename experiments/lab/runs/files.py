@@ -93,12 +93,15 @@ def remove_unfinished(*folders: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise UserError if a link in a folder, or in a folder there, leads out of it; what is written to it would go elsewhere."""
+    """Raise UserError if a link in a folder, or in a folder there, leads out, or a pipe is there: what is written would go elsewhere."""
+    inside = f"{os.path.realpath(folder)}{os.sep}"
     for path in (*folder.glob("*"), *folder.glob("*/*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(
-                f"{path}: is a link that leads out of {folder}, and nothing is written there. Put what it leads to in its place."
-            )
+        if path.is_symlink():
+            if not os.path.realpath(path).startswith(inside):
+                said = f"{path}: is a link that leads out of {folder}, and nothing is written there."
+                raise UserError(f"{said} Put what it leads to in its place, or say trust=PATH if you made the link.")
+        elif not path.is_dir() and not path.is_file():
+            raise UserError(f"{path}: is neither a file nor a folder, and nothing is written there.")
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

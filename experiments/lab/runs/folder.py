@@ -17,7 +17,7 @@ from lab.config.errors import UserError
 from lab.config.masks import mapped, masked
 from lab.runs.files import refuse_links, remove_unfinished, sha256_of, unwritable, write_text
 from lab.runs.origin import written
-from lab.runs.records import NAME, History, read_history
+from lab.runs.records import NAME, History, identity_of, read_history, record_of
 from lab.tracking.uploader import read_state
 
 LOCK = ".lock"
@@ -42,12 +42,16 @@ class RunFolder:
         self.write_config(config)
 
     @classmethod
-    def reopen(cls, path: Path) -> "RunFolder":
+    def reopen(cls, path: Path, *, trusted: bool = False) -> "RunFolder":
         """Reopen a run that has ended or was killed; remove half-written files, and turn a copy into a run of its own.
 
+        trusted: whether links may lead out of it.
+
         Raises:
-            UserError: another process works on it, or it cannot be written.
+            UserError: another process works on it, it cannot be written, or a link leads out of it.
         """
+        if not trusted:
+            refuse_links(path)
         folder = cls.__new__(cls)
         folder._open(path, path.name)
         folder.copy_of = copied_from(path, folder.history)
@@ -59,7 +63,6 @@ class RunFolder:
     def _open(self, path: Path, name: str) -> None:
         self.path, self.name, self.lock = path, name, threading.Lock()
         self.copy_of: Path | None = None
-        refuse_links(path)
         self.claim = _claim(path)
         self.history: History = read_history(path)
         self.clock = max(time.time(), self.history.time) - _uptime()
@@ -165,10 +168,12 @@ def end_if_killed(path: Path) -> bool:
 
 def copied_from(path: Path, history: History) -> Path | None:
     """Return the folder that a run's folder was copied from, if it still exists; otherwise the folder counts as moved."""
-    for original in (Path(each) for each in (history.folder, history.born) if each):  # a stranger may have added a record of another folder
-        with contextlib.suppress(OSError, ValueError):
-            if not original.samefile(path) and _first_line(original) == _first_line(path):
-                return original
+    original = Path(history.folder) if history.folder else path
+    with contextlib.suppress(OSError, ValueError):
+        if not original.exists():  # a stranger may have added the record of such a folder
+            original = Path((record_of(identity_of(path)) or {}).get("run_folder") or path)
+        if not original.samefile(path) and _first_line(original) == _first_line(path):
+            return original
     return None
 
 

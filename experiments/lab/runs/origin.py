@@ -63,6 +63,11 @@ def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
     return Origin.HERE if user and here else Origin.USER if user else Origin.STRANGER
 
 
+def has_key() -> bool:
+    """Return whether this user has a key, or could make one."""
+    return bool(_key())
+
+
 def seal(folder: Path, *texts: str | None) -> str:
     """Return the user's signature of texts in a file of a run's folder; empty if the user has no key."""
     key = _key()
@@ -80,6 +85,11 @@ def is_trusted(trust: str | None, path: Path) -> bool:
     return bool(trust) and path.resolve().is_relative_to(Path(str(trust)).expanduser().resolve())
 
 
+def is_foreign(by: Origin, *, trusted: bool) -> bool:
+    """Return whether a run counts as a stranger's in a store; without a key nobody can say, and the user's own runs stay whole."""
+    return by is Origin.STRANGER and not trusted and has_key()
+
+
 def are_settings(tree: Any) -> bool:
     """Return whether a file's settings have the form of a run's."""
     return isinstance(tree, dict) and all(isinstance(tree.get(group), dict) for group in GROUPS) and are_plain(tree)
@@ -92,7 +102,7 @@ def are_plain(tree: Any) -> bool:
         value, level = left.pop()
         seen += 1
         if isinstance(value, dict):
-            if not all(isinstance(name, str) for name in value):
+            if not all(isinstance(name, (str, int, float, NoneType)) for name in value):
                 return False
             left += [(each, level + 1) for each in (*value, *value.values())]
         elif isinstance(value, (list, tuple)):
@@ -185,7 +195,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         tree = yaml.load(text, yaml.CSafeLoader) if _is_shallow(text) else None
-    except (OSError, ValueError, TypeError, yaml.YAMLError):  # TypeError: a key that is a list
+    except Exception:  # a value that is not of the type that it is marked with raises any error
         return None
     return tree if isinstance(tree, dict) and are_plain(tree) else None
 

@@ -28,7 +28,6 @@ class History:
     error: str = ""  # the last process's error
     time: float = 0.0  # time of the last record
     folder: str | None = None  # the run's folder in the last process
-    born: str | None = None  # its first folder, or that in which it became a run of its own
     host: str | None = None  # the host of that process
     digests: dict[str, str] = field(default_factory=dict)  # digests of files that its last process wrote
 
@@ -75,8 +74,6 @@ def read_history(folder: Path) -> History:
         history.seconds += max(now - before, 0.0)
         before = history.time = now
         history.folder, history.host = record.get("run_folder", history.folder), record.get("host", history.host)
-        if kind in ("start", "fork"):
-            history.born = record.get("run_folder")
         if kind == "start":
             history.start = record
         elif kind == "metrics":
@@ -132,6 +129,13 @@ def records_of(folder: Path) -> Iterator[dict[str, Any]]:
         UserError: a line is damaged.
     """
     return (record for record, _ in _records(folder / NAME))
+
+
+def identity_of(folder: Path) -> bytes:
+    """Return the line that makes a run itself, wherever its folder is: its first record, or the last that says it is a copy."""
+    with (folder / NAME).open("rb") as file:
+        first = file.readline()
+        return next((line for line in reversed([*file]) if line.startswith(b'{"kind": "fork"')), first)
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:

@@ -10,14 +10,22 @@ from lab.config.settings import ROOT, Settings, absolute, flat, given_names, loa
 from lab.config.user import runs_folder
 from lab.processes.ranks import launched_first
 from lab.runs.folder import running
-from lab.runs.origin import Origin, are_settings, checked, is_trusted, origin_of, read_config, vouching
+from lab.runs.origin import Origin, are_settings, checked, is_foreign, is_trusted, origin_of, read_config, vouching
 from lab.runs.records import NAME, read_history
 from lab.runs.saved import load_checkpoint, reload_file
 from lab.tracking.uploader import is_own, read_state
 
 HARMLESS = (
-    *("resume", "trust", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.eval_batch_size"),
-    *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic", "loss.fused_head"),
+    *("resume", "trust", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.images_outside"),
+    *(
+        "data.eval_batch_size",
+        "trainer.runs",
+        "trainer.device",
+        "trainer.compile",
+        "trainer.channels_last",
+        "trainer.deterministic",
+        "loss.fused_head",
+    ),
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite", "trainer.profile"),
     *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.keep", "trainer.callbacks", "task.metrics"),
 )
@@ -36,6 +44,7 @@ class Earlier:
     changed: dict[str, str] = field(default_factory=dict)  # settings that were changed
     own: bool = False  # whether this user made the run in its folder
     foreign: bool = False  # whether a stranger made it, whom the user has not said to trust
+    trusted: bool = False  # whether the user said to trust the folder
 
 
 def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]:
@@ -72,8 +81,8 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
         raise UserError(f"resume={given}: is a run of {history.start.get('app')}.py; only train.py's go on.")
     if history.status == "FINISHED" and not set(changed) & set(LENGTHS):
         raise UserError(f"resume={given}: the run is finished. A larger trainer.epochs= trains it for longer.")
-    foreign = by is Origin.STRANGER and not trusted
-    return settings, Earlier(path, what if what.is_file() else _last(path), changed, by is Origin.HERE, foreign)
+    checkpoint = what if what.is_file() else _last(path)
+    return settings, Earlier(path, checkpoint, changed, by is Origin.HERE, is_foreign(by, trusted=trusted), trusted)
 
 
 def newest(settings: Settings[TrainConfig]) -> Earlier | None:
@@ -87,8 +96,9 @@ def newest(settings: Settings[TrainConfig]) -> Earlier | None:
         history = read_history(path)
         if history.start is not None and history.start.get("app") == "train" and history.status != "FINISHED":
             by = origin_of(path)
-            foreign = by is Origin.STRANGER and not is_trusted(settings.config.trust, path)
-            return Earlier(path, _last(path), own=by is Origin.HERE, foreign=foreign)
+            trusted = is_trusted(settings.config.trust, path)
+            foreign = is_foreign(by, trusted=trusted)
+            return Earlier(path, _last(path), own=by is Origin.HERE, foreign=foreign, trusted=trusted)
     return None
 
 

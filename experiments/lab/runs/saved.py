@@ -16,7 +16,7 @@ from lab.config.schema import FolderConfig, TableConfig, TrackingConfig, TrainCo
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.runs.files import sha256_of
-from lab.runs.origin import are_settings, checked, is_trusted, naming_code, origin
+from lab.runs.origin import Origin, are_settings, checked, is_trusted, naming_code, origin
 from lab.runs.records import NAME, read_history
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
@@ -86,7 +86,9 @@ def _in_folder(path: Path) -> Saved:
         digest = read_history(folder).digests.get(str(path.relative_to(folder)))
     if digest and sha256_of(path) != digest:
         raise UserError(f"checkpoint={path}: is not the file whose digest {folder / NAME} holds: it is damaged, or another one.")
-    return Saved(str(path), state, read_state(folder) or state.get("tracking") or {})
+    sent = read_state(folder)
+    known = state.get("tracking") if state["origin"] is not Origin.STRANGER else None
+    return Saved(str(path), state, sent if is_own(sent, folder) else known or {})
 
 
 def file_of(path: Path, setting: str) -> Path:

@@ -45,16 +45,17 @@ class Store:
 
     def open_run(self, record: dict[str, Any], key: str) -> None:
         """Create the run of a `start` record, or find the run whose creation was not answered."""
-        tags = _tags(record["tags"]) | {RUN_KEY: key}
+        tags = _tags(record["tags"])
         if self.run_id is None:
             experiment = self._experiment_id()
             if found := self._runs_of(key):
                 self.run_id = found[0]
             else:
-                run = self.client.create_run(experiment, int(record["time"] * 1000), tags, record["name"])
+                run = self.client.create_run(experiment, int(record["time"] * 1000), tags | {RUN_KEY: key}, record["name"])
                 self.run_id = run.info.run_id
         from mlflow.entities import Param
 
+        self.client.set_tag(self.run_id, RUN_KEY, key)
         self.tags(tags)
         self._log(params=[Param(valid_name(name), valid_text(value, PARAM_LENGTH)) for name, value in record["params"].items()])
 
@@ -195,7 +196,8 @@ class Store:
     def end(self, status: str, milliseconds: int, key: str) -> None:
         """Close the run, and delete empty duplicates that a server created after we stopped waiting for its answer."""
         for duplicate in self._runs_of(key):
-            if duplicate != self.run_id:
+            data = self.client.get_run(duplicate).data
+            if duplicate != self.run_id and not data.metrics and not data.params:
                 self.client.delete_run(duplicate)
         self.client.set_terminated(self.run_id, status, milliseconds)
 
@@ -352,7 +354,8 @@ def _within(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 
 def _tags(values: dict[str, str]) -> dict[str, str]:
-    return {valid_name(name): valid_text(value, TAG_LENGTH) for name, value in values.items()}
+    """Return a record's tags as MLflow takes them, without the one by which a run is found and deleted."""
+    return {valid_name(name): valid_text(value, TAG_LENGTH) for name, value in values.items() if valid_name(name) != RUN_KEY}
 
 
 @contextlib.contextmanager

@@ -22,14 +22,15 @@ from lab.config.schema import TrackingConfig
 from lab.config.user import user_default
 from lab.runs.files import try_lock, write_text
 from lab.runs.formats import visible
-from lab.runs.origin import is_sealed, seal
-from lab.runs.records import lines_of
+from lab.runs.origin import has_key, is_sealed, seal
+from lab.runs.records import identity_of, lines_of
 from lab.tracking.places import refuse_foreign
-from lab.tracking.store import RefusedError, Store, reason, set_environment
+from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment
 
 STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "seal": str}
 SEALED = ("uri", "run_id", "key")
+TAGGED = ("start", "resume", "fork", "tags")  # kinds of records that hold tags
 VARIABLE = "MLFLOW_TRACKING_URI"
 SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
@@ -302,6 +303,8 @@ class MlflowUploader(threading.Thread):
 
     def _send(self, record: dict[str, Any]) -> None:
         kind = record.get("kind")
+        if not self.own:
+            record = record | {each: _harmless(record[each]) for each in ("tags", "values") if kind in TAGGED and each in record}
         if kind == "start":
             nesting = {} if self.run_id else self._nesting()
             self.store.open_run(record | {"tags": record["tags"] | nesting}, self.key)
@@ -349,7 +352,9 @@ class MlflowUploader(threading.Thread):
         if not (sweep / "sweep.yaml").is_file():
             return {}
         parent = read_state(sweep)
-        if parent.get("uri") != self.place or not parent.get("run_id"):
+        if parent.get("uri") != self.place or not parent.get("run_id") or not is_own(parent, sweep):
+            if not self.own:
+                return {}
             raise EarlyError(f"the run of {sweep.name}, to be nested under, is not there yet")
         return {"mlflow.parentRunId": parent["run_id"], "sweep": sweep.name}
 
@@ -363,6 +368,11 @@ class MlflowUploader(threading.Thread):
             if self.left:
                 raise SystemExit  # it ends the thread
             write_text(self.folder / STATE, json.dumps(state))
+
+
+def _harmless(tags: dict[str, str]) -> dict[str, str]:
+    """Return a stranger's tags without those that MLflow acts on, such as the run under which one is nested."""
+    return {name: value for name, value in tags.items() if name == NOTE or not name.startswith("mlflow.")}
 
 
 def not_taken(aside: list[str]) -> str:
@@ -386,12 +396,7 @@ def run_key(folder: Path) -> str:
 
     The first record holds the time, host, command and settings.
     """
-    with (folder / "metrics.jsonl").open("rb") as file:
-        name = file.readline()
-        for line in file:
-            if line.startswith(b'{"kind": "fork"'):
-                name = line
-    return hashlib.sha256(name).hexdigest()[:32]
+    return hashlib.sha256(identity_of(folder)).hexdigest()[:32]
 
 
 def is_own(state: dict[str, Any], folder: Path) -> bool:
@@ -402,7 +407,7 @@ def is_own(state: dict[str, Any], folder: Path) -> bool:
 def key_in_store(folder: Path, *, own: bool) -> str:
     """Return the key by which a store finds the run; a stranger's is none that their file can choose, such as that of a run of yours."""
     key = run_key(folder)
-    return key if own else hashlib.sha256(f"{key} {seal(folder, key)}".encode()).hexdigest()[:32]
+    return key if own or not has_key() else hashlib.sha256(f"{key} {seal(folder, key)}".encode()).hexdigest()[:32]
 
 
 def is_sent(folder: Path, uri: str, *, own: bool = True) -> bool:

@@ -172,11 +172,10 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
             f"tracked at {masked(uri)}, not at {recorded} as its files say: you did not send this run there from its folder"
         )
     if earlier.foreign:
-        trainer.notes.append(
-            f"{os.path.relpath(earlier.path)}: you did not make this run; trust=PATH takes it as yours, with its models in MLflow"
-        )
+        said = "you did not make this run, or lack the key that signed it"
+        trainer.notes.append(f"{os.path.relpath(earlier.path)}: {said}; trust=PATH takes it as yours, with its models in MLflow")
     stop = Stop(patient=True)
-    folder = RunFolder.reopen(earlier.path)
+    folder = RunFolder.reopen(earlier.path, trusted=earlier.trusted)
     try:
         if state is not None:
             restore(trainer, earlier, state)
