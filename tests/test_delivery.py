@@ -13,8 +13,8 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from mlflow_server import Server
 
 from lab.config.schema import TrackingConfig
+from lab.config.user import seal
 from lab.runs.folder import RunFolder
-from lab.runs.origin import seal
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.uploader import SEALED, MlflowUploader, read_state, run_key
 

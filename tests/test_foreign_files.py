@@ -23,8 +23,9 @@ from lab.config.choices import SCHEMAS
 from lab.config.errors import UserError
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import load
+from lab.config.user import KEY
 from lab.runs import checkpoint
-from lab.runs.origin import KEY, MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
+from lab.runs.origin import MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
 from lab.runs.saved import load_checkpoint
 from lab.tracking.uploader import run_key
 

@@ -10,8 +10,7 @@ import yaml
 
 from lab.config.errors import UserError
 from lab.config.schema import TrackingConfig
-from lab.config.user import runs_folder
-from lab.runs.origin import seal
+from lab.config.user import runs_folder, seal
 from lab.tracking.uploader import tracking_uri
 
 

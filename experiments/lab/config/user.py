@@ -1,6 +1,10 @@
-"""Where runs and tracking go if a command does not say it: environment variables, then one file of the user's."""
+"""What belongs to the user: where runs and tracking go if a command does not say it, and the key that signs what the user made."""
 
+import hashlib
+import hmac
+import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ FILE = "lossforge.yaml"
 """Below XDG_CONFIG_HOME, which is ~/.config by default."""
 VARIABLES = {"runs": "LOSSFORGE_RUNS", "tracking_uri": "MLFLOW_TRACKING_URI"}
 """What the file may set, and the variable that has precedence."""
+KEY = "lossforge/key"
+"""The user's key, below XDG_STATE_HOME."""
 
 
 def xdg_folder(variable: str, default: str) -> Path:
@@ -61,3 +67,46 @@ def user_settings() -> Mapping[str, str]:
 def runs_folder(given: str | None) -> Path:
     """Return the folder of run folders: the one given, else the user's, else runs/ in the current folder."""
     return Path(os.path.expanduser(given or user_default("runs") or "runs")).absolute()
+
+
+def has_key() -> bool:
+    """Return whether this user has a key, or could make one."""
+    return bool(_key())
+
+
+def hmac_of(text: str) -> str:
+    """Return the user's signature of a text; empty if the user has no key."""
+    key = _key()
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest() if key else ""
+
+
+def seal(folder: Path, *texts: str | None) -> str:
+    """Return the user's signature of texts in a file of a run's folder; empty if the user has no key."""
+    return hmac_of(json.dumps(["file", str(folder.resolve()), *texts]))
+
+
+def is_sealed(given: object, folder: Path, *texts: str | None) -> bool:
+    """Return whether this user wrote these texts into a file of this folder, by the signature `given` beside them."""
+    expected = seal(folder, *texts)
+    return bool(expected) and isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="replace"))
+
+
+def _key() -> bytes:
+    """Return the user's key, which is made if it does not exist; empty if that fails."""
+    try:
+        path = xdg_folder("XDG_STATE_HOME", "~/.local/state") / KEY
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
+            draft.touch(0o600)
+            draft.write_bytes(secrets.token_bytes(32))
+            try:
+                os.link(draft, path)  # if two processes make a key, the first one wins, with a complete file
+            except FileExistsError:
+                pass
+            finally:
+                draft.unlink()
+        key = path.read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        return b""
+    return key if len(key) >= 32 else b""

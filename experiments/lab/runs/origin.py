@@ -4,11 +4,8 @@ A run's settings are signed with this user's key: by themselves, and together wi
 a stranger's, for example those of a downloaded checkpoint.
 """
 
-import hashlib
 import hmac
 import json
-import os
-import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date
@@ -22,10 +19,8 @@ import yaml
 
 from lab.config.errors import UserError
 from lab.config.settings import given_names
-from lab.config.user import xdg_folder
+from lab.config.user import has_key, hmac_of
 
-KEY = "lossforge/key"
-"""The user's key, below XDG_STATE_HOME."""
 GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
 """Groups that every run's settings have."""
 TIMM_FILES = ("model.args.checkpoint_path", "model.args.cache_dir", "model.args.pretrained")
@@ -48,9 +43,8 @@ class Origin(IntEnum):
 
 def signature(tree: Mapping[str, Any], folder: Path) -> str:
     """Return the user's signatures of a run's settings, and of them together with this folder; empty if the user has no key."""
-    key = _key()
     texts = (json.dumps(each, default=str) for each in (tree, [str(folder.resolve()), tree]))
-    return "-".join(hmac.new(key, text.encode(), hashlib.sha256).hexdigest() for text in texts) if key else ""
+    return "-".join(hmac_of(text) for text in texts) if has_key() else ""
 
 
 def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
@@ -61,23 +55,6 @@ def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
         return Origin.STRANGER
     user, here = (hmac.compare_digest(*(text.encode() for text in pair)) for pair in zip(expected, given, strict=True))
     return Origin.HERE if user and here else Origin.USER if user else Origin.STRANGER
-
-
-def has_key() -> bool:
-    """Return whether this user has a key, or could make one."""
-    return bool(_key())
-
-
-def seal(folder: Path, *texts: str | None) -> str:
-    """Return the user's signature of texts in a file of a run's folder; empty if the user has no key."""
-    key = _key()
-    return hmac.new(key, json.dumps(["file", str(folder.resolve()), *texts]).encode(), hashlib.sha256).hexdigest() if key else ""
-
-
-def is_sealed(given: object, folder: Path, *texts: str | None) -> bool:
-    """Return whether this user wrote these texts into a file of this folder, by the signature `given` beside them."""
-    expected = seal(folder, *texts)
-    return bool(expected) and isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="replace"))
 
 
 def is_trusted(trust: str | None, path: Path) -> bool:
@@ -217,27 +194,6 @@ def origin_of(folder: Path) -> Origin:
         return Origin.STRANGER
     *_, last = (folder / "config.yaml").read_text(encoding="utf-8").rstrip("\n").splitlines()
     return origin(tree, last.removeprefix(MARK), folder)
-
-
-def _key() -> bytes:
-    """Return the user's key, which is made if it does not exist; empty if that fails."""
-    try:
-        path = xdg_folder("XDG_STATE_HOME", "~/.local/state") / KEY
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
-            draft.touch(0o600)
-            draft.write_bytes(secrets.token_bytes(32))
-            try:
-                os.link(draft, path)  # if two processes make a key, the first one wins, with a complete file
-            except FileExistsError:
-                pass
-            finally:
-                draft.unlink()
-        key = path.read_bytes()
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
-        return b""
-    return key if len(key) >= 32 else b""
 
 
 @cache

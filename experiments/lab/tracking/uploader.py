@@ -19,10 +19,9 @@ from urllib.parse import unquote, urlsplit
 from lab.config.errors import UserError
 from lab.config.masks import MASK, masked
 from lab.config.schema import TrackingConfig
-from lab.config.user import user_default
+from lab.config.user import has_key, is_sealed, seal, user_default
 from lab.runs.files import try_lock, write_text
 from lab.runs.formats import visible
-from lab.runs.origin import has_key, is_sealed, seal
 from lab.runs.records import identity_of, lines_of
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment
