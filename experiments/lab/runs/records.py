@@ -134,8 +134,11 @@ def records_of(folder: Path) -> Iterator[dict[str, Any]]:
 def identity_of(folder: Path) -> bytes:
     """Return the line that makes a run itself, wherever its folder is: its first record, or the last that says it is a copy."""
     with (folder / NAME).open("rb") as file:
-        first = file.readline()
-        return next((line for line in reversed([*file]) if line.startswith(b'{"kind": "fork"')), first)
+        found = file.readline()
+        for line in file:
+            if line.startswith(b'{"kind": "fork"'):
+                found = line
+    return found
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:

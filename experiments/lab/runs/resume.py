@@ -16,16 +16,9 @@ from lab.runs.saved import load_checkpoint, reload_file
 from lab.tracking.uploader import is_own, read_state
 
 HARMLESS = (
-    *("resume", "trust", "name", "tracking", "data.root", "data.workers", "data.download", "data.check", "data.images_outside"),
-    *(
-        "data.eval_batch_size",
-        "trainer.runs",
-        "trainer.device",
-        "trainer.compile",
-        "trainer.channels_last",
-        "trainer.deterministic",
-        "loss.fused_head",
-    ),
+    *("resume", "trust", "name", "tracking", "loss.fused_head"),
+    *("data.root", "data.workers", "data.download", "data.check", "data.images_outside", "data.eval_batch_size"),
+    *("trainer.runs", "trainer.device", "trainer.compile", "trainer.channels_last", "trainer.deterministic"),
     *("trainer.log_every", "trainer.eval_every", "trainer.timing_warmup", "trainer.max_nonfinite", "trainer.profile"),
     *("trainer.save_every", "trainer.save_updates", "trainer.save_minutes", "trainer.keep", "trainer.callbacks", "task.metrics"),
 )
