@@ -158,9 +158,7 @@ class FolderConfig(PhotosConfig):
     train: str = setting("train", "folder in data.root with the training images")
     val: str | None = setting(None, "folder with the held-out images; null: val if it is there")
     test: str | None = setting(None, "folder with images scored once at the end")
-    classes: list[str] | None = setting(
-        None, "names of the classes in their order, of which a folder may lack some; null: the folders in data.train, sorted", distinct=True
-    )
+    classes: list[str] | None = setting(None, "names of the classes in their order; null: the folders in data.train, sorted", distinct=True)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out the images that cannot be read")
 
