@@ -188,7 +188,7 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
 
 
 def _lacking(files: Files) -> list[str]:
-    """Return a note on the classes of which there is no image."""
+    """Return a note on the classes that lack images."""
     counts = torch.bincount(files.targets, minlength=len(files.classes)).tolist()
     names = [name for name, count in zip(files.classes, counts, strict=True) if not count]
     more = f", … ({len(names)} classes)" if len(names) > 10 else ""
