@@ -20,6 +20,7 @@ from lossforge.losses import (
     sigmoid_focal_loss,
     varifocal_loss,
 )
+from lossforge.losses.base.record import Sample
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import samples
 
@@ -355,21 +356,105 @@ def test_a_divisor_of_zero(loss, device):
             assert torch.equal(g, torch.zeros_like(g))
 
 
-DIVIDED = ("pointwise", "vectors", "divergence", "topk", "margins", "margin_lists", "nll")
-
-
-@pytest.mark.parametrize("loss", [x for x in LOSSES.values() if x.template.name in DIVIDED], ids=lambda loss: loss.name)
-def test_kernels_and_reference_agree_at_a_divisor_of_zero(loss, device):
-    """The gradient is the slope times infinity, nan where the slope is 0."""
+def distinct(loss, device):
+    """Yield a small sample of each kind of target and set of options, whatever the layout."""
+    seen = set()
     for sample in samples(loss, device):
-        if sample.x.numel() > 100 or sample.kwargs.get("p") == 1.0:  # whose slopes of 0 are rounded by the kernels: infinite, not nan
-            continue
+        options = {k: v if isinstance(v, str | bool | int | float) else "tensor" for k, v in sample.kwargs.items()}
+        kind = (sample.target is None or sample.target.is_floating_point(), sample.x.ndim, str(options))
+        if sample.x.numel() <= 100 and kind not in seen:
+            seen.add(kind)
+            yield sample
+
+
+def check_agreement(loss, sample, **options):
+    """Check that the kernels and plain PyTorch give infinities and nan in the same places."""
+    options = {**sample.kwargs, **options}
+    found = gradient_of(loss.function, sample.x, sample.target, **options)
+    expected = gradient_of(loss.reference, sample.x, sample.target, **options)
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True, msg=lambda text: f"{sample.name}: {text}")
+
+
+DIVIDED = [loss for loss in LOSSES.values() if "normalizer" in inspect.signature(loss.function).parameters]
+
+
+@pytest.mark.each("template")
+@pytest.mark.parametrize("loss", DIVIDED, ids=lambda loss: loss.name)
+def test_kernels_and_reference_agree_at_a_divisor_of_zero(loss, device):
+    for sample in distinct(loss, device):
         for normalizer in (0, torch.tensor(0.0, device=device)):
-            options = {**sample.kwargs, "reduction": "sum", "normalizer": normalizer}
-            found = gradient_of(loss.function, sample.x, sample.target, **options)
-            expected = gradient_of(loss.reference, sample.x, sample.target, **options)
-            for got, wanted in zip(found, expected, strict=True):
-                torch.testing.assert_close(got, wanted, equal_nan=True, msg=sample.name)
+            check_agreement(loss, sample, reduction="sum", normalizer=normalizer)
+
+
+BETWEEN_0_AND_1 = ("quality_focal", "varifocal", "poly_bce", "distribution_balanced", "siglip")
+"""Losses whose targets lie in [0, 1]: of an infinite one, the last refuses it, and the others' slopes are not the same for both."""
+
+
+@pytest.mark.each("template")
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_kernels_and_reference_agree_at_an_infinite_number(loss, device):
+    """In the logits or boxes, a second tensor of them, dense targets, or weights."""
+    for sample in distinct(loss, device):
+        reduction = "sum" if "normalizer" in sample.kwargs else "none" if "none" in loss.reductions else "mean"
+        tensors = {"": sample.x, "of target": sample.target, **sample.kwargs}
+        for name, t in tensors.items():
+            if (
+                not isinstance(t, torch.Tensor) or not t.is_floating_point() or not t.numel() or name in ("lam", "normalizer", "target")
+            ):  # the last: a label
+                continue
+            if name in ("of target", "score") and loss.name in BETWEEN_0_AND_1:
+                continue
+            for number in (INF,) if "weight" in name or name == "var" else (INF, -INF):
+                changed = t.clone(memory_format=torch.contiguous_format)
+                changed.view(-1)[0] = number
+                given = {**tensors, name: changed}
+                case = Sample(f"{sample.name}, {number} {name}", given.pop(""), given.pop("of target"), given)
+                check_agreement(loss, case, reduction=reduction)
+
+
+@MODES
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [4, 9_000])
+def test_an_infinite_class_weight_with_probabilities(classes, smoothing, mode, device):
+    """As torch: infinite, but for a row where the class has the probability 0; the gradient is nan for the class alone."""
+    x, q = logits(3, classes, device), logits(3, classes, device).flip(0).softmax(1)
+    x[0, 1], x[1, 1] = x[0].max() + 1, -30.0  # the largest, one of the least
+    q[2, 1] = 0
+    weight = torch.ones(classes, device=device)
+    weight[1] = INF
+    for reduction in ("none", "mean", "sum"):
+        options = {"weight": weight, "label_smoothing": smoothing, "reduction": reduction}
+        value, g = (
+            gradient_of(cross_entropy, x, q, gradient=mode, **options)
+            if reduction != "none"
+            else gradient_of(cross_entropy, x, q, **options)
+        )
+        expected, wanted = gradient_of(F.cross_entropy, x, q, **options)
+        torch.testing.assert_close(value, expected, equal_nan=True)
+        torch.testing.assert_close(g, wanted, equal_nan=True)
+
+
+@MODES
+@pytest.mark.parametrize("classes", [4, 9_000])
+def test_an_ignored_row_beside_an_infinite_class_weight(classes, mode, device):
+    x, target = logits(3, classes, device), torch.tensor([1, -100, 2], device=device)
+    weight = torch.ones(classes, device=device)
+    weight[0] = INF
+    _, g = gradient_of(cross_entropy, x, target, weight=weight, label_smoothing=0.1, reduction="sum", gradient=mode)
+    assert (g[1] == 0).all()
+    assert (g[0, 1:] == INF).all()
+
+
+@MODES
+@pytest.mark.parametrize("classes", [4, 9_000])
+def test_cross_entropy_at_a_divisor_of_zero(classes, mode, device):
+    """As a sum over 0 in torch: nan for the target, infinite for other classes."""
+    x, target = logits(3, classes, device), torch.tensor([1, -100, 2], device=device)
+    value, g = gradient_of(cross_entropy, x, target, normalizer=0, reduction="sum", gradient=mode)
+    expected, wanted = gradient_of(lambda x: F.cross_entropy(x, target, reduction="sum") / 0.0, x)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(g, wanted, equal_nan=True)
 
 
 @pytest.mark.large

@@ -98,7 +98,8 @@ def overlap_loss(across, down, eps):
     h1, h2, hi, _, _, _, _ = down
     intersection = tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0)
     flipped = (w1 < 0) | (h1 < 0) | (w2 < 0) | (h2 < 0)
-    union = tl.where(flipped, float("nan"), product(w1, h1) + (product(w2, h2) - intersection))
+    union = product(w1, h1) + (product(w2, h2) - intersection)
+    union = tl.where(flipped | (union == float("inf")), float("nan"), union)
     kept, r, r_free = bounded(union, eps)
     return (kept - intersection) * r, union, -r, intersection * r * r_free
 

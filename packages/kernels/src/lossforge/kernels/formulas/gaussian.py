@@ -25,7 +25,7 @@ def terms(x, y):
 @triton.jit
 def gaussian(x, y, alpha, gamma, neg_weight, pos_weight):
     peak, q, not_q, entropy = terms(x, y)
-    w = tl.where(peak, pos_weight, neg_weight * power(1.0 - y, gamma)) * power(q, alpha)
+    w = tl.where(peak, pos_weight, neg_weight * power(tl.abs(1.0 - y), gamma)) * power(q, alpha)
     slope = w * (q + alpha * (not_q * tl.where(alpha == 0.0, 0.0, entropy)))
     return w * entropy, tl.where(peak, -slope, slope)
 

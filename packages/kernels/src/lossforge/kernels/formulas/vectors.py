@@ -45,22 +45,25 @@ def cosine_slopes(x, y, z, da, db, dc, margin):
 def power_of(d, p):
     """Return |d|^p for p ≥ 1."""
     size = tl.abs(d)
-    return tl.where(size == 0.0, 0.0, exp2(p * log2(tl.maximum(size, TINY, propagate_nan=tl.PropagateNan.ALL))))
+    power = exp2(p * log2(tl.maximum(size, TINY, propagate_nan=tl.PropagateNan.ALL)))
+    return tl.where((size == 0.0) | (p == 1.0), size, power)
 
 
 @triton.jit
 def slope_of_power(d, p):
     """Return the derivative of |d|^p: p |d|^(p - 1) with the sign of d, 0 at 0."""
     size = tl.maximum(tl.abs(d), TINY, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(d == 0.0, 0.0, tl.where(d < 0.0, -p, p) * exp2((p - 1.0) * log2(size)))
+    power = tl.where(p == 1.0, 1.0, exp2((p - 1.0) * log2(size)))  # 0 · log2 is nan at infinity
+    return tl.where(d == 0.0, 0.0, tl.where(d < 0.0, -p, p) * power)
 
 
 @triton.jit
 def root(s, p):
-    """Return s^(1/p) and its derivative, 0 at 0."""
+    """Return s^(1/p) and its derivative, 0 at 0 and, for p above 1, at infinity."""
     near = tl.maximum(s, TINY, propagate_nan=tl.PropagateNan.ALL)
     distance = exp2(log2_nearest(near) / p)
-    return tl.where(s > 0.0, distance, s), tl.where(s > 0.0, distance / (p * near), 0.0)
+    slope = tl.where(p == 1.0, 1.0, tl.where(s < float("inf"), distance / (p * near), tl.where(s == s, 0.0, s)))
+    return tl.where((p == 1.0) | (s == 0.0), s, distance), tl.where(s == 0.0, 0.0, slope)
 
 
 @triton.jit
@@ -69,7 +72,7 @@ def hinge_of_distances(first, second, third, margin, swap):
     share = tl.where(swap == 0.0, 1.0, tl.where(second < third, 1.0, tl.where(third < second, 0.0, 0.5)))
     nearest = tl.where(share == 0.0, third, second)
     h = margin + first - nearest
-    slope = tl.where(h < 0.0, 0.0, 1.0)
+    slope = tl.where(h >= 0.0, 1.0, 0.0)
     return tl.where(h < 0.0, 0.0, h), slope, -slope * share, slope * (share - 1.0)
 
 

@@ -207,7 +207,7 @@ def lovasz_regions_kernel(
         for start in range(0, classes, BK):
             often += counted(start + tl.arange(0, BK), region, included_ptr, totals_ptr, classes, PRESENT)
     own = tl.sum(counted(region % classes + tl.zeros([1], tl.int32), region, included_ptr, totals_ptr, classes, PRESENT), 0)
-    weight = own * divided(scale, divisor_ptr, EMPTY_IS_ZERO)
+    weight = tl.where(own == 0.0, 0.0, own * divided(scale, divisor_ptr, EMPTY_IS_ZERO))
     if MEAN:
         weight /= tl.maximum(tl.sum(often, 0), 1.0)
     tl.store(weights_ptr + region, weight)

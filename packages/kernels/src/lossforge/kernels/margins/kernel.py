@@ -99,6 +99,12 @@ def members(rows, columns, exists, given):
 
 
 @triton.jit
+def weighed(x, w):
+    """Return x · w of rows, 0 where x is: a pair beyond the margin adds nothing, whatever the weight of its row."""
+    return tl.where(x == 0.0, 0.0, x * w[:, None])
+
+
+@triton.jit
 def pairs(x, counts, rows, k, exists, given, formula):
     """Return weighted values and slopes of the pairs of each row's k-th target with the classes that count, and the target's index."""
     index = target_of(rows, k, exists, given)
@@ -108,7 +114,7 @@ def pairs(x, counts, rows, k, exists, given, formula):
     value, slope = formula.value(own[:, None] - x, *given.hyper)
     if given.targets.weight_ptr is not None:
         w = tl.load(given.targets.weight_ptr + index, mask=inside, other=0.0).to(tl.float32)
-        value, slope = value * w[:, None], slope * w[:, None]
+        value, slope = weighed(value, w), weighed(slope, w)
     counts = counts & inside[:, None]
     return tl.where(counts, value, 0.0), tl.where(counts, slope, 0.0), index
 

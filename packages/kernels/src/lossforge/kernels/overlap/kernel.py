@@ -67,7 +67,7 @@ def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
         p, _, log1p = logistic(tile)
         p = p * share
         if config.CE:
-            ce = (tl.maximum(tile, 0.0) - tile * y + log1p) * share
+            ce = (tl.where(tile >= 0, 1.0 - y, y) * tl.abs(tile) + log1p) * share
     else:
         p = tile * share
     if config.COUNT:

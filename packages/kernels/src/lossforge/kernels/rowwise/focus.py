@@ -55,5 +55,6 @@ def spread_row(a, b, ls, h, focus):
 
 @triton.jit
 def spread_shares(h, ls, labels):
-    """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls)."""
+    """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls). An infinite h becomes nan: its terms have both signs."""
+    h += 0.0 * h
     return labels.focus * h, h * (1.0 - labels.focus * ls)

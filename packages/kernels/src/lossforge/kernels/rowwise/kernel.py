@@ -81,7 +81,7 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
     )
     span = sweep.span_of(x, rows_outer, blocks, config)
     inside = span.inside
-    each = 0.0  # d of every class where EVEN
+    each = 0.0  # d of every class
     if config.EVEN:
         each = target.labels.smoothing / span.classes
     terms = rows.row_terms(target, span.outer, span.row, inside, x)
@@ -120,10 +120,11 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
             h_share, h_shift = spread_shares(shrink * of_row.h, of_row.ls, target.labels)
             h_share, h_shift = tl.where(keep, h_share, 0.0), tl.where(keep, h_shift, 0.0)
         top = tl.where(keep, found.m, 0.0)
+        even = tl.full([config.BR, 1], 0.0, tl.float32)
+        if config.EVEN:
+            even = q_share[:, None] * each
         turn = rows.turn_of(x, target, span, terms)
-        shares = rows.Shares(
-            top, p_share, q_share, q_share * of_row.c_a, q_share * of_row.c_b, h_share, h_shift, q_share[:, None] * each, turn
-        )
+        shares = rows.Shares(top, p_share, q_share, q_share * of_row.c_a, q_share * of_row.c_b, h_share, h_shift, even, turn)
         to = sweep.start_of(gradient, span, config)
         summed = rows.Summed(span, to, terms, shares, keep)
         if config.ONE_TILE:

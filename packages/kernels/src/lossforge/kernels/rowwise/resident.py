@@ -194,7 +194,10 @@ def resident_kernel(x, target, gradient, sum, loss, rows, counted, config: gl.co
         shrink = gl.where(terms.valid, scale, float("nan"))
         p_share = gl.where(keep, p_share * shrink / total, 0.0)
         q_share = gl.where(keep, shrink, 0.0)
-        shares = Shares(gl.where(keep, top, 0.0), p_share, q_share * even)
+        every = 0.0
+        if EVEN:
+            every = q_share * even
+        shares = Shares(gl.where(keep, top, 0.0), p_share, every)
 
         renewed = ()
         for p in gl.static_range(P):

@@ -38,7 +38,10 @@ def row_value(found, terms, each, target, loss, config):
         value += of_b
         q += c_b
     if config.DENSE or config.EVEN:
-        value += d_row * ls - d_dot
+        dense = d_row * ls - d_dot
+        if config.DENSE and target.labels.weight_ptr is not None:  # an infinite weight's product with ls may be nan
+            dense = tl.where(d_dot == float("-inf"), float("inf"), dense)
+        value += dense
         q += d_row
     p_share = q
     if loss.z_loss is not None:

@@ -214,7 +214,10 @@ def hard_loss(c, logit, top, ls, loss):
 
 @triton.jit
 def dense_tile(target, span, exists, column, x, config):
-    """Return the dense targets dⱼ (BR, BC) at classes `column` (BR or 1, BC): probabilities and smoothing, times the class weights."""
+    """Return the dense targets dⱼ (BR, BC) at classes `column` (BR or 1, BC): probabilities and smoothing, times the class weights.
+
+    exists: for which rows; others have 0.
+    """
     inside = (column >= 0) & (column < x.classes)
     mask = exists[:, None] & inside
     d = tl.zeros([span.row.shape[0], column.shape[1]], tl.float32)
@@ -231,8 +234,17 @@ def dense_tile(target, span, exists, column, x, config):
             weight_ptr = target.labels.weight_ptr
             if target.labels.first is not None:
                 weight_ptr += target.labels.first
-            d = d * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+            d = tl.where(mask, d * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32), 0.0)
     return d
+
+
+@triton.jit
+def weighed(d, step, target):
+    """Return d · step, 0 where d is 0, even if the logit is -inf; with class weights, which may be infinite, also where step is 0."""
+    nothing = d == 0.0
+    if target.labels.weight_ptr is not None:
+        nothing = nothing | (step == 0.0)
+    return tl.where(nothing, 0.0, d * step)
 
 
 @triton.jit
@@ -281,7 +293,7 @@ def softmax_tile(tile, d, here, column, of, config):
         u = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
     if config.DENSE:
         d_sum = tl.sum(d, 1)
-        d_dot = tl.sum(tl.where(d == 0, 0.0, d * step), 1)
+        d_dot = tl.sum(weighed(d, step, of.target), 1)
     if config.EVEN:
         d_dot = tl.sum(tl.where(here, step, 0.0), 1)
     if of.target.labels.focus is not None:
@@ -344,7 +356,7 @@ def add_softmax(so_far, tile, of, config):
         best = tl.where((top > m) | (best == NONE), first, best)
     if config.DENSE:
         d = tl.reshape(dense, [BR, L, V])
-        d_dot += tl.where(d_sum == 0, 0.0, d_sum * (m - top)) + tl.sum(tl.where(d == 0, 0.0, d * step), 2)
+        d_dot += weighed(d_sum, m - top, of.target) + tl.sum(weighed(d, step, of.target), 2)
         d_sum += tl.sum(d, 2)
     if of.target.labels.focus is not None:
         d_sum, d_dot = moved(d_sum, d_dot, m - top, of.target.labels.focus)
@@ -371,7 +383,7 @@ def join_softmax(lanes, of, config):
     if config.ENTROPY:
         u = tl.where(s == 0, 0.0, e * (u + step * s))
     if config.DENSE:
-        d_dot = tl.where(d_sum == 0, 0.0, d_dot + d_sum * step)
+        d_dot += weighed(d_sum, step, of.target)
     if of.target.labels.focus is not None:
         d_sum, d_dot = moved(d_sum, d_dot, step, of.target.labels.focus)
     d_dot = tl.sum(d_dot, 1)
@@ -409,12 +421,13 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
     shares = of.rows.shares
     if OWN:
         x = with_margin(x, column, of.target, of.rows.terms)
-    share = shares.q[:, None] * d if config.DENSE else shares.q[:, None] * 0.0
+    share = shares.even
+    if config.DENSE:
+        share += shares.q[:, None] * d
     if OWN and of.target.a.ptr is not None:
         share += tl.where(column == of.rows.terms.a[:, None], shares.a[:, None], 0.0)
     if OWN and of.target.b.ptr is not None:
         share += tl.where(column == of.rows.terms.b[:, None], shares.b[:, None], 0.0)
-    share = shares.even + share
     step = x - shares.top[:, None]
     e = exp2(step * LOG2E)
     g = e * shares.p[:, None] - share
@@ -437,7 +450,7 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
 @triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
-    d = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
+    d = dense_tile(of.target, of.rows.span, of.rows.terms.keep, tile.column, of.x, config)
     x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
     write_tile(g, tile, of, config)
@@ -448,7 +461,7 @@ def write_slope(state, tile, of, config):
 def write_own(of, t, logit, config):
     """Overwrite the gradient at the targets' classes `t`, stored without hard targets, because comparing every element would cost more."""
     column = t[:, None]
-    d = dense_tile(of.target, of.rows.span, of.rows.keep, column, of.x, config)
+    d = dense_tile(of.target, of.rows.span, of.rows.terms.keep, column, of.x, config)
     g = slope_tile(logit[:, None], column, d, of, True, config)
     at = element_address(of.gradient, of.rows.span.outer, of.rows.span.row, t)
     tl.store(at[:, None], g, mask=(of.rows.keep & (t >= 0))[:, None])

@@ -141,7 +141,7 @@ def _gaussian_kernels(of: Any) -> Formulas:
 def gaussian_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, neg_weight: float, pos_weight: Tensor | float) -> Tensor:
     tiny, peak = torch.finfo(x.dtype).tiny, y == 1
     u = torch.where(peak, -x, x)
-    w = torch.where(peak, pos_weight, neg_weight * (1 - y).clamp(min=tiny) ** gamma)
+    w = torch.where(peak, pos_weight, neg_weight * (1 - y).abs().clamp(min=tiny) ** gamma)
     return lost(w * u.sigmoid().clamp(min=tiny) ** alpha * -F.logsigmoid(-u), x, alpha != 0)
 
 

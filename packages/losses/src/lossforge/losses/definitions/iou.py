@@ -31,9 +31,11 @@ def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _areas(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-    """I and U; nan where a box is flipped, in all derivatives too."""
+    """I and U; nan where a box is flipped or its area is not finite, in all derivatives too."""
     flipped = (b1[..., 2:] < b1[..., :2]) | (b2[..., 2:] < b2[..., :2])
-    b1, b2 = (b * torch.where(flipped.any(-1, keepdim=True), torch.nan, 1.0).to(b.dtype) for b in (b1, b2))
+    (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
+    wrong = flipped.any(-1) | ~(w1 * h1 + w2 * h2).isfinite()
+    b1, b2 = (b * torch.where(wrong, torch.nan, 1.0).to(b.dtype).unsqueeze(-1) for b in (b1, b2))
     (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
     low, high = torch.maximum(b1[..., :2], b2[..., :2]), torch.minimum(b1[..., 2:], b2[..., 2:])
     w, h = (high - low).unbind(-1)

@@ -61,23 +61,29 @@ def with_factor(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence
     return _around(lambda x, y, *parameter: formula(x, y, *hyper, *parameter), factor.expand(shape), expanded)
 
 
-def with_normalizer(formula: Callable[..., Tensor], call: Any, *inputs: Tensor) -> Tensor:
-    """Return values that `reduced_call` divides: the gradient is then slope · infinity for a normalizer of 0, too.
+def with_call(
+    formula: Callable[..., Tensor], call: Any, inputs: Sequence[Tensor], weight: Tensor | None = None, across: int | None = None
+) -> Tensor:
+    """Return values that `reduced_call` weighs and divides: the gradient is then slope · factor for an infinite weight and a normalizer
+    of 0, too.
 
     Args:
         formula: of the inputs.
         call: with the normalizer.
         inputs: the differentiable tensors.
+        weight: of each value; broadcasts to the values.
+        across: the dimension of the inputs that a value covers; None: a value is of one element, or the weight is None.
     """
-    if call.normalizer is None and not isinstance(call.loss_scale, Tensor) and call.loss_scale != math.inf:
+    if weight is None and call.normalizer is None and not isinstance(call.loss_scale, Tensor) and call.loss_scale != math.inf:
         return formula(*inputs)
-    factor = reduced(inputs[0].new_ones(()), call.loss_scale, call.normalizer, "none", call.empty_is_zero)
-    return _around(formula, factor, inputs)
+    weight = inputs[0].new_ones(()) if weight is None else weight.to(inputs[0].dtype)
+    return _around(formula, reduced(weight, call.loss_scale, call.normalizer, "none", call.empty_is_zero), inputs, across)
 
 
-def _around(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+def _around(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence[Tensor], across: int | None = None) -> Tensor:
     factor = factor.detach()
     factor = torch.where(factor.isfinite(), 1.0, factor.abs())
+    of_inputs = factor if across is None or factor.ndim == 0 else factor.unsqueeze(across)
     function = _Passed if torch.compiler.is_compiling() else _PassedForward
-    values: Tensor = function.apply(formula(*[function.apply(t, factor, False) for t in inputs]), factor, True)
+    values: Tensor = function.apply(formula(*[function.apply(t, of_inputs, False) for t in inputs]), factor, True)
     return values

@@ -11,6 +11,7 @@ from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadc
 from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, corners, reduced_call
+from lossforge.losses.reference.infinite import with_call
 
 FORMATS = ("xyxy", "cxcywh")
 
@@ -45,10 +46,13 @@ def box_loss(call: BoxesCall, options: WeightedOptions | CornerOptions) -> Defer
 def boxes_reference(a: BoxesCall) -> Tensor:
     """Compute a call in plain torch."""
     boxes1 = accurate(a.boxes1)
-    boxes2 = a.boxes2.to(boxes1.dtype)
-    if a.centered:
-        boxes1, boxes2 = corners(boxes1), corners(boxes2)
-    return reduced_call(a, FORMULAS[a.loss].reference(boxes1, boxes2, *a.hyper), a.weight)
+
+    def of_pairs(*boxes: Tensor) -> Tensor:
+        values: Tensor = FORMULAS[a.loss].reference(*(corners(each) if a.centered else each for each in boxes), *a.hyper)
+        return values
+
+    values = with_call(of_pairs, a, torch.broadcast_tensors(boxes1, a.boxes2.to(boxes1.dtype)), a.weight, -1)
+    return reduced_call(a, values, a.weight)
 
 
 SPECIAL_PAIRS = {

@@ -13,7 +13,7 @@ from lossforge.losses.base.options import DivergenceOptions, check_options, of_c
 from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced, reduced_call
-from lossforge.losses.reference.infinite import with_normalizer
+from lossforge.losses.reference.infinite import with_call
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
 
@@ -85,8 +85,8 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
         lq = teacher.div(a.temperature).log_softmax(1)
         return FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
 
-    values = with_normalizer(of_rows, a, x, teacher)
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
+    values = with_call(of_rows, a, [x, teacher], None if weight is None else counts, 1)
     return reduced_call(a, values, counts, counts.sum())
 
 

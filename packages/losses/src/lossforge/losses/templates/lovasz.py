@@ -12,6 +12,7 @@ from lossforge.losses.base.options import CheckedOptions, check_options, prepare
 from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.reference.infinite import with_call
 
 
 def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> Deferred:
@@ -58,26 +59,29 @@ def lovasz_reference(a: LovaszCall) -> Tensor:
     y = counts & (target == torch.arange(channels, device=x.device).view(1, -1, 1) + a.first)
     invalid = counts & ((target < 0) | (target >= channels + a.first))
     x = torch.where(counts, x, 0.0)
-    errors = FORMULAS[a.loss].reference(x.softmax(1) if a.softmax else x, y.to(x.dtype))
-    errors = torch.where(counts, errors * torch.where(invalid, torch.nan, 1.0).to(x.dtype), -1.0)
 
     def of_regions(t: Tensor) -> Tensor:
         """Return (images or 1, channels, pixels of a region)."""
         return t if a.per_image else t.transpose(0, 1).reshape(1, channels, -1)
 
-    ordered, order = of_regions(errors).sort(dim=2, descending=True, stable=True)
-    own = of_regions(y).gather(2, order)
-    total = own.sum(2, keepdim=True)
-    rest = total - own.cumsum(2)
-    union = (rest + torch.arange(1, own.shape[2] + 1, device=x.device)).to(x.dtype)
-    others = torch.where(union == 1, 1.0, rest / (union - 1).clamp(min=1))
-    slopes = torch.where(own, 1.0, others) / union
-    values = (torch.where(ordered <= 0, 0.0, ordered) * slopes).sum(2)
-    often = (total.squeeze(2) > 0).to(x.dtype) if a.present else torch.ones_like(values)
-    often = often if a.included is None else a.included.to(x.dtype).expand_as(values)
-    values = torch.where(often == 0, 0.0, values) * often
-    if a.reduction == "mean":
-        values = values / (often.sum(1, keepdim=True).clamp(min=1) * max(1, len(values)))
+    def losses(x: Tensor) -> Tensor:
+        """Return the regions' losses."""
+        errors = FORMULAS[a.loss].reference(x.softmax(1) if a.softmax else x, y.to(x.dtype))
+        errors = torch.where(counts, errors * torch.where(invalid, torch.nan, 1.0).to(x.dtype), -1.0)
+        ordered, order = of_regions(errors).sort(dim=2, descending=True, stable=True)
+        own = of_regions(y).gather(2, order)
+        total = own.sum(2, keepdim=True)
+        rest = total - own.cumsum(2)
+        union = (rest + torch.arange(1, own.shape[2] + 1, device=x.device)).to(x.dtype)
+        others = torch.where(union == 1, 1.0, rest / (union - 1).clamp(min=1))
+        slopes = torch.where(own, 1.0, others) / union
+        values = (torch.where(ordered <= 0, 0.0, ordered) * slopes).sum(2)
+        often = (total.squeeze(2) > 0).to(x.dtype) if a.present else torch.ones_like(values)
+        often = often if a.included is None else a.included.to(x.dtype).expand_as(values)
+        values = torch.where(often == 0, 0.0, values) * often
+        return values / (often.sum(1, keepdim=True).clamp(min=1) * max(1, len(values))) if a.reduction == "mean" else values
+
+    values = losses(x) if a.softmax else with_call(losses, a, [x])
     result = reduced(values, a.loss_scale, a.normalizer, a.reduction, a.empty_is_zero)
     if a.reduction != "none":
         return result

@@ -13,7 +13,7 @@ from lossforge.losses.base.options import CheckedOptions, check_options, prepare
 from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call
-from lossforge.losses.reference.infinite import with_normalizer
+from lossforge.losses.reference.infinite import with_call
 
 MOST_LISTED = 16384
 """The most classes of rows with lists of targets, which a program of the kernel holds in registers."""
@@ -60,9 +60,9 @@ def margins_reference(a: MarginsCall) -> Tensor:
         differences = x.gather(1, place).unsqueeze(2) - x.unsqueeze(1)
         return torch.where(counts, FORMULAS[a.loss].reference(torch.where(counts, differences, 0.0), *a.hyper), 0.0)
 
-    values = with_normalizer(of_pairs, a, x)
+    values = with_call(of_pairs, a, [x])
     if a.weight is not None:
-        values = values * a.weight.to(x.dtype)[place].unsqueeze(2)
+        values = torch.where(values == 0, 0.0, values * a.weight.to(x.dtype)[place].unsqueeze(2))
     rows = values.sum((1, 2)) / classes * torch.where((listed & ~valid).any(1), torch.nan, 1.0).to(x.dtype)
     return reduced_call(a, rows)
 

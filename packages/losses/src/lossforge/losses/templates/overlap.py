@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import OverlapCall
@@ -105,7 +104,7 @@ def _cross_entropy(a: OverlapCall, x: Tensor, y: Tensor, counts: Tensor, weight:
         values = -w * y * torch.where((y == 0) & log_p.isinf(), 0.0, log_p)
         count = w * y if a.counted else torch.ones_like(x[:, 0])
     else:
-        values = torch.where(counts, w * F.binary_cross_entropy_with_logits(x, y, reduction="none"), 0.0)
+        values = torch.where(counts, w * FORMULAS["bce_with_logits"].reference(x, y, 1.0), 0.0)
         count = counts.expand(x.shape)
     return reduced(values, a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)
 

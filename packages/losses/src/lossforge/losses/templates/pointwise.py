@@ -13,7 +13,7 @@ from lossforge.losses.base.options import WeightedOptions, broadcast_weight, che
 from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call
-from lossforge.losses.reference.infinite import with_normalizer
+from lossforge.losses.reference.infinite import with_call
 
 
 def pointwise_loss(
@@ -52,7 +52,7 @@ def pointwise_reference(a: PointwiseCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
     others = [t.to(x.dtype) for t in (a.y, a.z) if t is not None]
-    values = with_normalizer(lambda *tensors: FORMULAS[a.loss].reference(*tensors, *a.hyper), a, x, *others)
+    values = with_call(lambda *tensors: FORMULAS[a.loss].reference(*tensors, *a.hyper), a, [x, *others], a.weight)
     result = reduced_call(a, values, a.weight)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 

@@ -14,6 +14,7 @@ from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Ma
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
+from lossforge.losses.reference.infinite import with_call
 from lossforge.losses.reference.margin import with_margin
 
 
@@ -133,14 +134,14 @@ def _correct(x: Tensor, target: Tensor, keep: Tensor) -> Tensor:
 
 
 def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Per row: -ln p of its class, nan where the index is out of range, and the class's weight, 0 where ignored."""
+    """Per row: -ln p of its class, nan where the index is out of range, and the class's weight; 0 where ignored."""
     index = index.long()
     counts = index != ignore_index
     classes = log_p.shape[1]
     valid = (index >= 0) & (index < classes)
     nll = -log_p.gather(1, index.clamp(0, classes - 1).unsqueeze(1)).squeeze(1)
     w = counts.to(nll.dtype) if weight is None else row_weight(index, weight, ignore_index).to(nll.dtype)
-    return torch.where(counts & ~valid, torch.nan, nll), w
+    return torch.where(counts, torch.where(valid, nll, torch.nan), 0.0), w
 
 
 def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
@@ -159,6 +160,10 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss or want_lse else None
     dense, formula = None, FORMULAS[a.loss].reference
     divisor: Tensor | None
+
+    def of_class(nll: Tensor, w: Tensor) -> Tensor:
+        return weighted(lambda z: with_call(lambda z: formula(z, *a.hyper), a, [z], None if weight is None else w), [], nll, w)
+
     if a.target.is_floating_point():
         log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
         values = torch.zeros_like(x[:, 0])
@@ -171,10 +176,9 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
             lam = a.lam.to(x.dtype)
             nll_b, w_b = _hard(log_p, a.target_b, weight, a.ignore_index)
             w, w_b = lam * w, (1 - lam) * w_b
-            values = weighted(formula, a.hyper, nll, w) + weighted(formula, a.hyper, nll_b, w_b)
-            w = w + w_b
+            values, w = of_class(nll, w) + of_class(nll_b, w_b), w + w_b
         else:
-            values = weighted(formula, a.hyper, nll, w)
+            values = of_class(nll, w)
         values, divisor = values * (1 - a.label_smoothing), w.sum()
         if nonzero(a.spread):
             values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
