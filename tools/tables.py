@@ -280,8 +280,12 @@ def assignment(file: Path) -> str:
     return f"{source(found)}.\n\n{table(header, '{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}', rows)}"
 
 
-def several_gpus(file: Path) -> str:
+def several_gpus(*files: Path) -> str:
     """Return how long the losses of several GPUs agree with those of one, beside those of one GPU after a disturbance."""
+    return "\n\n".join(map(_several_gpus, files))
+
+
+def _several_gpus(file: Path) -> str:
     found, rows = found_in(file), []
     for each in found["losses"]:
         row = [each["case"]]
@@ -290,7 +294,7 @@ def several_gpus(file: Path) -> str:
             equal = list(itertools.takewhile(lambda d: d <= found["tolerance"], differences))
             row += [f"{len(equal)} of {len(differences)}", f"{max(equal):.1e}"]
         rows.append(row)
-    gpus = "Two" if found["gpus"] == 2 else str(found["gpus"])
+    gpus = {2: "Two", 4: "Four"}.get(found["gpus"], str(found["gpus"]))
     about = f"NCCL {found['nccl']}; tolerance {found['tolerance']:g}, disturbance {found['disturbance']:.0e}"
     header = ("under", "updates that agree", "difference", "by rounding alone", "difference")
     return f"{source(found, gpus=gpus)}, {about}.\n\n{tables.markdown(header, rows)}"
@@ -299,13 +303,19 @@ def several_gpus(file: Path) -> str:
 PARALLEL = {"none": "one process", "ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
 
 
-def on_gpus(part: str, header: str, cells: str, file: Path) -> str:
+def on_gpus(part: str, header: str, cells: str, *files: Path) -> str:
     """Return the figures of a part, without what only several GPUs have, where they are of one."""
     rows = []
-    for each in found_in(file)[part]:
-        alone = {"scaling": None, "gradient_difference": None} if each["gpus"] == 1 else {}
-        rows.append({**each, **alone, "parallel": PARALLEL[each["parallel"]]})
+    for found in map(found_in, files):
+        for each in found[part]:
+            alone = {"scaling": None, "gradient_difference": None} if each["gpus"] == 1 else {}
+            rows.append({**each, **alone, "parallel": PARALLEL[each["parallel"]], "gpus": of_kind(each["gpus"], found)})
     return table(header, cells, rows)
+
+
+def of_kind(gpus: int, found: dict[str, Any]) -> str:
+    """Return how many GPUs of which kind, such as 2 × H100."""
+    return f"{gpus} × {found['gpu'].split()[1]}"
 
 
 speed = partial(
@@ -322,13 +332,16 @@ fused_on_several = partial(
 )
 
 
-def large_model(file: Path) -> str:
-    """Return the figures of a model that one GPU cannot hold, under FSDP2."""
-    each = found_in(file)["large"]
-    losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
+def large_model(*files: Path) -> str:
+    """Return the figures of models that one GPU cannot hold, under FSDP2."""
+    rows = []
+    for found in map(found_in, files):
+        each = found["large"]
+        losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
+        rows.append(each | {"billions": each["parameters"] / 1e9, "told": losses, "gpus": of_kind(each["gpus"], found)})
     header = "model | blocks | 10⁹ parameters | MiB needed | MiB of a GPU | peak MiB a GPU | GPUs | batch a GPU | step, ms | loss"
     cells = "{model} | {depth} | {billions:.2f} | {needed_mib:,.0f} | {gpu_mib:,.0f} | {peak_mib:,.0f} | {gpus} | {batch} | "
-    return table(header, cells + "{step_ms:,.0f} | {told}", [each | {"billions": each["parameters"] / 1e9, "told": losses}])
+    return table(header, cells + "{step_ms:,.0f} | {told}", rows)
 
 
 def by(key: str, rows: Iterable[dict[str, Any]]) -> dict[str, Rows]:
@@ -496,7 +509,7 @@ def detectors(file: Path) -> str:
 
 
 NOT_MEASURED = "Not measured yet."
-DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", RESULTS / "several-gpus-h100.json"
+DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", [RESULTS / f"several-gpus-{gpu}.json" for gpu in ("h100", "h200")]
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "losses": (losses,),
     "families": (families,),
@@ -520,10 +533,10 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "assignment": (assignment, RESULTS / "assignment-h200.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
-    "several gpus": (several_gpus, SEVERAL_GPUS),
-    "speed": (speed, SEVERAL_GPUS),
-    "fused on several": (fused_on_several, SEVERAL_GPUS),
-    "large model": (large_model, SEVERAL_GPUS),
+    "several gpus": (several_gpus, *SEVERAL_GPUS),
+    "speed": (speed, *SEVERAL_GPUS),
+    "fused on several": (fused_on_several, *SEVERAL_GPUS),
+    "large model": (large_model, *SEVERAL_GPUS),
 }
 """What makes each table, and the files of results that it reads."""
 PLACE = re.compile(r"(<!-- (.+): uv run tools/generate\.py -->).*?(<!-- end of \2 -->)", re.DOTALL)

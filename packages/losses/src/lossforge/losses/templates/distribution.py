@@ -18,7 +18,8 @@ def distribution_reference(a: DistributionCall) -> Tensor:
     x = accurate(a.x)
     target, last = a.target.to(x.dtype), x.shape[-1] - 1
     valid = (target >= 0) & (target <= last)
-    low = torch.where(valid, target.detach(), 0.0).floor().clamp(max=last - 1)
+    low = torch.where(valid, target.detach(), 0.0).floor()
+    low = low - (low == last).to(low.dtype)  # no clamp: in torch.jit.trace `last` is a tensor of the CPU
     z = -x.log_softmax(-1)
     values = torch.zeros_like(target)
     for bin, w in ((low, low + 1 - target), (low + 1, target - low)):
