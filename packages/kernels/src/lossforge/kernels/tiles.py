@@ -9,7 +9,6 @@ from typing import NamedTuple
 from triton import next_power_of_2
 
 from lossforge.kernels.engine.launch import on_trial
-from lossforge.kernels.math import INTERPRETED
 
 PROGRAMS = 4096  # fills any GPU many times over; one program can still add up all parts
 GRID_Y = 32768  # a power of two below 65535, the most programs along a grid's second axis
@@ -396,7 +395,7 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) 
         return tried
     # registers hold the exponentials of a lane's pixels and three sums of every class; a cross entropy needs two more a class
     own = [n for n in (8, 4, 2, 1) if classes * (n + 3 + 2 * ce) <= 170 and (n < 8 or classes <= 8)]
-    if softmax and pixels_adjacent and own and (classes <= 4 or not INTERPRETED):  # more operations are slower interpreted
+    if softmax and pixels_adjacent and own:
         return OverlapTiles(classes, 64 * own[0], 2, own[0])
     whole = next_power_of_2(classes)
     if softmax:

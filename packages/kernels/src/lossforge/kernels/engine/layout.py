@@ -42,8 +42,12 @@ def strided(t: Any, strides: Iterator[Sequence[int]]) -> Strided:
 
 def constants(record: Any) -> Any:
     """Make compile-time constants of the fields named in capitals, because Triton takes plain numbers in a record as run-time values."""
-    fixed = {name: tl.constexpr(v) for name, v in zip(record._fields, record, strict=True) if name.isupper() and v is not None}
+    fixed = {name: _constant(v) for name, v in zip(record._fields, record, strict=True) if name.isupper() and v is not None}
     return record._replace(**fixed)
+
+
+def _constant(value: Any) -> Any:
+    return tuple(map(tl.constexpr, value)) if isinstance(value, tuple) else tl.constexpr(value)
 
 
 def stepped(t: Tensor | None) -> tuple[Tensor | None, int]:

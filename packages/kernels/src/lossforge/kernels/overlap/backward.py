@@ -9,6 +9,7 @@ from lossforge.kernels.overlap.planes import (
     Place,
     Region,
     labels_of,
+    lanes,
     logit_tile,
     logits,
     store_gradient,
@@ -18,11 +19,11 @@ from lossforge.kernels.overlap.planes import (
 
 
 @triton.jit
-def coefficients_of(region, first, config):
-    """Return (a, b, e) of a tile's classes from `first` on, times the upstream gradient; scalars if the tile has one class."""
+def coefficients_of(region, first, config, BC: tl.constexpr):
+    """Return (a, b, e) of a tile's BC classes from `first` on, times the upstream gradient; scalars if the tile has one class."""
     c = first
-    if config.BC > 1:
-        c = first + tl.arange(0, config.BC)
+    if BC > 1:
+        c = first + tl.arange(0, BC)
     at = region.coefficients_ptr + region.number * region.classes + c
     here = c < region.classes
     a = tl.load(at, mask=here, other=0.0)
@@ -38,7 +39,7 @@ def coefficients_of(region, first, config):
             up = tl.load(region.grad_output_ptr)
         up = up.to(tl.float32)
         a, b, e = a * up, b * up, e * up
-    if config.BC > 1:
+    if BC > 1:
         a, b, e = a[:, None], b[:, None], e[:, None]
     return a, b, e
 
@@ -53,11 +54,11 @@ def slope(p, y, a, b, SQUARED: tl.constexpr):
 
 
 @triton.jit
-def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.constexpr):
+def softmax_tile(images, place, labels, pixels, tile, first, region, BC: tl.constexpr, STORE: tl.constexpr):
     """With STORE write the gradient of a tile. Without it add the tile to Σ p h of its pixels, and subtract the cross entropy's Σ e y."""
     top, share, dot = pixels
-    c = first + tl.arange(0, images.config.BC)
-    a, b, e = coefficients_of(region, first, images.config)
+    c = first + tl.arange(0, BC)
+    a, b, e = coefficients_of(region, first, images.config, BC)
     y = target_tile(images, place, labels, c)
     p = exp2((tile - top) * LOG2E) * share
     h = slope(p, y, a, b, images.config.SQUARED)
@@ -77,20 +78,22 @@ def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.c
 def softmax_gradient(images, place, region):
     """Write the gradient of pixels whose classes depend on each other."""
     labels = labels_of(images, place)
-    if images.config.HELD > 0:
+    if len(images.config.HELD) > 0:
         held, top, total = logits(images, place, labels.keep, 0, "evict_first")
     else:
         top, total = swept_softmax(images, place, labels.keep)
     share = reciprocal(total)
     dot = share * 0.0
     for sweep in tl.static_range(2):
-        if images.config.HELD > 0:
-            for k in tl.static_range(images.config.HELD):
-                dot = softmax_tile(images, place, labels, (top, share, dot), held[k], k * images.config.BC, region, sweep == 1)
+        if len(images.config.HELD) > 0:
+            first = 0
+            for k in tl.static_range(len(images.config.HELD)):
+                dot = softmax_tile(images, place, labels, (top, share, dot), held[k], first, region, images.config.HELD[k], sweep == 1)
+                first += images.config.HELD[k]
         else:
             for first in range(0, images.classes, images.config.BC):
                 tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), labels.keep, "")
-                dot = softmax_tile(images, place, labels, (top, share, dot), tile, first, region, sweep == 1)
+                dot = softmax_tile(images, place, labels, (top, share, dot), tile, first, region, images.config.BC, sweep == 1)
 
 
 @triton.jit
@@ -98,7 +101,7 @@ def element_gradient(images, place, region):
     """Write the gradient of a tile under a sigmoid or without activation."""
     first = tl.program_id(1) * images.config.BC
     c = first + tl.arange(0, images.config.BC)
-    a, b, e = coefficients_of(region, first, images.config)
+    a, b, e = coefficients_of(region, first, images.config, images.config.BC)
     labels = labels_of(images, place)
     y = target_tile(images, place, labels, c)
     tile = logit_tile(images, place, c, labels.keep, "evict_first")
@@ -130,9 +133,9 @@ def overlap_backward_kernel(
     else:
         region = Region(n, n * 0 + images, classes, skip, coefficients_ptr, grad_output_ptr)
     start = program // images * config.BP
-    lane = tl.arange(0, config.BP)
+    lane = lanes(config)
     take: tl.constexpr = softmax_gradient if config.SOFTMAX else element_gradient
-    if config.HELD > 0 and start + config.BP <= pixels:  # no masks where all pixels exist
+    if len(config.HELD) > 0 and start + config.BP <= pixels:  # no masks where all pixels exist
         take(Images(x, target, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, None), region)
     else:
         inside = start + lane < pixels

@@ -19,7 +19,7 @@ import triton.language as tl
 from lossforge.kernels.engine.layout import END, longer
 from lossforge.kernels.engine.reduce import Scaling, divided, over
 from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
-from lossforge.kernels.overlap.planes import Images, Place, Region, labels_of, logit_tile, logits, swept_softmax, target_tile
+from lossforge.kernels.overlap.planes import Images, Place, Region, labels_of, lanes, logit_tile, logits, swept_softmax, target_tile
 
 
 class Memory(NamedTuple):
@@ -96,8 +96,9 @@ def add_tiles(sums, images, place, first):
     labels = labels_of(images, place)
     held, top, total = logits(images, place, labels.keep, first, "")
     added = ()
-    for k in tl.static_range(images.config.HELD):
-        y = target_tile(images, place, labels, first + k * images.config.BC + tl.arange(0, images.config.BC))
+    for k in tl.static_range(len(images.config.HELD)):
+        y = target_tile(images, place, labels, first + tl.arange(0, images.config.HELD[k]))
+        first += images.config.HELD[k]
         found = terms(held[k], y, labels, top, total, MASKED, images.config)
         for s in tl.static_range(S):
             added = longer(added, sums[S * k + s] + grouped(found[s], images.config.V, images.config.ADJACENT))
@@ -107,29 +108,30 @@ def add_tiles(sums, images, place, first):
 @triton.jit
 def sum_held(images, n, k, programs, pixels, mine):
     """Store the sums of image n's tiles k, k + programs, … at `mine`, (S, classes). Only the last, partial tile has a mask."""
-    BC: tl.constexpr = images.config.BC
     BP: tl.constexpr = images.config.BP
     S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
-    first = 0 if images.config.SOFTMAX else tl.program_id(1) * BC
-    lane = tl.arange(0, BP)
+    first = 0 if images.config.SOFTMAX else tl.program_id(1) * images.config.BC
+    lane = lanes(images.config)
     full = pixels // BP
     sums = ()
-    for _ in tl.static_range(S * images.config.HELD):
-        sums = longer(sums, tl.zeros([BC, BP // images.config.V], tl.float32))
+    for at in tl.static_range(len(images.config.HELD)):
+        for _ in tl.static_range(S):
+            sums = longer(sums, tl.zeros([images.config.HELD[at], BP // images.config.V], tl.float32))
     for tile in range(k, full, programs):
         sums = add_tiles(sums, images, Place(n, tile * BP, lane, None), first)
     if (full * BP < pixels) & (full % programs == k):
         sums = add_tiles(sums, images, Place(n, full * BP + k * 0, lane, lane < pixels - full * BP), first)
-    for s in tl.static_range(S):
-        for at in tl.static_range(images.config.HELD):
-            c = first + at * BC + tl.arange(0, BC)
+    for at in tl.static_range(len(images.config.HELD)):
+        c = first + tl.arange(0, images.config.HELD[at])
+        first += images.config.HELD[at]
+        for s in tl.static_range(S):
             tl.store(mine + s * images.classes + c, tl.sum(sums[S * at + s], 1), mask=c < images.classes)
 
 
 @triton.jit
 def sum_swept(images, n, k, programs, pixels, mine):
     """Store the same sums as sum_held, where a sweep over the classes is needed. The sums stay in memory, because there are too many."""
-    lane = tl.arange(0, images.config.BP)
+    lane = lanes(images.config)
     for tile in range(k, tl.cdiv(pixels, images.config.BP), programs):
         start = tile * images.config.BP
         place = Place(n, start, lane, start + lane < pixels)
@@ -274,7 +276,7 @@ def overlap_kernel(x, target, memory, loss, config, images, pixels, inner, class
     program = tl.program_id(0).to(tl.int64)
     n = program // programs
     mine = memory.parts + program * (3 + config.CE + config.COUNT) * classes
-    take: tl.constexpr = sum_held if config.HELD > 0 else sum_swept
+    take: tl.constexpr = sum_held if len(config.HELD) > 0 else sum_swept
     take(Images(x, target, None, classes, inner, first, ignore, config), n, program - n * programs, programs, pixels, mine)
     tl.debug_barrier()
     if tl.atomic_add(memory.ticket + 1 + n, 1, sem="acq_rel", scope="gpu") == programs * tl.num_programs(1) - 1:

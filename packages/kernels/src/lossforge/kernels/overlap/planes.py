@@ -24,9 +24,11 @@ class Planes(NamedTuple):
 class Config(NamedTuple):
     """Compile-time constants of a launch.
 
-    With few classes under a softmax each class has its own tile, so that a lane holds all classes of its pixels. A tile of all classes
-    would be padded to the next power of two, and a pixel's classes would lie in several lanes, which exchange their maximum and sums. With
-    tiles of one class nothing is padded or exchanged: for 21 classes the sums take 15 instructions a logit instead of 36.
+    With few classes under a softmax a lane holds all classes of its OWN pixels, in tiles whose classes are powers of two: 21 are 16, 4
+    and 1. A tile of all classes would be padded to the next power of two, and a pixel's classes would lie in several lanes, which
+    exchange their maximum and sums. With several tiles nothing is padded or exchanged: for 21 classes the sums take 15 instructions a
+    logit instead of 36. One tile a class would do the same, but takes the compiler 35 s for 21 classes and 180 s for 42, because it
+    looks at all pairs of operations for each load.
 
     Attributes:
         INDEX: targets are class indices.
@@ -34,7 +36,9 @@ class Config(NamedTuple):
         SQUARED: probabilities and targets are squared in P and Y.
         BATCH: regions extend over all images.
         CE: a cross entropy is summed too.
-        HELD: number of tiles of BC classes that together hold all classes which a pixel's probabilities depend on; 0: a sweep reads them.
+        HELD: classes of each of the tiles that together hold all classes which a pixel's probabilities depend on; empty: a sweep reads
+            tiles of BC classes.
+        OWN: neighbouring pixels of a lane, if it holds all their classes; else 0.
         ALL: the classes fill their tiles.
         WIDE: offsets from a tile's first pixel need 64 bits.
         BC, BP: classes and pixels of a tile.
@@ -52,7 +56,8 @@ class Config(NamedTuple):
     SQUARED: bool
     BATCH: bool
     CE: bool
-    HELD: int
+    HELD: tuple[int, ...]
+    OWN: int
     ALL: bool
     WIDE: bool
     BC: int
@@ -114,6 +119,16 @@ def pointers(t, place, c, inner, WIDE: tl.constexpr):
 
 
 @triton.jit
+def lanes(config):
+    """Return the pixels of a tile from its first on. With OWN a load takes no more neighbours at once, for which it would divide a pixel's
+    classes among lanes."""
+    lane = tl.arange(0, config.BP)
+    if config.OWN > 0:
+        lane = tl.max_contiguous(lane, config.OWN)
+    return lane
+
+
+@triton.jit
 def mask_of(images, place, c):
     """Return which elements of a tile of classes c exist, (BC, BP); None: all."""
     mask = None
@@ -162,13 +177,13 @@ def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
 
 
 @triton.jit
-def softmax_of(held, HELD: tl.constexpr):
+def softmax_of(held):
     """Return, for each pixel, the maximum over the classes that the tiles hold, and Σ exp(x - maximum), both (1, BP)."""
     top = tl.max(held[0], 0)[None, :]
-    for k in tl.static_range(1, HELD):
+    for k in tl.static_range(1, len(held)):
         top = tl.maximum(top, tl.max(held[k], 0)[None, :])
     total = tl.sum(exp2((held[0] - top) * LOG2E), 0)[None, :]
-    for k in tl.static_range(1, HELD):
+    for k in tl.static_range(1, len(held)):
         total += tl.sum(exp2((held[k] - top) * LOG2E), 0)[None, :]
     return top, total
 
@@ -177,12 +192,13 @@ def softmax_of(held, HELD: tl.constexpr):
 def logits(images, place, keep, first, EVICT: tl.constexpr):
     """Load tiles of classes from `first` on, with their pixels' maximum and sum under a softmax."""
     held = ()
-    for k in tl.static_range(images.config.HELD):
-        c = first + k * images.config.BC + tl.arange(0, images.config.BC)
+    for k in tl.static_range(len(images.config.HELD)):
+        c = first + tl.arange(0, images.config.HELD[k])
         held = longer(held, logit_tile(images, place, c, keep, EVICT))
+        first += images.config.HELD[k]
     top, total = 0.0, 1.0
     if images.config.SOFTMAX:
-        top, total = softmax_of(held, images.config.HELD)
+        top, total = softmax_of(held)
     return held, top, total
 
 
