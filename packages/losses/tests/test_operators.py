@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import io
 import math
 import weakref
 
@@ -112,6 +113,7 @@ def test_jit_trace_of_plain_torch(loss, device, all_cases):
 
         with plain_torch():
             traced = torch.jit.trace(call, (sample.x, sample.target), check_trace=False)
+            torch.jit.save(traced, io.BytesIO())
             other = sample.x * 0.5
             torch.testing.assert_close(traced(other, sample.target), call(other, sample.target), equal_nan=True)
 

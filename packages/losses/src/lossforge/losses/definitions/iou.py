@@ -31,16 +31,16 @@ def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _areas(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-    """I and U; nan where a box is flipped or its area is not finite, in all derivatives too."""
+    """I and U; nan where a box is flipped or the union is not finite, in all derivatives too."""
     flipped = (b1[..., 2:] < b1[..., :2]) | (b2[..., 2:] < b2[..., :2])
-    (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
-    wrong = flipped.any(-1) | ~(w1 * h1 + w2 * h2).isfinite()
-    b1, b2 = (b * torch.where(wrong, torch.nan, 1.0).to(b.dtype).unsqueeze(-1) for b in (b1, b2))
+    b1, b2 = (b * torch.where(flipped.any(-1, keepdim=True), torch.nan, 1.0).to(b.dtype) for b in (b1, b2))
     (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
     low, high = torch.maximum(b1[..., :2], b2[..., :2]), torch.minimum(b1[..., 2:], b2[..., 2:])
     w, h = (high - low).unbind(-1)
     intersection = torch.where((w > 0) & (h > 0), w * h, 0.0)
-    return intersection, w1 * h1 + (w2 * h2 - intersection)
+    union = w1 * h1 + (w2 * h2 - intersection)
+    finite = torch.where(union.isfinite(), 1.0, torch.nan).to(union.dtype)
+    return intersection * finite, union * finite
 
 
 def overlap_ratio(b1: Tensor, b2: Tensor, eps: float) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossforge.kernels.torch_internals import transformed
+from lossforge.losses import checks
 from lossforge.losses.reference import reduced
 
 
@@ -19,8 +21,6 @@ class _Passed(torch.autograd.Function):
 
     factor: 1 where the true one is finite, else inf or nan.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(t: Tensor, factor: Tensor, removes: bool) -> Tensor:
@@ -37,6 +37,17 @@ class _Passed(torch.autograd.Function):
         if ctx.removes:
             return torch.where(factor == 1, grad_output, grad_output.sign()), None, None
         return grad_output * factor, None, None
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, int | None, None], t: Tensor, factor: Tensor, removes: bool) -> tuple[Tensor, int]:
+        # not generate_vmap_rule, under which a Function with a jvp cannot be differentiated forward twice
+        of_t, of_factor, _ = in_dims
+        missing = (t.ndim - (of_t is not None)) - (factor.ndim - (of_factor is not None))
+        t = t.expand(info.batch_size, *t.shape) if of_t is None else t.movedim(of_t, 0)
+        if of_factor is not None:
+            factor = factor.movedim(of_factor, 0)
+            factor = factor.reshape(len(factor), *[1] * max(missing, 0), *factor.shape[1:])
+        return cls.apply(t, factor, removes), 0
 
 
 class _PassedForward(_Passed):
@@ -64,15 +75,15 @@ def with_factor(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence
 def with_call(
     formula: Callable[..., Tensor], call: Any, inputs: Sequence[Tensor], weight: Tensor | None = None, across: int | None = None
 ) -> Tensor:
-    """Return values that `reduced_call` weighs and divides: the gradient is then slope · factor for an infinite weight and a normalizer
-    of 0, too.
+    """Return values that `reduced_call` weighs and divides. Their gradient is slope · factor, also for an infinite weight or a
+    normalizer of 0.
 
     Args:
         formula: of the inputs.
         call: with the normalizer.
         inputs: the differentiable tensors.
         weight: of each value; broadcasts to the values.
-        across: the dimension of the inputs that a value covers; None: a value is of one element, or the weight is None.
+        across: the inputs' dimension that a value covers; None: each value is of one element, or there is no weight.
     """
     if weight is None and call.normalizer is None and not isinstance(call.loss_scale, Tensor) and call.loss_scale != math.inf:
         return formula(*inputs)
@@ -80,8 +91,15 @@ def with_call(
     return _around(formula, reduced(weight, call.loss_scale, call.normalizer, "none", call.empty_is_zero), inputs, across)
 
 
+def _finite(t: Tensor) -> bool:
+    """Whether all of t is known to be finite, without a wait for a device."""
+    return t.device.type == "cpu" and checks.known(t) and not transformed(t) and bool(t.isfinite().all())
+
+
 def _around(formula: Callable[..., Tensor], factor: Tensor, inputs: Sequence[Tensor], across: int | None = None) -> Tensor:
     factor = factor.detach()
+    if torch.jit.is_tracing() or _finite(factor):  # a trace that holds a Python function cannot be saved
+        return formula(*inputs)
     factor = torch.where(factor.isfinite(), 1.0, factor.abs())
     of_inputs = factor if across is None or factor.ndim == 0 else factor.unsqueeze(across)
     function = _Passed if torch.compiler.is_compiling() else _PassedForward

@@ -51,7 +51,7 @@ def boxes_reference(a: BoxesCall) -> Tensor:
         values: Tensor = FORMULAS[a.loss].reference(*(corners(each) if a.centered else each for each in boxes), *a.hyper)
         return values
 
-    values = with_call(of_pairs, a, torch.broadcast_tensors(boxes1, a.boxes2.to(boxes1.dtype)), a.weight, -1)
+    values = with_call(of_pairs, a, [boxes1, a.boxes2.to(boxes1.dtype)], a.weight, -1)
     return reduced_call(a, values, a.weight)
 
 

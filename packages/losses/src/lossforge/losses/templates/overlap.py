@@ -83,11 +83,11 @@ def overlap_reference(a: OverlapCall) -> Tensor:
         absent = (sums[2] == 0) & ~sums[1].isnan()
         sums = [torch.where(absent, 1.0, s) for s in sums]
     values = FORMULAS[a.loss].reference(*sums, *a.hyper)
-    if a.present_only:
-        values = torch.where(absent, 0.0, values)
     weight = None if a.weight is None else a.weight.to(x.dtype)
     if weight is not None:
         values = values * weight[a.skip :]
+    if a.present_only:
+        values = torch.where(absent, 0.0, values)
     divisor = a.normalizer
     if a.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=x.device)

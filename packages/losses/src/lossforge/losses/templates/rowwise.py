@@ -162,7 +162,10 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     divisor: Tensor | None
 
     def of_class(nll: Tensor, w: Tensor) -> Tensor:
-        return weighted(lambda z: with_call(lambda z: formula(z, *a.hyper), a, [z], None if weight is None else w), [], nll, w)
+        def values_of(nll: Tensor, *hyper: float) -> Tensor:
+            return with_call(lambda z: formula(z, *hyper), a, [nll], None if weight is None else w)
+
+        return weighted(values_of, a.hyper, nll, w)
 
     if a.target.is_floating_point():
         log_p, dense = x.log_softmax(1), a.target.to(x.dtype) * (1 - a.label_smoothing)
