@@ -54,8 +54,9 @@ def slope(p, y, a, b, SQUARED: tl.constexpr):
 
 
 @triton.jit
-def softmax_tile(images, place, labels, pixels, tile, first, region, BC: tl.constexpr, STORE: tl.constexpr):
+def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.constexpr):
     """With STORE write the gradient of a tile. Without it add the tile to Σ p h of its pixels, and subtract the cross entropy's Σ e y."""
+    BC: tl.constexpr = tile.shape[0]
     top, share, dot = pixels
     c = first + tl.arange(0, BC)
     a, b, e = coefficients_of(region, first, images.config, BC)
@@ -88,12 +89,12 @@ def softmax_gradient(images, place, region):
         if len(images.config.HELD) > 0:
             first = 0
             for k in tl.static_range(len(images.config.HELD)):
-                dot = softmax_tile(images, place, labels, (top, share, dot), held[k], first, region, images.config.HELD[k], sweep == 1)
+                dot = softmax_tile(images, place, labels, (top, share, dot), held[k], first, region, sweep == 1)
                 first += images.config.HELD[k]
         else:
             for first in range(0, images.classes, images.config.BC):
                 tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), labels.keep, "")
-                dot = softmax_tile(images, place, labels, (top, share, dot), tile, first, region, images.config.BC, sweep == 1)
+                dot = softmax_tile(images, place, labels, (top, share, dot), tile, first, region, sweep == 1)
 
 
 @triton.jit

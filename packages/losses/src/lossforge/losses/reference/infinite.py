@@ -83,7 +83,7 @@ def with_call(
         call: with the normalizer.
         inputs: the differentiable tensors.
         weight: of each value; broadcasts to the values.
-        across: the inputs' dimension that a value covers; None: each value is of one element, or there is no weight.
+        across: the inputs' dimension that a value covers; None: each value is of one element, or the weight is None.
     """
     if weight is None and call.normalizer is None and not isinstance(call.loss_scale, Tensor) and call.loss_scale != math.inf:
         return formula(*inputs)
