@@ -24,8 +24,8 @@ def test_the_measurement_runs(tmp_path):
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
     text = "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.fused_on_several, tables.large_model))
-    assert "| test_vit | FSDP2 | adamw | 2 × CPU | 4 |" in text
-    assert "| FSDP2 | 2 × CPU | 16 × 8 × 50 |" in text
+    assert "| test_vit | FSDP2 | adamw | 2×CPU | 4 |" in text
+    assert "| FSDP2 | 2×CPU | 16 × 8 × 50 |" in text
     assert f"| test_vit | {large['depth']} | 0.00 |" in text
 
 
@@ -56,5 +56,5 @@ def test_the_table_says_how_long_losses_agree(tmp_path):
     assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
     assert "; tolerance 0.0001, disturbance 1e-07." in text
     assert "| FSDP | 2 of 4 | 5.0e-05 | 4 of 4 | 5.0e-05 |" in text  # what agrees again after a difference does not count
-    assert "| resnet50 | one process | sgd | 1 × H200 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
-    assert "| resnet50 | DistributedDataParallel | sgd | 2 × H200 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text
+    assert "| resnet50 | one process | sgd | 1×H200 | 256 | 2,500 |  | 101.2 | 20,480 |" in text
+    assert "| resnet50 | DistributedDataParallel | sgd | 2×H200 | 256 | 4,876 | 0.97 | 101.2 | 20,480 |" in text

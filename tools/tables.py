@@ -314,8 +314,8 @@ def on_gpus(part: str, header: str, cells: str, *files: Path) -> str:
 
 
 def of_kind(gpus: int, found: dict[str, Any]) -> str:
-    """Return how many GPUs of which kind, such as 2 × H100."""
-    return f"{gpus} × {found['gpu'].split()[1]}"
+    """Return how many GPUs of which kind, such as 2×H100."""
+    return f"{gpus}×{found['gpu'].split()[1]}"
 
 
 speed = partial(
