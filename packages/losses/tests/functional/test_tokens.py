@@ -6,17 +6,24 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import backend, cross_entropy, selective_log_softmax, sequence_logps
+from lossforge.losses import (
+    backend,
+    cross_entropy,
+    linear_entropy,
+    linear_selective_log_softmax,
+    selective_log_softmax,
+    sequence_logps,
+)
 from lossforge.losses.testing import error
 
 INF = float("inf")
 
 
 def plain(x, index, temperature=1.0, softcap=None):
-    x = x.double() / temperature
+    x = x.double()
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    log_p = x.log_softmax(-1)
+    log_p = (x / temperature).log_softmax(-1)
     return log_p.gather(-1, index.clamp(min=0).unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
 
@@ -53,6 +60,21 @@ def test_against_float64(name, dtype, options, device):
         (g_exact,) = torch.autograd.grad(exact, wide, [u.double() for u in ups], retain_graph=True)
         assert g.dtype == dtype
         assert error(g, g_exact) < (5e-6 if dtype == torch.float32 else 2.0**-7)
+
+
+def test_the_cap_comes_before_the_temperature(device):
+    """As models cap their logits and samplers divide by T afterwards: 2 tanh(6 / 2) / ½ is 3.98, 2 tanh(6 / ½ / 2) is 2."""
+    x = torch.tensor([[6.0, 0.0]], device=device)
+    index = torch.tensor([1], device=device)
+    logit = 2 * math.tanh(3) / 0.5
+    expected = -math.log1p(math.exp(logit))
+    found = selective_log_softmax(x, index, temperature=0.5, softcap=2.0)
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+    layer = torch.eye(2, device=device)
+    assert linear_selective_log_softmax(x, layer, index, temperature=0.5, softcap=2.0).item() == pytest.approx(expected, rel=1e-6)
+    p = 1 / (1 + math.exp(-logit))
+    entropy = linear_entropy(x, layer, temperature=0.5, softcap=2.0)
+    assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), rel=1e-5)
 
 
 def test_by_hand(device):
@@ -183,7 +205,8 @@ def test_a_log_sum_exp_that_is_known(several, softcap, device):
         if known:
             rows = leaf.movedim(-1, 1)
             ignored = torch.full((2, 5), -100, device=device)
-            lse = cross_entropy(rows, ignored, scale=0.5, softcap=softcap, reduction="sum", return_lse=True).lse
+            cap = softcap and softcap / 2.0
+            lse = cross_entropy(rows, ignored, scale=0.5, softcap=cap, reduction="sum", return_lse=True).lse
         logps = selective_log_softmax(leaf, index, temperature=2.0, softcap=softcap, lse=lse)
         (logps * upstream).sum().backward()
         found.append((logps.detach(), leaf.grad))

@@ -127,6 +127,25 @@ def test_other_losses_of_rows(function, device, product):
     assert product() == 1 + -(-700 // 264)  # 15 rows' logits are those of 264 classes
 
 
+def test_a_cap_and_a_temperature(device, product):
+    """The cap comes first, then the division by T: log-probabilities and entropy, and their gradients."""
+    leaves, target = layer(50, 64, 300, device)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    log_p = (3.0 * torch.tanh(F.linear(*wide) / 3.0) / 0.6).log_softmax(-1)
+    at = log_p.gather(1, target.clamp(0)[:, None])[:, 0].masked_fill(target == -100, 0.0)
+    entropy = -(log_p.exp() * log_p).sum(1)
+    options = {"temperature": 0.6, "softcap": 3.0}
+    found = linear_selective_log_softmax(*leaves[:2], target, leaves[2], return_entropy=True, **options)
+    compare(found.logps, at)
+    compare(found.entropy, entropy)
+    compare(linear_entropy(*leaves, **options), entropy)
+    upstream = torch.rand(2, 50, device=device) + 0.5
+    gradients = torch.autograd.grad((found.logps * upstream[0]).sum() + (found.entropy * upstream[1]).sum(), leaves)
+    for got, right in zip(gradients, torch.autograd.grad((at * upstream[0]).sum() + (entropy * upstream[1]).sum(), wide), strict=True):
+        assert error(got, right) < 1.2e-2
+    assert product() >= 3
+
+
 def test_several_launches_over_rows(device, product, monkeypatch):
     """Statistics of many rows do not take memory together."""
     monkeypatch.setattr(kernels.of_folder("linear"), "PARTS", 0)

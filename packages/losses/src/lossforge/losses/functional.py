@@ -7282,7 +7282,7 @@ def selective_log_softmax(
     log_softmax(x / T) at the indices, in one pass over the logits.
 
     L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p =
-    softmax(x / T).
+    softmax(x / T). With a soft cap x is softcap · tanh(x / softcap).
 
     Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is
     stored; both results are differentiable, together in one further pass.
@@ -7294,11 +7294,13 @@ def selective_log_softmax(
             two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
-        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        softcap: the logits become softcap · tanh(x / softcap), as the model has
+            them, before they are divided by T.
         lse: log-sum-exp of each row's softened logits where it is known, such
-            as cross_entropy's with return_lse. The logits are then read at the
-            indices alone. It is an input like others: a gradient of the whole
-            row arrives through it.
+            as cross_entropy's with return_lse, scale=1 / T and, with a cap,
+            softcap=softcap / T. The logits are then read at the indices alone.
+            It is an input like others: a gradient of the whole row arrives
+            through it.
         ignore_index: tokens whose log-probability is 0, without gradient, but
             whose H is still computed.
         inplace: the gradient takes the memory of the logits, which must be an
@@ -7859,7 +7861,8 @@ def linear_selective_log_softmax(
             the sum of two.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
-        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        softcap: the logits become softcap · tanh(x / softcap), as the model has
+            them, before they are divided by T.
         return_entropy: give the entropy as well.
         ignore_index: tokens whose log-probability is 0, without gradient.
         validate: check class indices on CUDA too, which waits for the device.
@@ -7928,14 +7931,16 @@ def linear_entropy(
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
-    H = -Σⱼ pⱼ ln pⱼ, p = softmax((input · weightᵀ + bias) / T).
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = input · weightᵀ + bias. With a
+    soft cap x is softcap · tanh(x / softcap).
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
-        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        softcap: the logits become softcap · tanh(x / softcap), as the model has
+            them, before they are divided by T.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is

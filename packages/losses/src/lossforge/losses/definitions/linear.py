@@ -24,7 +24,7 @@ from lossforge.losses.definitions.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
-from lossforge.losses.definitions.tokens import TokenLogps, logps_at
+from lossforge.losses.definitions.tokens import TokenLogps, logps_at, softened
 from lossforge.losses.linear.call import ROWS
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import divergence
@@ -554,7 +554,7 @@ def linear_selective_log_softmax(
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
             weight is the sum of two.
         temperature: T above 0.
-        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
         return_entropy: give the entropy as well.
         ignore_index: tokens whose log-probability is 0, without gradient.
 
@@ -583,7 +583,7 @@ def linear_selective_log_softmax(
     near = index.long().clamp(0, classes - 1)
     x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
     x = x if head.bias is None else x + head.bias[near]
-    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, (given["scale"], softcap)))
+    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, (given["scale"], given["softcap"])))
     return TokenLogps(logps, every.entropy) if return_entropy else logps
 
 
@@ -599,11 +599,11 @@ def linear_entropy(
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
-    H = -Σⱼ pⱼ ln pⱼ, p = softmax((input · weightᵀ + bias) / T).
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = input · weightᵀ + bias. With a soft cap x is softcap · tanh(x / softcap).
 
     Args:
         temperature: T above 0.
-        softcap: logits x / T become softcap · tanh(x / (T softcap)).
+        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
 
     Returns:
         (…), float32 (float64 for float64), in nats.
@@ -634,8 +634,8 @@ def _no_skipping(linear: LinearOptions, needed: str) -> None:
 
 
 def _softened(temperature: float, softcap: float | None) -> dict[str, Any]:
-    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
-    return {"scale": 1.0 / temperature, "softcap": softcap, "reduction": "none"}
+    scale, cap = softened(temperature, softcap)
+    return {"scale": scale, "softcap": cap, "reduction": "none"}
 
 
 Teacher = Tensor | LinearTeacher | TopKTeacher

@@ -43,7 +43,7 @@ def selective_log_softmax(
 ) -> Tensor | TokenLogps:
     """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
 
-    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T).
+    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T). With a soft cap x is softcap · tanh(x / softcap).
 
     Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored; both results are differentiable, together in one
     further pass.
@@ -53,9 +53,10 @@ def selective_log_softmax(
         index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
-        softcap: logits x / T become softcap · tanh(x / (T softcap)).
-        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse. The logits are then read
-            at the indices alone. It is an input like others: a gradient of the whole row arrives through it.
+        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
+        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse, scale=1 / T and, with a
+            cap, softcap=softcap / T. The logits are then read at the indices alone. It is an input like others: a gradient of the whole row
+            arrives through it.
         ignore_index: tokens whose log-probability is 0, without gradient, but whose H is still computed.
 
     Returns:
@@ -71,16 +72,16 @@ def selective_log_softmax(
     lead, several = logits.shape[:-1], index.ndim == logits.ndim
     of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
-    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    scale, cap = softened(temperature, softcap)
     if lse is not None:
         _check_lse(lse, logits, return_entropy, inplace)
-    options: RowOptions = {"scale": 1.0 / temperature, "softcap": softcap, "inplace": inplace, "validate": validate}
+    options: RowOptions = {"scale": scale, "softcap": cap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
     target = index
     if lse is not None:
         index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
-        found = _logps(logits, index if several else index.unsqueeze(-1), lse, (1.0 / temperature, softcap), ignore_index)
+        found = _logps(logits, index if several else index.unsqueeze(-1), lse, (scale, cap), ignore_index)
         return found if several else found.squeeze(-1)
     if several:
         if inplace:
@@ -94,8 +95,18 @@ def selective_log_softmax(
         return prepared
     _, _, lse, entropy, *_ = results_of(prepared)
     assert lse is not None
-    logps = _logps(logits, index, lse.view(lead), (1.0 / temperature, softcap), ignore_index)
+    logps = _logps(logits, index, lse.view(lead), (scale, cap), ignore_index)
     return logps if entropy is None else TokenLogps(logps, entropy.view(lead))
+
+
+def softened(temperature: float, softcap: float | None) -> tuple[float, float | None]:
+    """Return the scale and the soft cap of rows whose logits are capped, then divided by a temperature.
+
+    The rows' own cap comes after their scale: softcap · tanh(x / softcap) / T = c · tanh(x / T / c) with c = softcap / T.
+    """
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    softcap = None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True)
+    return 1.0 / temperature, None if softcap is None else softcap / temperature
 
 
 def _check_lse(lse: Tensor, logits: Tensor, return_entropy: bool, inplace: bool) -> None:
@@ -105,10 +116,10 @@ def _check_lse(lse: Tensor, logits: Tensor, return_entropy: bool, inplace: bool)
         raise ValueError(f"lse excludes {'return_entropy' if return_entropy else 'inplace'}=True, because the rows are not read")
 
 
-def _logps(logits: Tensor, index: Tensor, lse: Tensor, softened: tuple[float, float | None], ignore_index: int) -> Tensor:
+def _logps(logits: Tensor, index: Tensor, lse: Tensor, read: tuple[float, float | None], ignore_index: int) -> Tensor:
     """Return the log-probabilities at the indices (…, K), 0 where they are ignored."""
     near = index.long().clamp(0, logits.shape[-1] - 1)
-    logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, softened)
+    logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, read)
     return torch.where(index == ignore_index, 0.0, logps)
 
 
@@ -118,12 +129,12 @@ def logps_and_entropy(results: Sequence[Tensor | None]) -> Tensor | TokenLogps:
     return logps if entropy is None else TokenLogps(logps, entropy)
 
 
-def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, softened: tuple[float, float | None]) -> Tensor:
+def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, read: tuple[float, float | None]) -> Tensor:
     """Return the log-probabilities of the logits x (…, K) at `index`, nan where that is out of range.
 
-    lse: (…), of each row's softened logits. softened: scale and softcap.
+    lse: (…), of each row's softened logits. read: their scale and cap, as `softened` returns them.
     """
-    scale, softcap = softened
+    scale, softcap = read
     x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
     x = x if softcap is None else softcap * torch.tanh(x / softcap)
     return torch.where((index < 0) | (index >= classes), torch.nan, x) - lse.unsqueeze(-1)
