@@ -1,0 +1,200 @@
+"""Replace names of another library: compare them with those that were tested, call the original where ours lacks an option, and undo."""
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any
+
+LOG = logging.getLogger("lossforge.integrations")
+
+
+class IntegrationError(RuntimeError):
+    """A library is not as it was when the integration was tested. The message lists what differs."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A name of a library, and what takes its place.
+
+    Attributes:
+        name: "package.module:name" or "package.module:Class.method".
+        make: from the original to ours, so that ours can call the original.
+        signature: the parameters of the original with which ours was tested, as `signature_of` writes them. Several where versions
+            differ; none where the original is not called.
+        method: for a class: its method whose parameters are compared, such as "forward".
+    """
+
+    name: str
+    make: Callable[[Any], Any]
+    signature: str | tuple[str, ...] | None = None
+    method: str | None = None
+
+
+def signature_of(function: Any) -> str:
+    """Return the parameters of a function with their defaults, without annotations: "(input, target, *, reduction='mean')"."""
+    found = inspect.signature(function)
+    plain = (bool, int, float, str, tuple, type(None))
+    kept = [
+        p.replace(annotation=p.empty, default=p.default if p.default is p.empty or isinstance(p.default, plain) else ...)
+        for p in found.parameters.values()
+    ]
+    return str(found.replace(parameters=kept, return_annotation=found.empty))
+
+
+def say_once(message: str) -> None:
+    """Log a line the first time that it comes."""
+    if message not in _SAID:
+        _SAID.add(message)
+        LOG.warning(message)
+
+
+_SAID: set[str] = set()
+
+
+def version_of(distribution: str) -> str:
+    """Return the version of an installed distribution.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise ModuleNotFoundError(f"{distribution} is not installed: pip install {distribution}") from None
+
+
+class Patch:
+    """What an integration replaced. A context manager: leaving it puts the originals back, as `undo` does.
+
+    Attributes:
+        library: the library's distribution.
+        replaced: the names that were replaced.
+    """
+
+    def __init__(self, library: str, replaced: Sequence[str], undo: Callable[[], None]) -> None:
+        """Make a handle of replacements that are in place. undo: puts the originals back."""
+        self.library, self.replaced, self._undo, self._uses = library, tuple(replaced), undo, 1
+
+    @property
+    def active(self) -> bool:
+        """Whether the replacements are in place."""
+        return self._uses > 0
+
+    def undo(self) -> None:
+        """Put the originals back. After patching twice, the second undo does. More do nothing."""
+        self._uses = max(self._uses - 1, 0)
+        if not self._uses:
+            undo, self._undo = self._undo, _nothing
+            undo()
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        state = "" if self.active else " (undone)"
+        return f"<lossforge in {self.library}{state}: {', '.join(self.replaced)}>"
+
+
+def _nothing() -> None: ...
+
+
+_INHERITED = object()
+_ACTIVE: dict[str, tuple[Any, Patch]] = {}
+
+
+def patch(library: str, tested: str, replacements: Sequence[Replacement], *, options: Any = None, force: bool = False) -> Patch:
+    """Replace names of a library by ours.
+
+    Args:
+        library: its distribution, as pip names it.
+        tested: the versions with which the replacements were tested, for messages: "1.16".
+        replacements: the names, and ours.
+        options: what a second call must repeat: a call with the same options returns the handle of the first.
+        force: replace what is there, although it is not what was tested.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+        IntegrationError: names are missing or have other parameters, and force is not set. Nothing was replaced.
+        ValueError: the library is patched with other options.
+    """
+    installed = version_of(library)
+    if library in _ACTIVE and _ACTIVE[library][1].active:
+        before, handle = _ACTIVE[library]
+        if before != options:
+            raise ValueError(f"{library} is patched with other options: call undo() of the handle {handle!r} first")
+        handle._uses += 1
+        return handle
+    places, differences = [], []
+    for each in replacements:
+        try:
+            owner, name = _owner_of(each.name)
+            original = inspect.getattr_static(owner, name)
+            differences += _difference(each, getattr(owner, name))
+            places.append((each, owner, name, original))
+        except (ImportError, AttributeError) as error:
+            differences.append(f"{each.name} is missing ({error})")
+    if differences and not force:
+        raise IntegrationError(
+            f"{library} {installed} is not as tested ({tested}): {'; '.join(differences)}. Nothing was replaced. Install a version that "
+            "was tested, or go on with force=True and compare the training numbers"
+        )
+    made = [(each.make(getattr(owner, name)), owner, name, original) for each, owner, name, original in places]
+    done: list[tuple[Any, str, Any, Any]] = []
+    for ours, owner, name, original in made:
+        if isinstance(original, (staticmethod, classmethod)):
+            ours = staticmethod(ours)
+        for other in _holders(owner, name, original):
+            done.append((other, name, original if name in vars(other) else _INHERITED, ours))
+            setattr(other, name, ours)
+    handle = Patch(library, [each.name for each, *_ in places], functools.partial(_restore, library, done))
+    _ACTIVE[library] = options, handle
+    untested = "" if _covers(tested, installed) else f" (tested with {tested})"
+    LOG.info("%s %s%s: %s", library, installed, untested, ", ".join(handle.replaced))
+    return handle
+
+
+def _owner_of(name: str) -> tuple[Any, str]:
+    module, _, path = name.partition(":")
+    *classes, last = path.split(".")
+    return functools.reduce(getattr, classes, importlib.import_module(module)), last
+
+
+def _difference(each: Replacement, original: Any) -> list[str]:
+    if each.signature is None:
+        return []
+    expected = (each.signature,) if isinstance(each.signature, str) else each.signature
+    found = signature_of(getattr(original, each.method) if each.method else original)
+    return [] if found in expected else [f"{each.name} takes {found}, tested with {' or '.join(expected)}"]
+
+
+def _holders(owner: Any, name: str, original: Any) -> list[Any]:
+    """Return the owner of a name, and the loaded modules of its library that imported it."""
+    if not isinstance(owner, ModuleType):
+        return [owner]
+    root = owner.__name__.partition(".")[0]
+    of_library = [m for key, m in list(sys.modules.items()) if key.partition(".")[0] == root and isinstance(m, ModuleType)]
+    return [owner, *[m for m in of_library if m is not owner and vars(m).get(name) is original]]
+
+
+def _restore(library: str, done: Sequence[tuple[Any, str, Any, Any]]) -> None:
+    for owner, name, original, ours in reversed(done):
+        if vars(owner).get(name) is not ours:
+            LOG.warning("%s: %s of %s was replaced by something else since, and is left as it is", library, name, owner)
+        elif original is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+def _covers(tested: str, installed: str) -> bool:
+    """Return whether a version is one of those tested: "1.16, 1.17" covers 1.16.3."""
+    return any(f"{installed}.".startswith(f"{each.strip()}.") for each in tested.split(","))

@@ -1,0 +1,352 @@
+"""Hugging Face transformers: train a language model without its logits.
+
+    from lossforge.integrations import transformers
+
+    transformers.fuse(model)                                   # hidden states -> loss; logits in eval, or where no labels are given
+    model.loss_function = transformers.loss_function           # or: logits -> loss
+
+Tested with transformers 4.57 and 5.23.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lossforge.integrations.patching import LOG, Patch, say_once
+from lossforge.losses import cross_entropy, linear_cross_entropy
+
+LABELS_OF = {"ForCausalLMLoss": True, "ForMaskedLMLoss": False, "loss_function": True}
+"""Whether a loss of transformers compares a token's logits with the next label."""
+
+
+def loss_function(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """Cross entropy of the next token from logits, as transformers' ForCausalLMLoss, without a copy in float32.
+
+    Args:
+        logits: (B, T, V), in any floating dtype; the arithmetic is float32.
+        labels: (B, T), moved by one here.
+        num_items_in_batch: what the sum is divided by; None for the labels that count.
+        ignore_index: labels that do not count.
+        shift_labels: (B, T), labels that are moved already, in the place of `labels`.
+
+    Returns:
+        a scalar in float32.
+    """
+    target = _next(labels, ignore_index) if shift_labels is None else shift_labels
+    logits = logits if vocab_size is None else logits.reshape(-1, vocab_size)
+    return cross_entropy(
+        logits.flatten(0, -2), target.flatten().to(logits.device), ignore_index=ignore_index, normalizer=num_items_in_batch
+    )
+
+
+def _next(labels: Tensor, ignore_index: int) -> Tensor:
+    return F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+
+
+@dataclass
+class _Asked:
+    """What a training call asks of the head: the loss of these labels in the place of logits."""
+
+    labels: Tensor
+    given: dict[str, Any]
+    loss: Tensor | None = None
+
+
+class _StandIn(torch.autograd.Function):
+    """Return zeros in the place of logits, which carry the loss's gradient back to it through the head's output."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, ndim: int) -> Tensor:
+        return loss.new_zeros((1,) * ndim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].sum(), None
+
+
+class FusedHead(nn.Linear):
+    """A head that computes the loss in its own forward where it is asked to, so that FSDP, ZeRO-3 and checkpoints see it called."""
+
+    asked: _Asked | None
+    how: "_How"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return logits; or, where a loss is asked for, zeros that carry its gradient."""
+        asked = self.asked
+        if asked is None:
+            return super().forward(input)
+        given = asked.given
+        ignore_index = given.get("ignore_index", -100)
+        target = given.get("shift_labels")
+        if target is None:
+            target = _next(asked.labels, ignore_index) if self.how.shifts else asked.labels
+        loss = linear_cross_entropy(
+            input,
+            self.weight,
+            target.to(input.device),
+            self.bias,
+            ignore_index=ignore_index,
+            normalizer=given.get("num_items_in_batch"),
+            scale=self.how.scale,
+            softcap=self.how.softcap,
+            **self.how.options,
+        )
+        asked.loss = loss.detach()
+        stand_in: Tensor = _StandIn.apply(loss, input.ndim)
+        return stand_in
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a model's loss follows from its head's output."""
+
+    scale: float
+    softcap: float | None
+    passed: frozenset[str]  # arguments of the call that the model hands on to its loss
+    shifts: bool
+    options: dict[str, Any]
+
+
+PASSED = ("num_items_in_batch", "ignore_index", "shift_labels")
+
+
+@functools.cache
+def _fused_class(own: Any) -> Any:
+    """Return a model's class with a forward that asks its head for the loss."""
+    names = tuple(inspect.signature(own.forward).parameters)[1:]
+
+    @functools.wraps(own.forward)
+    def forward(self: Any, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
+        kwargs = dict(zip(names, args, strict=False)) | kwargs
+        labels, head = kwargs.get("labels"), self.get_output_embeddings()
+        wanted = self.training if skip_logits is None else skip_logits
+        if labels is None or not wanted:
+            return own.forward(self, **kwargs)
+        if reason := _why_not(head):
+            say_once(f"{own.__name__}: {reason}: its own head and loss run")
+            return own.forward(self, **kwargs)
+        head.asked = _Asked(labels, {name: kwargs[name] for name in head.how.passed if kwargs.get(name) is not None})
+        try:
+            return _without_logits(own.forward(self, **kwargs))
+        finally:
+            head.asked = None
+
+    def find_loss(self: Any) -> Callable[..., Tensor]:
+        head = self.get_output_embeddings()
+        asked = getattr(head, "asked", None)
+        found: Callable[..., Tensor] = own.loss_function.fget(self) if asked is None else functools.partial(_arrive, head.how, asked)
+        return found
+
+    named = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    members = {
+        "forward": forward,
+        "loss_function": property(find_loss, own.loss_function.fset),
+        "__reduce_ex__": _reduce,
+        "fused_from": own,
+    }
+    return type(own.__name__, (own,), {**named, **members})
+
+
+def _reduce(self: Any, protocol: int) -> Any:
+    _, args, *rest = super(type(self), self).__reduce_ex__(protocol)
+    return _remake, (type(self).fused_from, args[1:]), *rest
+
+
+def _remake(own: type, args: tuple[Any, ...]) -> Any:
+    kind = _fused_class(own)
+    return kind.__new__(kind, *args)
+
+
+def _why_not(head: Any) -> str:
+    """Return why a head cannot compute the loss now; "" if it can."""
+    if not isinstance(head, FusedHead):
+        return f"its head is a {type(head).__module__}.{type(head).__qualname__} now (adapters that came after fuse?)"
+    if type(head.weight).__name__ == "DTensor":
+        return "its head's weight is a DTensor, whose classes lie on several processes"
+    return ""
+
+
+def _arrive(how: _How, asked: _Asked, logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the loss that the head computed. logits: what the model made of the head's zeros."""
+    if asked.loss is None or labels is not asked.labels:
+        raise RuntimeError("the model gave its loss other logits or labels than the call's; undo fuse() for this model")
+    return asked.loss + logits.sum() / how.scale  # softcap · tanh(scale · x / softcap) has the slope `scale` at 0
+
+
+def _without_logits(output: Any) -> Any:
+    if isinstance(output, tuple):
+        return (output[0], *output[2:])
+    return type(output)(**{**output, "logits": None})
+
+
+def fuse(model: nn.Module, **options: Any) -> Patch:
+    """Let a language model compute its training loss in its head, without logits.
+
+    The model's own forward runs, with its auxiliary losses. Its head is still called, so that FSDP, FSDP2, ZeRO-3, DDP and checkpointing
+    see it, and returns the loss in the place of logits. The scale and softcap of the logits are measured on the model's own forward.
+    In eval mode, and where no labels are given, nothing changes; a call's `skip_logits=True` or `False` decides otherwise. Fuse before
+    adapters, FSDP or torch.compile are applied. Where adapters or parallel heads replace the head later, the model's own loss runs.
+
+    Args:
+        model: a model of transformers with a linear head and a loss over next tokens, or a PEFT model around one.
+        options: of `linear_cross_entropy`, such as z_loss=1e-4.
+
+    Returns:
+        a handle: `undo()` gives the model its own forward back.
+
+    Raises:
+        TypeError: the model's head or loss is none that can be fused; the message says what its forward did.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).train()
+        >>> handle = fuse(model)
+        >>> tokens = torch.randint(50, (2, 8))
+        >>> model(input_ids=tokens, labels=tokens).loss.backward()
+    """
+    return _fuse(getattr(model, "get_base_model", lambda: model)(), options)
+
+
+def _fuse(model: Any, options: dict[str, Any]) -> Patch:
+    _unfuse(model)
+    own: Any = type(model)
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    kind: Any = type(head)
+    if kind is not nn.Linear:
+        _refuse(model, f"needs a torch.nn.Linear as head, got {kind.__module__}.{kind.__qualname__}")
+    if any((head._forward_hooks, head._forward_pre_hooks, "forward" in vars(head))):
+        _refuse(model, "needs a head without hooks or a forward of its own. Fuse before what adds them")
+    how = _measure(model, head, options)
+    head.__class__, head.asked, head.how = FusedHead, None, how
+    model.__class__ = _fused_class(own)
+    scale = "" if how.scale == 1 else f", scale {how.scale:g}"
+    softcap = "" if how.softcap is None else f", softcap {how.softcap:g}"
+    LOG.info("%s computes its loss without logits%s%s", own.__name__, scale, softcap)
+    names = f"{own.__name__}.forward", f"{own.__name__}.loss_function", "its head's forward"
+    return Patch("transformers", names, functools.partial(_unfuse, model))
+
+
+def _unfuse(model: Any) -> None:
+    """Give a model that is fused its own classes back."""
+    own: Any = getattr(type(model), "fused_from", None)
+    if own is None:
+        return
+    head = model.get_output_embeddings()
+    kinds: Any = type(model), type(head)
+    if kinds != (_fused_class(own), FusedHead):
+        raise RuntimeError(f"{own.__name__} was changed since it was fused (FSDP, adapters?): undo that first")
+    del head.asked, head.how
+    model.__class__, head.__class__ = own, nn.Linear
+
+
+def _refuse(model: Any, why: str) -> NoReturn:
+    raise TypeError(f"{type(model).__name__} cannot be fused: fuse {why}")
+
+
+class _LossReached(BaseException):  # which no handler of a model catches
+    """Ends the trial forward with what the model gave its loss."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
+class _Hidden:
+    """What the trial's body returns: hidden states, and None for all else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+def _measure(model: Any, head: nn.Linear, options: dict[str, Any]) -> _How:
+    """Run the model's own forward without its body on a few numbers as logits, up to its loss, and read off what it does to them."""
+    body = getattr(model, "base_model", model)
+    if body is model:
+        _refuse(model, "needs a model whose body is a module of its own (base_model_prefix)")
+    if not hasattr(type(model), "loss_function"):
+        _refuse(model, "needs a model of transformers with a loss_function")
+    name = getattr(model.loss_function, "__name__", type(model.loss_function).__name__)
+    if name not in LABELS_OF:
+        _refuse(model, f"knows the losses {', '.join(LABELS_OF)}, the model has {name}")
+    probes = torch.tensor([0.0, 1.0, -3.0, 40.0, 1e9], dtype=torch.float64, device=head.weight.device)
+    tokens = torch.zeros((1, 1), dtype=torch.int64, device=head.weight.device)
+    hidden = head.weight.new_zeros((1, 1, head.in_features))
+    sent = {"num_items_in_batch": torch.ones((), device=tokens.device), "ignore_index": -7, "shift_labels": tokens + 1}
+
+    def record(*args: Any, **kwargs: Any) -> NoReturn:
+        raise _LossReached(*args, **kwargs)
+
+    own = model.__dict__.get("_loss_function")
+    with _forward(body, lambda *args, **kwargs: _Hidden(hidden)), _forward(head, lambda input: probes.view(1, 1, -1)):
+        model.loss_function = record
+        try:
+            type(model).forward(model, input_ids=tokens, labels=tokens, **sent)
+        except _LossReached as called:
+            seen = called
+        except Exception as error:
+            _refuse(model, f"ran its forward up to the loss with a few numbers as logits, and it failed: {type(error).__name__}: {error}")
+        else:
+            _refuse(model, "needs a forward that calls self.loss_function, and this one does not")
+        finally:
+            del model._loss_function
+            if own is not None:
+                model._loss_function = own
+    given = dict(zip(("logits", "labels"), seen.args, strict=False)) | seen.kwargs
+    logits, labels = given.get("logits"), given.get("labels")
+    if labels is not tokens or not isinstance(logits, Tensor) or logits.numel() != probes.numel():
+        _refuse(model, "needs a forward that gives its loss the head's logits and the call's labels, and this one gives others")
+    scale, softcap = _fit(probes.tolist(), logits.flatten().double().tolist(), model)
+    passed = frozenset(name for name in PASSED if given.get(name) is sent[name])
+    return _How(scale, softcap, passed, LABELS_OF[name], options)
+
+
+def _fit(probes: list[float], found: list[float], model: Any) -> tuple[float, float | None]:
+    """Return scale and softcap by which softcap · tanh(scale · x / softcap), or scale · x, is what was found for each probe."""
+    one, last = probes.index(1.0), len(probes) - 1
+    scale, softcap = found[one], None
+    if not math.isclose(found[last], scale * probes[last], rel_tol=1e-5):
+        softcap = found[last]
+        scale = math.atanh(found[one] / softcap) * softcap if softcap > 0 and abs(found[one]) < softcap else math.nan
+        scale = round(scale, 6) if math.isclose(scale, round(scale, 6), rel_tol=1e-6) else scale
+    for x, y in zip(probes, found, strict=True):
+        expected = scale * x if softcap is None else softcap * math.tanh(scale * x / softcap)
+        if not scale > 0 or not math.isclose(y, expected, rel_tol=1e-5, abs_tol=1e-9):
+            made = ", ".join(f"{x:g} → {y:g}" for x, y in zip(probes, found, strict=True))
+            _refuse(model, f"knows a scale and a softcap of logits, and this model's forward does something else: {made}")
+    return scale, softcap
+
+
+@contextmanager
+def _forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give a module another forward."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own

@@ -1,0 +1,78 @@
+"""Patch libraries, and run a script, a module or an installed program in the same process."""
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import pkgutil
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lossforge import integrations
+from lossforge.integrations.patching import IntegrationError
+
+USAGE = "python -m lossforge.patch LIBRARY[,LIBRARY…] [--force] -- SCRIPT.py | -m MODULE | PROGRAM [ARGUMENT …]"
+EXAMPLES = """examples:
+  python -m lossforge.patch timm -- train.py --model resnet50
+  python -m lossforge.patch ultralytics -- yolo train model=yolo11n.pt data=coco8.yaml
+  torchrun --nproc-per-node 8 -m lossforge.patch trl -- grpo.py
+"""
+
+
+def patchable() -> list[str]:
+    """Return the libraries whose integration has a `patch`."""
+    names = [each.name for each in pkgutil.iter_modules(integrations.__path__) if each.name != "patching"]
+    return [name for name in names if hasattr(importlib.import_module(f"lossforge.integrations.{name}"), "patch")]
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run a script (a path that ends in .py), a module (-m NAME) or an installed program, as if it had been called."""
+    target, *rest = argv
+    if target == "-m":
+        sys.argv = list(rest)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif target.endswith(".py"):
+        sys.argv = list(argv)
+        sys.path[0] = str(Path(target).resolve().parent)
+        runpy.run_path(target, run_name="__main__")
+    else:
+        found = importlib.metadata.entry_points(group="console_scripts", name=target)
+        if not found:
+            sys.exit(f"lossforge.patch: {target} is not a .py file, and no installed Python program has this name")
+        sys.argv = list(argv)
+        sys.exit(next(iter(found)).load()())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        "python -m lossforge.patch",
+        usage=USAGE,
+        description="Run a script of another library with lossforge's losses in it, unedited.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("libraries", metavar="LIBRARY", help=f"one or several of {', '.join(patchable())}, joined by commas")
+    parser.add_argument("--force", action="store_true", help="go on where a library is not as it was tested")
+    own, target = (list(argv[: argv.index("--")]), list(argv[argv.index("--") + 1 :])) if "--" in argv else (list(argv), [])
+    given = parser.parse_args(own)
+    names = given.libraries.split(",")
+    if unknown := [name for name in names if name not in patchable()]:
+        parser.error(f"no integration for {', '.join(unknown)}; there are {', '.join(patchable())}")
+    if not target or target == ["-m"]:
+        parser.error("say what to run after --: a .py file, -m MODULE or an installed program")
+    logging.basicConfig(format="lossforge: %(message)s")
+    logging.getLogger("lossforge").setLevel(logging.INFO)
+    for name in names:
+        try:
+            importlib.import_module(f"lossforge.integrations.{name}").patch(force=given.force)
+        except (IntegrationError, ModuleNotFoundError) as error:
+            sys.exit(f"lossforge.patch: {error}")
+    run(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Replacing names of a library: a small real one, installed into a folder, in versions that differ."""
+
+import importlib
+import logging
+import sys
+
+import pytest
+
+from lossforge.integrations.patching import IntegrationError, Replacement, patch
+
+OWN = """
+def loss(input, target, *, reduction="mean"):
+    return input - target
+
+class Trainer:
+    def step(self, x, rate=0.1):
+        return x - rate
+
+    @staticmethod
+    def scale(x):
+        return 2 * x
+
+class Sub(Trainer):
+    pass
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Install a package `drifting` of a given source, with its metadata, and import it anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(source=OWN, version="1.2.0"):
+        (tmp_path / "drifting").mkdir(exist_ok=True)
+        (tmp_path / "drifting" / "__init__.py").write_text("")
+        (tmp_path / "drifting" / "core.py").write_text(source)
+        (tmp_path / "drifting" / "user.py").write_text("from drifting.core import loss\n")
+        info = tmp_path / f"drifting-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: drifting\nVersion: {version}\n")
+        importlib.invalidate_caches()
+        return importlib.import_module("drifting.core"), importlib.import_module("drifting.user")
+
+    yield install
+    for name in [name for name in sys.modules if name.partition(".")[0] == "drifting"]:
+        del sys.modules[name]
+
+
+def ours(original):
+    return lambda input, target, *, reduction="mean": ("ours", original(input, target))
+
+
+LOSS = Replacement("drifting.core:loss", ours, "(input, target, *, reduction='mean')")
+STEP = Replacement("drifting.core:Trainer.step", lambda own: lambda self, x, rate=0.1: ("ours", own(self, x, rate)), "(self, x, rate=0.1)")
+SCALE = Replacement("drifting.core:Trainer.scale", lambda own: lambda x: ("ours", own(x)), "(x)")
+INHERITED = Replacement("drifting.core:Sub.step", lambda own: lambda self, x, rate=0.1: ("sub", own(self, x, rate)), "(self, x, rate=0.1)")
+
+
+def test_names_are_replaced_where_they_are_imported_and_put_back(library, caplog):
+    core, user = library()
+    with caplog.at_level(logging.INFO, "lossforge.integrations"), patch("drifting", "1.2", [LOSS, STEP, SCALE, INHERITED]) as handle:
+        assert core.loss(3, 1) == user.loss(3, 1) == ("ours", 2)
+        assert core.Trainer().step(1.0) == ("ours", 0.9)
+        assert core.Trainer.scale(2) == core.Trainer().scale(2) == ("ours", 4)
+        assert core.Sub().step(1.0) == ("sub", 0.9)  # our wrapper of the original, made before anything was replaced
+        assert handle.active
+        assert "drifting.core:loss" in repr(handle)
+    assert len(caplog.records) == 1
+    assert core.loss(3, 1) == user.loss(3, 1) == 2
+    assert core.Trainer().step(1.0) == core.Sub().step(1.0) == 0.9
+    assert "step" not in vars(core.Sub)
+    assert core.Trainer.scale(2) == 4
+    assert not handle.active
+    assert "undone" in repr(handle)
+    handle.undo()
+
+
+def test_patching_twice_is_undone_by_two(library):
+    core, _ = library()
+    first, second = (patch("drifting", "1.2", [LOSS], options=1) for _ in range(2))
+    assert core.loss(3, 1) == ("ours", 2)
+    with pytest.raises(ValueError, match="patched with other options"):
+        patch("drifting", "1.2", [LOSS], options=2)
+    first.undo()
+    assert core.loss(3, 1) == ("ours", 2)
+    second.undo()
+    assert core.loss(3, 1) == 2
+
+
+def test_other_parameters_are_refused_by_what_differs(library):
+    core, _ = library(OWN.replace('reduction="mean"', 'reduction="sum"'), "2.0.0")
+    took = r"drifting\.core:loss takes \(input, target, \*, reduction='sum'\), tested with .*'mean'\)"
+    said = rf"drifting 2\.0\.0 is not as tested \(1\.2\): {took}"
+    with pytest.raises(IntegrationError, match=said):
+        patch("drifting", "1.2", [STEP, LOSS])
+    assert core.Trainer().step(1.0) == 0.9
+    with patch("drifting", "1.2", [LOSS], force=True):
+        assert core.loss(3, 1) == ("ours", 2)
+
+
+def test_missing_names_are_refused_and_forced_past(library):
+    core, _ = library(OWN.replace("def scale", "def scaled"))
+    with pytest.raises(IntegrationError, match=r"drifting\.core:Trainer\.scale is missing"):
+        patch("drifting", "1.2", [LOSS, SCALE])
+    with patch("drifting", "1.2", [LOSS, SCALE], force=True) as handle:
+        assert handle.replaced == ("drifting.core:loss",)
+        assert core.loss(3, 1) == ("ours", 2)
+
+
+def test_what_others_replaced_later_is_left(library, caplog):
+    core, _ = library()
+    handle = patch("drifting", "1.2", [LOSS])
+    core.loss = theirs = lambda *args: "theirs"
+    handle.undo()
+    assert core.loss is theirs
+    assert "replaced by something else" in caplog.text
+
+
+def test_a_library_that_is_not_installed_is_named():
+    with pytest.raises(ModuleNotFoundError, match="pip install drifting-nowhere"):
+        patch("drifting-nowhere", "1", [])
