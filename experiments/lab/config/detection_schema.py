@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lab.config.fields import choice, number, setting, some
-from lab.config.schema import DataConfig, SplitConfig
+from lab.config.schema import EXIF, WHERE_EXIF, DataConfig, SplitConfig
 
 
 @dataclass
@@ -62,6 +62,7 @@ class CocoConfig(DetectionDataConfig):
     train_annotations: str = setting("annotations/instances_train2017.json", "file of the training images' boxes")
     val_annotations: str = setting("annotations/instances_val2017.json", "file of the held-out images' boxes")
     test_annotations: str | None = setting(None, "file of the test images' boxes")
+    exif: str = choice(*EXIF, meaning=WHERE_EXIF)
     images_outside: bool = setting(False, "read files outside of the images' folder, if a file_name leads there by a path or a link")
 
 

@@ -63,6 +63,11 @@ class DataConfig:
     augment: bool = setting(True, "change training images at random")
 
 
+EXIF = ("shown", "shown", "stored")
+"""The default of data.exif, and its choices."""
+WHERE_EXIF = "what boxes and masks belong to where EXIF's turn of a photo keeps its size: the picture as shown, or the pixels as stored"
+
+
 @dataclass
 class SplitConfig:
     """Settings of the held-out images of a data set without a split of its own: a random share of each class."""

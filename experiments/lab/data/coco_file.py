@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, in_rgb, leads_out, open_image, unreadable, with_slashes
+from lab.data.exif import SHOWN, note, take_both
+from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, leads_out, read_rgb, unreadable, with_slashes
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
@@ -40,6 +41,8 @@ class CocoFile:
     labels: Tensor  # (M,) indices of `classes`
     crowd: Tensor  # (M,) bool
     areas: Tensor  # (M,) float64, as the file gives them
+    exif: str = SHOWN  # data.exif
+    notes: list[str] = field(default_factory=list)  # messages for the user
 
     def __len__(self) -> int:
         return len(self.files)
@@ -65,12 +68,21 @@ class CocoFile:
         """
         path = self.files[position]
         try:
-            return in_rgb(open_image(path, self.sizes[position]))
+            return read_rgb(path, self.sizes[position], self.exif)
         except UNREADABLE as error:
             raise unreadable(f"{self.path}: image {self.image_ids[position]} ({path})", error) from None
 
 
-def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str, skip_corrupt: bool, outside: bool = False) -> CocoFile:
+def read_coco(
+    path: Path,
+    folder: Path,
+    *,
+    settings: tuple[str, str],
+    check: str,
+    skip_corrupt: bool,
+    outside: bool = False,
+    exif: str = SHOWN,
+) -> CocoFile:
     """Read an annotation file whose images lie in `folder`.
 
     Args:
@@ -80,6 +92,7 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
         check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
         skip_corrupt: leave out corrupt images and boxes, and print how many.
         outside: read files outside of `folder`, too.
+        exif: data.exif.
 
     Raises:
         UserError: a path does not exist, the file is not a COCO file, or it has corrupt entries that are not to be skipped.
@@ -91,7 +104,7 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
     faults = Faults(path)
     leaves = None if outside else leads_out(folder)
     images = _images(tree["images"], folder, faults, leaves)
-    images = _readable(images, folder, faults, check, settings)
+    both = _take_unreadable(images, folder, faults, check, settings)
     rows = _rows(tree, names, images, faults)
     _refuse_relative(path, settings[0], rows)
     faults.raise_or_report(skip_corrupt, usable=bool(images))
@@ -111,6 +124,8 @@ def read_coco(path: Path, folder: Path, *, settings: tuple[str, str], check: str
         torch.tensor([row[1] for row in flat], dtype=torch.int64),
         torch.tensor([row[2] for row in flat], dtype=torch.bool),
         torch.tensor([row[3] for row in flat], dtype=torch.float64),
+        exif,
+        note(path, [images[image_id][0] for image_id in both], exif, "boxes"),
     )
 
 
@@ -168,16 +183,18 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
     return found
 
 
-def _readable(found: Images, folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> Images:
-    """Return the images whose files exist and can be read."""
+def _take_unreadable(found: Images, folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> list[int]:
+    """Remove the images whose files are missing or cannot be read; return the ids of those that their size fits as shown and as stored."""
     there = _listing(folder)
     missing = [image_id for image_id, (file, _) in found.items() if file not in there and not os.path.isfile(file)]
     if missing and len(missing) == len(found):
         file = found[missing[0]][0]
         raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
     _drop(found, ((image_id, "no such file") for image_id in missing), faults)
-    _drop(found, find_corrupt(cast(Files, found), (faults.path, folder), check).items(), faults)
-    return found
+    said = find_corrupt(cast(Files, found), (faults.path, folder), check)
+    both = take_both(said)
+    _drop(found, said.items(), faults)
+    return both
 
 
 def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> None:

@@ -15,22 +15,22 @@ from pathlib import Path
 from tokenize import TokenError
 from typing import TypeVar
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from lab.config.errors import UserError
 from lab.config.settings import ROOT
+from lab.data.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
 from lab.runs.formats import visible
 
 FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
 Entry = TypeVar("Entry")
-SHOWN = 10
+NAMED = 10  # faults that a message names
 SUFFIXES = (".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of files that count as images, in lower case; of several frames the first is read."""
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of these; it goes by the content, and for PostScript it would start Ghostscript, which runs the file."""
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
-Size = tuple[int, int]  # height, width
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
 Fault = Callable[[tuple[str, Size | None]], str]
 
@@ -77,8 +77,8 @@ class Faults:
             left_out = f"{len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}"
             print(visible(f"{self.path}: {left_out}"))
         elif self.lines:
-            more = f"\n... and {len(self.lines) - SHOWN} more" if len(self.lines) > SHOWN else ""
-            shown = "\n".join(self.lines[:SHOWN])
+            more = f"\n... and {len(self.lines) - NAMED} more" if len(self.lines) > NAMED else ""
+            shown = "\n".join(self.lines[:NAMED])
             remedy = "data.skip_corrupt=true leaves them out" if usable else "no entry is left to use, so look at the settings, too"
             raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}")
 
@@ -143,38 +143,51 @@ def open_any_mode(path: ImageFile) -> Image.Image:
         one of UNREADABLE.
     """
     refuse_pipe(path)
-    return Image.open(path, formats=FORMATS)
+    image = Image.open(path, formats=FORMATS)
+    if image.format == "TIFF":
+        # without a name Pillow does not map the file into memory, where it mixes up grey pixels that EXIF turns on their side
+        image.filename = ""
+    return image
 
 
-def open_image(path: ImageFile, size: Size | None = None) -> Image.Image:
-    """Open an image without decoding its pixels yet.
-
-    Args:
-        path: the file.
-        size: height and width that it must have; an EXIF orientation is applied only if it leads to them.
+def open_image(path: ImageFile) -> Image.Image:
+    """Open an image that can be converted to RGB of 8 bits, without decoding its pixels yet.
 
     Raises:
         one of UNREADABLE.
     """
     image = open_any_mode(path)
-    if size and (image.height, image.width) != size:
-        image = ImageOps.exif_transpose(image)
-    if size and (image.height, image.width) != size:
-        raise CorruptError(f"has {image.width}×{image.height} pixels, the annotations say {size[1]}×{size[0]}")
     if image.mode in ("F", "I") or image.mode.startswith("I;"):
         raise CorruptError(f"has pixels of mode {image.mode}; 8 bits a channel are expected")
     return image
 
 
-def read_rgb(path: ImageFile) -> Image.Image:
-    """Decode an image to RGB, rotated by its EXIF orientation.
+def fits(image: Image.Image, size: Size) -> tuple[bool, bool]:
+    """Return whether annotations of this height and width fit an image that is not decoded yet, as a viewer shows it and as it is stored.
+
+    Raises:
+        CorruptError: they fit neither.
+    """
+    shown, stored = sizes_of(image)
+    if size not in (shown, stored):
+        turn = "" if shown == stored else f" ({stored[1]}×{stored[0]} without its turn in EXIF)"
+        raise CorruptError(f"has {shown[1]}×{shown[0]} pixels{turn}, the annotations say {size[1]}×{size[0]}")
+    return size == shown, size == stored
+
+
+def read_rgb(path: ImageFile, size: Size | None = None, exif: str = SHOWN) -> Image.Image:
+    """Decode an image to RGB, turned as EXIF says.
+
+    Args:
+        path: the file.
+        size: height and width that annotations give it; where only the stored pixels have this size, they are not turned.
+        exif: data.exif.
 
     Raises:
         one of UNREADABLE.
     """
     with open_image(path) as image:
-        ImageOps.exif_transpose(image, in_place=True)
-        return in_rgb(image)
+        return in_rgb(turned(image, shown=size is None or is_shown(fits(image, size), exif)))
 
 
 def in_rgb(image: Image.Image) -> Image.Image:
@@ -193,6 +206,8 @@ def unreadable(name: str | Path, error: BaseException) -> UserError:
 def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None) -> dict[int, str]:
     """Return what is wrong with each bad file, by id; results for many files are cached until a path in `about` changes.
 
+    Of an image with a size it may say BOTH, which `take_both` takes out.
+
     check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
     fault: returns what is wrong with a file, empty if nothing; None for what `check` says of images in RGB.
     """
@@ -208,14 +223,18 @@ def _faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int,
 
 
 def fault_of(file: tuple[ImageFile, Size | None], check: str) -> str:
-    """Return what is wrong with an image in RGB; empty if nothing."""
+    """Return what is wrong with an image in RGB; empty if nothing, and BOTH if the size fits it as shown and as stored."""
+    path, size = file
+    both = False
 
     def look() -> None:
-        with open_image(*file) as opened:
-            if check == "pixels" or not _ends(file[0], opened.format):
+        nonlocal both
+        with open_image(path) as opened:
+            both = size is not None and all(fits(opened, size)) and turn_of(opened) != 1
+            if check == "pixels" or not _ends(path, opened.format):
                 opened.load()
 
-    return fault_in(look)
+    return fault_in(look) or (BOTH if both else "")
 
 
 def fault_in(look: Callable[[], object]) -> str:

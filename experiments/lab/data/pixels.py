@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, ImageSequence
+from PIL import Image, ImageSequence
 from torch import Tensor
 
+from lab.data.exif import turned
 from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, open_any_mode, read_rgb, refuse_pipe
 from lab.data.sets import Norm
 
@@ -85,9 +86,10 @@ def _array(path: ImageFile, channels: int) -> Any:
         # only Pillow's class of TIFF images declares tag_v2
         if image.format == "TIFF" and image.mode.startswith("RGB") and 16 in image.tag_v2.get(BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
             raise CorruptError("has channels of 16 bits side by side, of which Pillow reads 8; a page a channel, or .npy, is expected")
-        if image.mode in ("P", "PA"):
-            image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
-        return np.array(ImageOps.exif_transpose(image))
+        upright = turned(image)
+        if upright.mode in ("P", "PA"):
+            upright = upright.convert("RGBA" if upright.mode == "PA" or "transparency" in upright.info else "RGB")
+        return np.array(upright)
 
 
 def _deep_png(path: ImageFile) -> Any:

@@ -13,6 +13,8 @@ from lab.config.objects import find
 from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig
 from lab.data.sets import Norm
 
+RAREST = 1e-6  # smallest share of images with a class that a bias begins with, and smallest share without it
+
 
 def check_model(config: ModelConfig) -> None:
     """Raise UserError unless the model is the user's own or timm knows it."""
@@ -102,7 +104,8 @@ def set_prior(model: nn.Module, probability: float) -> None:
     """
     bias = getattr(getattr(model, "get_classifier", lambda: None)(), "bias", None)
     if isinstance(bias, nn.Parameter):
-        nn.init.constant_(bias, math.log(probability / (1 - probability)))
+        share = min(max(probability, RAREST), 1 - RAREST)  # a class in all images, or in none, has no finite logit
+        nn.init.constant_(bias, math.log(share / (1 - share)))
 
 
 def placed(model: nn.Module, device: torch.device, *, channels_last: bool) -> nn.Module:

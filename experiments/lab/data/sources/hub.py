@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import yaml
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError, first_line, unknown
 from lab.config.schema import HubConfig
 from lab.config.settings import absolute
+from lab.data.exif import turned
 from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, open_any_mode, reason
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
@@ -69,7 +70,7 @@ class HubSamples(Samples):
             if not os.path.isfile(path):
                 raise CorruptError(f"has the path {cell['path']!r}, and {os.path.abspath(path)} is not a file")
         with open_any_mode(path if content is None else ImageBytes(content, str(path or "its bytes"))) as file:
-            image = ImageOps.exif_transpose(file)
+            image = turned(file)
             image.load()
         return image.convert(mode) if mode else image
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from lab.config.errors import UserError
 from lab.config.objects import find
 from lab.config.schema import CustomDataConfig
+from lab.data.exif import turned
 from lab.data.pixels import as_pixels
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
@@ -39,7 +40,7 @@ def as_rgb(image: Any) -> Image.Image:
     from torchvision.transforms.v2.functional import to_pil_image
 
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        return turned(image).convert("RGB")
     if isinstance(image, Tensor) and image.ndim in (2, 3):
         return to_pil_image(image).convert("RGB")
     shape = f" of the shape {tuple(image.shape)}" if isinstance(image, Tensor) else ""
@@ -52,6 +53,7 @@ def of_channels(image: Any, channels: int) -> Tensor:
     Raises:
         TypeError: the image has another type or number of channels.
     """
+    image = turned(image) if isinstance(image, Image.Image) else image
     pixels = as_pixels(image) if isinstance(image, (Image.Image, Tensor)) else None
     pixels = pixels[None] if pixels is not None and pixels.ndim == 2 else pixels
     if pixels is None or pixels.ndim != 3 or pixels.shape[0] != channels:

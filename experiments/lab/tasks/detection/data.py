@@ -187,8 +187,9 @@ def load_detection_data(
     """
     _check_sizes(config, fixed_size)
     parts = _parts(config)
-    outside = isinstance(config, CocoConfig) and config.images_outside
-    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "outside": outside}
+    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt}
+    if isinstance(config, CocoConfig):
+        how |= {"outside": config.images_outside, "exif": config.exif}
     files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
     train, val = files[:2]
     for file, part in zip(files, parts, strict=True):
@@ -209,7 +210,7 @@ def load_detection_data(
         test=make(files[2], seed=None) if len(files) > 2 else None,
         held_out=f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}",
         plain=partial(make, train, seed=None),
-        notes=[*enlarged(config, fixed_size, train.sizes), *seen],
+        notes=[*enlarged(config, fixed_size, train.sizes), *seen, *(said for file in files for said in file.notes)],
     )
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from PIL import ExifTags
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -18,6 +17,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor, resize
 from lab.config.errors import UserError
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
+from lab.data.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
 from lab.data.images import (
     SUFFIXES,
     UNREADABLE,
@@ -26,8 +26,9 @@ from lab.data.images import (
     cached,
     find_corrupt,
     hidden,
+    in_rgb,
     open_any_mode,
-    read_rgb,
+    open_image,
     reason,
     unreadable,
 )
@@ -52,11 +53,11 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
     """
     if isinstance(config, MaskFolderConfig):
         assert norm is not None
-        parts = _read(config)
+        parts, notes = _read(config)
         load = partial(MaskFileLoader, config=config, norm=norm, device=device)
         test = load(parts["test"], seed=None) if "test" in parts else None
         train, val, plain = load(parts["train"], seed=seed), load(parts["val"], seed=None), partial(load, parts["train"], seed=None)
-        return Data(config.classes, 3, norm, train, val, test=test, held_out="the images of val/", plain=plain)
+        return Data(config.classes, 3, norm, train, val, test=test, held_out="the images of val/", plain=plain, notes=notes)
     scenes = _drawn(cast(DigitMasksConfig, config))
     return memory_data(scenes, config, norm_of(scenes.train.images, norm), device, seed)  # a mirrored digit is not a digit
 
@@ -100,8 +101,8 @@ class Pair(NamedTuple):
     key: str
 
 
-def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
-    """Find the usable pairs of each part; faults of all parts are reported together.
+def _read(config: MaskFolderConfig) -> tuple[dict[str, list[Pair]], list[str]]:
+    """Find the usable pairs of each part, and messages for the user; faults of all parts are reported together.
 
     Raises:
         UserError: a folder does not exist, some pairs cannot be used and are not to be skipped, or a part has none left.
@@ -120,11 +121,13 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
         found |= {(part, stem): (images[stem], masks[stem]) for stem in images if stem in masks}
     pairs = dict(enumerate(found.values()))
     wrong: dict[int, str] = {}
+    both: list[int] = []
     if config.check != "off":
         damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check)
         wrong = {number: f"{pairs[number][0].relative_to(root)}: {said}" for number, said in damaged.items()}
         rest = {number: pair for number, pair in pairs.items() if number not in wrong}
         odd = cached(partial(_fault, classes=len(config.classes)), rest, about, f"masks of {len(config.classes)} classes")
+        both = take_both(odd)
         wrong |= {number: f"{pairs[number][1].relative_to(root)}: {said}" for number, said in odd.items()}
     for _, said in sorted(wrong.items()):
         faults.add(said)
@@ -138,7 +141,7 @@ def _read(config: MaskFolderConfig) -> dict[str, list[Pair]]:
             raise UserError(f"data.root: {root / part} has no image with a mask to use.")
         if config.check != "off":
             _refuse_unlabelled(root / part, kept, len(config.classes), 2 if part == "train" else 1)
-    return parts
+    return parts, note(root, [str(pairs[number][0].relative_to(root)) for number in both], config.exif, "masks")
 
 
 def _refuse_unlabelled(part: Path, pairs: list[Pair], classes: int, least: int) -> None:
@@ -167,24 +170,31 @@ def _files(folder: Path, faults: Faults) -> dict[str, Path]:
 
 
 def _fault(pair: tuple[Path, Path], classes: int) -> str:
-    image, mask = pair
+    """Return what is wrong with a pair; empty if nothing, and BOTH if its mask fits as shown and as stored, with different results."""
     try:
-        height, width = read_mask(mask, classes).shape
+        read_mask(pair[1], classes)
+        fits, same = _fits(*pair)
     except UNREADABLE as error:
         return reason(error)
-    size = seen_size(image)
-    return "" if size == (height, width) else f"is {width}×{height}, its image {size[1]}×{size[0]}"
+    return BOTH if all(fits) and not same else ""
 
 
-def seen_size(path: Path) -> tuple[int, int]:
-    """Return height and width of an image, rotated by its EXIF orientation."""
-    with open_any_mode(path) as image:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-        return (image.width, image.height) if turned else (image.height, image.width)
+def _fits(image_path: Path, mask_path: Path) -> tuple[tuple[bool, bool], bool]:
+    """Return whether a mask fits its image, both as a viewer shows them and both as they are stored; and whether EXIF turns both alike.
+
+    Raises:
+        CorruptError: it fits neither.
+        one of UNREADABLE.
+    """
+    with open_any_mode(image_path) as image, open_any_mode(mask_path) as mask:
+        sizes, masks = sizes_of(image), sizes_of(mask)
+        if sizes[0] != masks[0] and sizes[1] != masks[1]:
+            raise CorruptError(f"is {masks[0][1]}×{masks[0][0]}, its image {sizes[0][1]}×{sizes[0][0]}")
+        return (sizes[0] == masks[0], sizes[1] == masks[1]), turn_of(image) == turn_of(mask)
 
 
-def read_mask(path: Path, classes: int) -> Tensor:
-    """Read a mask (H, W) uint8.
+def read_mask(path: Path, classes: int, *, shown: bool = True) -> Tensor:
+    """Read a mask (H, W) uint8, as a viewer shows it or as the file stores it.
 
     Raises:
         one of UNREADABLE.
@@ -192,7 +202,7 @@ def read_mask(path: Path, classes: int) -> Tensor:
     with open_any_mode(path) as image:
         if image.mode not in ("1", "L", "P"):
             raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
-        values = pil_to_tensor(image)[0].to(torch.uint8)
+        values = pil_to_tensor(turned(image, shown=shown))[0].to(torch.uint8)
     if (wrong := values[(values >= classes) & (values != OUTSIDE)]).numel():
         known = f"data.classes has 0 to {classes - 1}, and {OUTSIDE} means no class"
         raise CorruptError(f"has the value {int(wrong[0])}; {known}")
@@ -206,7 +216,7 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
     """
 
     def __init__(self, pairs: list[Pair], config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
-        self.pairs, self.classes, self.augment = pairs, len(config.classes), train and config.augment
+        self.pairs, self.classes, self.exif, self.augment = pairs, len(config.classes), config.exif, train and config.augment
         self.size = [config.image_size] * 2
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
         self.scale = RandomScale(config.scale, self.fit, None, fill)
@@ -218,13 +228,21 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
     def fit(self, _size: tuple[int, int]) -> tuple[int, int]:
         return self.size[0], self.size[1]
 
+    def shown(self, position: int) -> bool:
+        """Return whether a mask belongs to its image as a viewer shows both."""
+        return is_shown(_fits(*self.pairs[position][:2])[0], self.exif)
+
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
         position, seed = sample
-        path, mask_path, _ = self.pairs[position]
+        image_path, mask_path, _ = self.pairs[position]
+        path = image_path
         try:
-            pixels = pil_to_tensor(read_rgb(path))
-            path = mask_path
-            values = read_mask(path, self.classes)
+            with open_image(image_path) as opened:
+                path = mask_path
+                shown = self.shown(position)
+                values = read_mask(mask_path, self.classes, shown=shown)
+                path = image_path
+                pixels = pil_to_tensor(in_rgb(turned(opened, shown=shown)))
         except UNREADABLE as error:
             raise unreadable(path, error) from None
         image, mask = tv_tensors.Image(pixels), tv_tensors.Mask(values)
@@ -242,7 +260,8 @@ class MaskFileLoader(WorkerLoader):
 
     def __init__(self, pairs: list[Pair], config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
         fill = [round(value * 255) for value in norm.mean]
-        super().__init__(MaskFiles(pairs, config, fill, train=seed is not None), config, device, seed)
+        self.files = MaskFiles(pairs, config, fill, train=seed is not None)
+        super().__init__(self.files, config, device, seed)
         self.pairs, self.keys = pairs, [pair.key for pair in pairs]
         self.mean, self.std = norm.on(device)
 
@@ -252,5 +271,6 @@ class MaskFileLoader(WorkerLoader):
             yield Batch(normalised(images, self.mean, self.std), masks.long(), index)
 
     def size(self, position: int) -> tuple[int, int]:
-        """Return height and width of the file."""
-        return seen_size(self.pairs[position].image)
+        """Return height and width of the mask, as shown or as stored."""
+        with open_any_mode(self.pairs[position].mask) as mask:
+            return sizes_of(mask)[0 if self.files.shown(position) else 1]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import LOSSES
-from lab.config.schema import DataConfig, ModelConfig, SplitConfig, TaskConfig
+from lab.config.schema import EXIF, WHERE_EXIF, DataConfig, ModelConfig, SplitConfig, TaskConfig
 from lab.tasks.spec import TaskSpec
 
 OUTSIDE = 255
@@ -64,6 +64,7 @@ class MaskFolderConfig(MasksConfig):
     horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
     photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run; masks completely")
+    exif: str = choice(*EXIF, meaning=WHERE_EXIF)
     skip_corrupt: bool = setting(False, "leave out images and masks that cannot be used")
 
 
