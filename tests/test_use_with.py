@@ -9,6 +9,8 @@ import pytest
 import torch
 from pages import ROOT, files_of, run_python
 
+from lossforge.losses import FusedLinear, cross_entropy
+
 FOLDER = "docs/use_with"
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -46,6 +48,27 @@ def test_trl(run):
         mine = history(ours[name])
         assert min(mine["grad_norm"]) > 0.1
         torch.testing.assert_close(mine, history(theirs[name]), **FLOAT32)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"target_modules": ["body"], "target_parameters": ["head.weight"]}], ids=str)
+def test_an_adapter_of_peft_on_a_fused_head(options):
+    """It comes after FusedLinear, which keeps the layer inside of it: refused until it is merged."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(8, 16), "head": torch.nn.Linear(16, 50)})
+    fused = FusedLinear(cross_entropy, model["head"])
+    features, target = torch.randn(4, 16), torch.arange(4)
+    plain = fused(features, target)
+    torch.testing.assert_close(plain, torch.nn.functional.cross_entropy(model["head"](features), target))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**{"target_modules": ["head"], "init_lora_weights": False, **options}))
+    wanted = torch.nn.functional.cross_entropy(model["head"](features), target)
+    assert abs(wanted - plain) > 1e-3
+    with pytest.raises(TypeError, match=r"but peft\.tuners\.lora\.layer\.\w+ took its place as 'head'.* merge_and_unload"):
+        fused(features, target)
+    with pytest.raises(TypeError, match=r"head must be a torch\.nn\.Linear, .*, got peft\.tuners\.lora\.layer\.\w+\. .*merge_and_unload"):
+        FusedLinear(cross_entropy, model["head"])
+    adapted.merge_and_unload()
+    torch.testing.assert_close(fused(features, target), wanted, **FLOAT32)
 
 
 def test_lightning(run):

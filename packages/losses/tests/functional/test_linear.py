@@ -345,7 +345,7 @@ def test_code_around_a_loss_or_a_head_is_not_left_out(device):
     seen.register_forward_hook(lambda module, given, found: 2 * found)
     holder.function = cross_entropy
     for loss in (Doubled(), changed, seen):
-        with pytest.raises(TypeError, match="has hooks or a forward of its own"):
+        with pytest.raises(TypeError, match="loss must not have hooks or a forward of its own"):
             fuse_linear(loss)
     for loss in (holder, torch.compile(CrossEntropyLoss(label_smoothing=0.5), backend="eager")):
         with pytest.raises(TypeError, match="loss must be a loss of lossforge"):
@@ -364,6 +364,98 @@ def test_code_around_a_loss_or_a_head_is_not_left_out(device):
             FusedLinear(cross_entropy, head).head = other
     normed = torch.nn.utils.parametrizations.weight_norm(head)
     assert error(FusedLinear(cross_entropy, normed)(leaves[0], target), cross_entropy(normed(leaves[0]).mT, target)) < 1e-5
+
+
+@pytest.mark.parametrize("how", ["hook", "patched", "retyped", "set", "loss hook", "loss patched"])
+def test_what_a_head_or_a_loss_gets_later_is_not_left_out(device, how):
+    """It would not be called. Without it, the fused loss is right again."""
+    leaves, target = model(device)
+    head, loss = torch.nn.Linear(6, 11, device=device), CrossEntropyLoss()
+    fused = FusedLinear(loss, head)
+    expected = cross_entropy(head(leaves[0]).mT, target)
+    assert error(fused(leaves[0], target), expected) < 1e-5
+    module = loss if "loss" in how else head
+    if "hook" in how:
+        undo = module.register_forward_hook(lambda module, given, found: 2 * found).remove
+    elif "patched" in how:
+        forward = module.forward
+        module.forward = lambda *given: 2 * forward(*given)
+        undo = functools.partial(delattr, module, "forward")
+    elif how == "retyped":
+        head.__class__ = Adapted
+        undo = functools.partial(setattr, head, "__class__", torch.nn.Linear)
+    else:  # past the check of an assignment
+        fused._modules["head"] = torch.nn.Sequential(head)
+        undo = functools.partial(setattr, fused, "head", head)
+    with pytest.raises(
+        TypeError, match=r"(head|loss) must (not have hooks or a forward of its own|be a torch\.nn\.Linear), .* got [a-z]+\."
+    ):
+        fused(leaves[0], target)
+    undo()
+    assert error(fused(leaves[0], target), expected) < 1e-5
+
+
+def test_parameters_that_come_later_are_those_of_the_call(device):
+    leaves, target = model(device)
+    head = torch.nn.Linear(6, 11, device=device)
+    fused = FusedLinear(cross_entropy, head)
+    fused(leaves[0], target)
+    head.weight = torch.nn.Parameter(torch.rand(11, 6, device=device))
+    assert error(fused(leaves[0], target), cross_entropy(head(leaves[0]).mT, target)) < 1e-5
+    torch.nn.utils.parametrizations.weight_norm(head).parametrizations.weight.original0.data.mul_(3)
+    assert error(fused(leaves[0], target), cross_entropy(head(leaves[0]).mT, target)) < 1e-5
+
+
+class Adapter(torch.nn.Module):
+    """A low-rank adapter, as one would write it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, (out, given) = base, base.weight.shape
+        self.down, self.up = (torch.nn.Linear(*sizes, device=base.weight.device) for sizes in ((given, 2), (2, out)))
+
+    def forward(self, input):
+        return self.base(input) + self.up(self.down(input))
+
+
+@pytest.mark.parametrize("made", ["before", "copied", "pickled"])
+def test_a_layer_that_takes_the_heads_place_later_is_not_left_out(device, made):
+    """FusedLinear holds the head, which an adapter holds, too: it sees that the model does not call the head itself any more."""
+    leaves, target = model(device)
+    whole = torch.nn.ModuleDict({"head": torch.nn.Linear(6, 11, device=device)})
+    whole["loss"] = FusedLinear(cross_entropy, whole["head"])
+    if made != "before":
+        whole = copy.deepcopy(whole) if made == "copied" else pickle.loads(pickle.dumps(whole))
+    head, fused = whole["head"], whole["loss"]
+    assert fused.head is head
+    for other in (torch.nn.Identity(), torch.nn.LayerNorm(6, device=device), head):  # features for the loss, and the head again
+        whole["head"] = other
+        fused(leaves[0], target)
+    for other in (Adapter(head), torch.nn.Sequential(torch.nn.Dropout(), head), torch.nn.Linear(6, 11, device=device)):
+        whole["head"] = other
+        name = f"{type(other).__module__}.{type(other).__qualname__}"
+        with pytest.raises(TypeError, match=f"head must be the model's own layer, but {re.escape(name)} took its place as 'head'"):
+            fused(leaves[0], target)
+        again = FusedLinear(cross_entropy, head)  # asked for by name
+        assert error(again(leaves[0], target), cross_entropy(head(leaves[0]).mT, target)) < 1e-5
+        with pytest.raises(TypeError, match="took its place"):
+            copy.deepcopy(fused)(leaves[0], target)
+        whole["head"] = head
+        assert error(fused(leaves[0], target), cross_entropy(head(leaves[0]).mT, target)) < 1e-5
+    whole["head"] = fused.head = torch.nn.Linear(6, 11, device=device)
+    assert error(fused(leaves[0], target), cross_entropy(whole["head"](leaves[0]).mT, target)) < 1e-5
+
+
+def test_an_adapter_that_comes_later_ends_a_compiled_loss(device):
+    torch._dynamo.reset()
+    leaves, target = model(device)
+    whole = torch.nn.ModuleDict({"head": torch.nn.Linear(6, 11, device=device)})
+    fused = FusedLinear(cross_entropy, whole["head"])
+    compiled = torch.compile(fused, backend="eager")
+    compiled(leaves[0], target)
+    whole["head"] = Adapter(whole["head"])
+    with pytest.raises(TypeError, match="took its place as 'head'"):
+        compiled(leaves[0], target)
 
 
 def test_a_weight_of_elements_is_not_taken_for_one_of_rows(device):

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from lossforge.kernels.call import Head
 from lossforge.losses import checks
@@ -299,6 +301,9 @@ def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
 def fuse_linear(loss: Any) -> Callable[..., Any]:
     """Return a loss fused with the linear layer that gives its logits, which are computed by chunks and never kept.
 
+    It takes the layer's tensors, and cannot see what else the layer computes: of a layer with an adapter (LoRA), a soft cap or a hook it
+    gives another loss than the layer's output would. FusedLinear takes the layer, and refuses one with an adapter or a hook.
+
     Args:
         loss: a function of lossforge.losses over rows or elements or a divergence, a loss of your own (`@elementwise`, `@rowwise`), or a
             module of either, whose options then hold.
@@ -339,10 +344,25 @@ def _function_of(loss: Any) -> Any:
     return _function_of(loss.function) if isinstance(loss, (LossModule, custom)) else loss
 
 
-def _altered(module: nn.Module, home: str) -> bool:
-    """Return whether hooks, or a forward that is not of `home`, alter what a module computes."""
+def _hooked(module: nn.Module) -> bool:
+    """Return whether hooks, or a forward that was set on the module itself, alter what it computes. torch.compile traces this."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or not getattr(getattr(module.forward, "__func__", None), "__module__", "").startswith(home)
+    return any(len(each) > 0 for each in hooks) or "forward" in module.__dict__
+
+
+def _check_loss(loss: Any, name: str) -> None:
+    if not isinstance(loss, LossModule):
+        return
+    own = type(loss).compute is not LossModule.compute or not type(loss).forward.__module__.startswith("lossforge.")
+    if own or _hooked(loss):
+        raise TypeError(
+            f"loss must not have hooks or a forward of its own, which a fused loss would not run, got {_full_name(loss)}: fuse {name} "
+            "itself"
+        )
+
+
+def _full_name(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 LAYER = ("input", "weight")
@@ -360,10 +380,7 @@ class FusedLoss:
     def __init__(self, loss: Any) -> None:
         self.loss, self.function = loss, _function_of(loss)
         name = getattr(self.function, "__name__", type(loss).__name__)
-        if isinstance(loss, LossModule) and (_altered(loss, "lossforge.") or type(loss).compute is not LossModule.compute):
-            raise TypeError(
-                f"{type(loss).__name__} has hooks or a forward of its own, which a fused loss would not run: fuse {name} itself"
-            )
+        _check_loss(loss, name)
         taken = (checks.keywords(self.function) if callable(self.function) else None) or [""]
         if not ("normalizer" in taken and taken[0].startswith("input")) or "chunk" in taken:
             raise TypeError(
@@ -395,6 +412,7 @@ class FusedLoss:
 
     def prepared(self, *tensors: Any, **named: Any) -> Prepared:
         """Check a call."""
+        _check_loss(self.loss, self.function.__name__)  # a hook may have come since
         if len(tensors) > len(self.by_position):
             raise TypeError(f"{self.__name__}() takes {', '.join(self.by_position)} by position, and bias by name, got {len(tensors)}")
         given = dict(zip(self.by_position, tensors, strict=False))
@@ -416,14 +434,52 @@ class FusedLoss:
         return _fused(self.function, layer, kept, linear, self.targets)
 
 
+CURE = "Merge an adapter (peft: merge_and_unload()), keep it off the head (peft: target_modules), or call the layer and then the loss"
+
+
+LINEAR_FORWARD = nn.Linear.forward
+
+
 def _check_head(head: object) -> None:
     if not isinstance(head, nn.Linear):
-        raise TypeError(f"head must be a torch.nn.Linear, got {type(head).__name__}")
-    if _altered(head, "torch.nn.modules.linear"):
         raise TypeError(
-            "head must not have hooks or a forward of its own, which a fused loss would not run: call it and the loss unfused. For "
-            "weight norm and spectral norm use torch.nn.utils.parametrizations; make pruning permanent"
+            f"head must be a torch.nn.Linear, because a fused loss takes its weight and bias alone, got {_full_name(head)}. {CURE}"
         )
+    if type(head).forward is not LINEAR_FORWARD or _hooked(head):
+        raise TypeError(
+            f"head must not have hooks or a forward of its own, which a fused loss would not run, got {_full_name(head)}: call it and "
+            "the loss unfused. For weight norm and spectral norm use torch.nn.utils.parametrizations; make pruning permanent"
+        )
+
+
+HOLDERS: "weakref.WeakSet[FusedLinear]" = weakref.WeakSet()
+
+
+def _note_replaced_heads(owner: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Note for each FusedLinear when a layer takes the place of its head in a model, and when the head comes back.
+
+    An adapter does so: its layer holds the head, which knows nothing of it. A module without the head or a layer in it, such as
+    torch.nn.Identity, only takes the head off the model.
+    """
+    if module is None or isinstance(owner, FusedLinear):
+        return
+    before = owner._modules.get(name)
+    for fused in list(HOLDERS):
+        if module is fused.head and fused.replaced and fused.replaced[0] == name:
+            fused.replaced = None
+        elif before is fused.head and _replaces(module, fused.head):
+            fused.replaced = name, _full_name(module)
+
+
+def _replaces(module: nn.Module, head: nn.Linear) -> bool:
+    if module is head or getattr(module, "_orig_mod", None) is head:  # of torch.compile
+        return False
+    return isinstance(module, nn.Linear) or any(part is head for part in module.modules())
+
+
+@functools.cache
+def _watch_registrations() -> None:
+    register_module_module_registration_hook(_note_replaced_heads)
 
 
 class FusedLinear(nn.Module):
@@ -431,12 +487,13 @@ class FusedLinear(nn.Module):
 
     Args:
         loss: as for `fuse_linear`.
-        head: a torch.nn.Linear, whose weight and bias stay the model's own. It is not called, so that hooks which come later do not run.
-            Another loss or head may take its place.
+        head: a torch.nn.Linear, whose weight and bias stay the model's own. It is not called, so that it must compute nothing else: hooks
+            and adapters are refused, those that come later at the next call. Another loss or head may take its place.
 
     Raises:
-        TypeError: the loss cannot be fused, or head is not a linear layer, or one with hooks or a forward of its own. A call: bias= is
-            given, which is always the head's.
+        TypeError: the loss cannot be fused, or head is not a linear layer, or one with hooks or a forward of its own. A call: the head or
+            the loss has got one since, another layer such as peft's took the head's place in the model, or bias= is given, which is
+            always the head's.
 
     Examples:
         >>> import torch
@@ -445,16 +502,30 @@ class FusedLinear(nn.Module):
         >>> FusedLinear(cross_entropy, head)(torch.randn(8, 16), torch.arange(8)).backward()
     """
 
+    replaced: tuple[str, str] | None
+    """The name at which another layer took the head's place in a model, and that layer's type."""
+
     def __init__(self, loss: Any, head: nn.Linear) -> None:
         super().__init__()
         self.fused: FusedLoss
         self.loss, self.head = loss, head
+        self._watch()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._watch()
+
+    def _watch(self) -> None:
+        if not torch.compiler.is_compiling():  # there it lives for one call
+            _watch_registrations()
+            HOLDERS.add(self)
 
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "head":
                 _check_head(value)
+                self.replaced = None
             if name == "loss":
                 self.fused = FusedLoss(value)
             super().__setattr__(name, value)
@@ -462,6 +533,13 @@ class FusedLinear(nn.Module):
     def forward(self, input: Tensor, *targets: Tensor, **options: Any) -> Any:
         if "bias" in options:
             raise TypeError("FusedLinear takes the bias of its head, got bias= too: set head.bias, or call fuse_linear(loss) with it")
+        _check_head(self.head)
+        if self.replaced is not None:
+            place, found = self.replaced
+            raise TypeError(
+                f"head must be the model's own layer, but {found} took its place as {place!r}, which a fused loss would not run. {CURE}. "
+                "If a new torch.nn.Linear is meant to be the head, set it as the FusedLinear's head"
+            )
         return self.fused(input, self.head.weight, *targets, bias=self.head.bias, **options)
 
 
