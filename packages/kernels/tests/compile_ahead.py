@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.linear import launch as linear_launch
+from lossforge.kernels.math import hold
 from lossforge.kernels.rowwise import launch as row_launch
 from lossforge.losses import (
     box_iou,
@@ -100,7 +101,7 @@ def every_operation(z, q):
     a = tl.exp(-z) + tl.exp2(-z) + tl.log(1.0 + z) + tl.log2(2.0 + z) + tl.sqrt(1.0 + z) + tl.sqrt_rn(2.0 + z) + tl.rsqrt(1.0 + z)
     b = tl.sin(z) + tl.cos(q * z) + tl.sigmoid(z) + tl.erf(z) + tl.abs(z - q) + tl.fdiv(z, 1.0 + z) + tl.div_rn(z, 2.0 + z)
     c = tl.maximum(z, q) + tl.minimum(z, 1.0) + tl.where(z > q, z, 0.5 * z) + tl.clamp(z, 0.1, 5.0) + tl.fma(z, z, q)
-    return a + b + c + tl.cast(z, tl.float32) + tl.floor(z) + tl.ceil(z) + tl.zeros_like(z)
+    return a + b + hold(b) * c + tl.cast(z, tl.float32) + tl.floor(z) + tl.ceil(z) + tl.zeros_like(z)
 
 
 ALWAYS = "always:"

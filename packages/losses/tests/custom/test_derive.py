@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import exp, log1p_unit, logistic, power, powers, reciprocal, tanh
+from lossforge.kernels.math import exp, hold, log1p_unit, logistic, power, powers, reciprocal, tanh
 from lossforge.losses import FormulaError, elementwise, rowwise
 from lossforge.losses.custom.derive import with_gradients
 from lossforge.losses.custom.reference import torch_of
@@ -41,7 +41,15 @@ def ends_with_a_call(x, y):
     return winding(x, y, 1.5)
 
 
+@triton.jit
+def held_parts(x, y, gamma):
+    """Factors held in a formula, in one that it calls, and of a held value."""
+    u, v = bump(hold(x - y), x)
+    return u * v + hold(winding(x, y, gamma)) * x * x + hold(hold(x) * x) * gamma
+
+
 FORMULAS = {
+    "held parts": (held_parts, (1.5,)),
     "winding": (winding, (1.5,)),
     "ends with a call": (ends_with_a_call, ()),
 }

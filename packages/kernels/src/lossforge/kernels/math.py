@@ -23,6 +23,12 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
+def hold(x):
+    """Return x, which a derived gradient takes for a constant: its slope is 0, as that of torch's `x.detach()`."""
+    return x
+
+
+@triton.jit
 def widened(x):
     """Return x in float32. Two neighbours in bfloat16 share a register; each takes one instruction here, and 1.5 by Triton's conversion."""
     if INTERPRETED or x.dtype != tl.bfloat16:

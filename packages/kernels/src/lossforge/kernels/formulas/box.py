@@ -22,7 +22,7 @@ of min and max are halves, as in PyTorch.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import TINY, atan_ratio, log, log1p_unit, product, reciprocal
+from lossforge.kernels.math import TINY, atan_ratio, hold, log, log1p_unit, product, reciprocal
 
 V_SCALE = tl.constexpr(0.4052847345693511)  # 4 / π²
 
@@ -192,7 +192,7 @@ def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     alpha = v * reciprocal(larger(value + v, eps))
     turn = 2.0 * V_SCALE * alpha * angle
     turn_1, turn_2 = turn * over_diagonal(w1, h1), turn * over_diagonal(w2, h2)
-    value += distance + alpha * v
+    value += distance + hold(alpha) * v
     return result(value, across, down, d_inter, d_union, d_wc, d_hc, -turn_1 * h1, turn_1 * w1, turn_2 * h2, -turn_2 * w2, d_dx, d_dy)
 
 

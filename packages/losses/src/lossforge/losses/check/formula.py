@@ -23,7 +23,36 @@ SECTION = "formula, in float64"
 STEP, TOLERANCE, ONE_SIDED = 6e-6, 1e-5, 100.0
 """A central difference over STEP, relative to x, is right to about 1e-9 of a smooth formula's slope; a one-sided one to 1e-5."""
 ENDS = "0, 1, ties and kinks"
-HELD = {"ciou": "its α is a constant to the gradient, as in the authors' code"}
+
+
+Both = Callable[..., Sequence[Any]]
+"""(variables, hyper-parameters) → value and gradient, with the factors that the formula holds in `Held`."""
+
+
+class Held:
+    """Factors that a formula holds, in the order of its calls of `hold`: kept where it is differentiated, and returned beside it.
+
+    So a difference of the value leaves them as they are, as the gradient does.
+    """
+
+    def __init__(self) -> None:
+        self.factors: list[Any] = []
+        self.returned: int | None = None
+
+    def __call__(self, like: Tensor, x: Any) -> Any:
+        if self.returned is None:
+            self.factors.append(x)
+            return x
+        self.returned += 1
+        return self.factors[self.returned - 1]
+
+    def keep(self) -> None:
+        """Keep the factors of the next computation."""
+        self.factors, self.returned = [], None
+
+    def give(self) -> None:
+        """Return the kept factors in the next computation."""
+        self.returned = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +149,7 @@ POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, BOXES: _boxes}
 def check_formula(loss: Loss, report: Report, seed: int) -> None:
     formula = FORMULAS[loss.formula]
     try:
-        both = _inlined(formula, len(loss.template.variables))
+        both, held = _inlined(formula, len(loss.template.variables))
     except FormulaError as problem:
         report.add(SECTION, "gradient", None, f"{problem}")
         return
@@ -128,37 +157,37 @@ def check_formula(loss: Loss, report: Report, seed: int) -> None:
     for name in dict.fromkeys(p.name for p in found):
         if report.failures:  # most likely for the same reason
             break
-        if loss.name in HELD:
-            report.add(SECTION, f"gradient against differences, {name}", None, HELD[loss.name])
-        else:
-            _compare(name, loss, both, report, [p for p in found if p.name == name])
-    _reference(loss, both, formula.reference, report, found)
+        _compare(name, loss, both, held, report, [p for p in found if p.name == name])
+    _reference(loss, both, held, formula.reference, report, found)
 
 
-def _inlined(formula: Formula, leading: int) -> Callable[..., Sequence[Any]]:
-    """Return (variables, hyper-parameters) → value and gradient, by the device function that a kernel inlines for these hyper-parameters.
+def _inlined(formula: Formula, leading: int) -> tuple[Both, Held]:
+    """Return (variables, hyper-parameters) → value and gradient, by the device function that a kernel inlines for these hyper-parameters,
+    and the factors that it holds.
 
     Raises:
         FormulaError: an operation has no counterpart in torch; the message names it.
     """
-    general, functions = torch_of(formula.kernels.formula), formula.kernels
+    held, functions = Held(), formula.kernels
+    general = torch_of(functions.formula, held)
     if functions.special is None or functions.applies is None:
-        return general
-    special, applies = torch_of(functions.special), torch_of(functions.applies)
+        return general, held
+    special, applies = torch_of(functions.special, held), torch_of(functions.applies)
 
     def both(*args: Any) -> Sequence[Any]:
         first, *others = args[leading:]
         return (special if applies(torch.tensor(first, dtype=torch.float64), *others) else general)(*args)
 
-    return both
+    return both, held
 
 
-def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: Report, found: Sequence[Points]) -> None:
+def _compare(name: str, loss: Loss, both: Both, held: Held, report: Report, found: Sequence[Points]) -> None:
     count, problem = 0, ""
     for p, variable in itertools.product(found, range(loss.template.slopes)):
+        held.keep()
         value, *slopes = both(*p.values, *p.hyper)
         slope = slopes[variable] + torch.zeros_like(value)
-        (right, known_right), (left, known_left) = (_difference(loss, both, p, variable, sign) for sign in (1, -1))
+        (right, known_right), (left, known_left) = (_difference(loss, both, held, p, variable, value, sign) for sign in (1, -1))
         if loss.template is BOXES:  # a box without width is flipped on one side, so its slope along that axis is a choice
             begin, end, begin_2, end_2 = p.values[variable % 2 :: 2]
             known_right = known_left = known_right & known_left & (begin < end) & (begin_2 < end_2)
@@ -181,9 +210,12 @@ def _compare(name: str, loss: Loss, both: Callable[..., Sequence[Any]], report: 
     report.add(SECTION, f"gradient against differences, {name}", not problem, problem or f"{count} points")
 
 
-def _difference(loss: Loss, both: Callable[..., Sequence[Any]], p: Points, variable: int, sign: int) -> tuple[Tensor, Tensor]:
-    """Return the difference quotient to one side, and where it is known: inside the domain, and at ends the same for a smaller step."""
-    x, value = p.values[variable], both(*p.values, *p.hyper)[0]
+def _difference(loss: Loss, both: Both, held: Held, p: Points, variable: int, value: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    """Return the difference quotient to one side, and where it is known: inside the domain, and at ends the same for a smaller step.
+
+    value: at p.
+    """
+    x = p.values[variable]
     step = STEP * x.abs().clamp(min=min(1.0, x.abs().max().item()))
     inside = torch.ones_like(x, dtype=torch.bool)
     if loss.domain == "probabilities":
@@ -194,6 +226,7 @@ def _difference(loss: Loss, both: Callable[..., Sequence[Any]], p: Points, varia
         inside = (x > 0) | (sign > 0)
 
     def quotient(step: Tensor) -> Tensor:
+        held.give()
         return sign * (both(*p.moved(variable, sign * step))[0] - value) / step
 
     found = quotient(step)
@@ -202,11 +235,10 @@ def _difference(loss: Loss, both: Callable[..., Sequence[Any]], p: Points, varia
     return found, inside
 
 
-def _reference(
-    loss: Loss, both: Callable[..., Sequence[Any]], reference: Callable[..., Tensor], report: Report, found: Sequence[Points]
-) -> None:
+def _reference(loss: Loss, both: Both, held: Held, reference: Callable[..., Tensor], report: Report, found: Sequence[Points]) -> None:
     problem = ""
     for p in found:
+        held.keep()
         value, *slopes = both(*p.values, *p.hyper)
         leaves = [v.clone().requires_grad_(i < len(slopes)) for i, v in enumerate(p.values)]
         values = leaves if loss.template is not BOXES else [torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1)]
@@ -222,8 +254,11 @@ def _reference(
             at = int((~fits).nonzero()[0])
             problem = f"{p.at(at, loss)}: formula {value[at]:.6g}, reference {wanted[at]:.6g}"
         for slope, gradient in zip(slopes, gradients, strict=True):
-            lost = gradient.isnan() & ~(slope + torch.zeros_like(gradient)).isnan()
-            if lost.any() and not problem:
-                at = int(lost.nonzero()[0])
-                problem = f"{p.at(at, loss)}: the gradient is nan, the formula's {(slope + torch.zeros_like(gradient))[at]:.6g}"
+            slope = slope + torch.zeros_like(gradient)
+            off = gradient.isnan() & ~slope.isnan()
+            if p.name in ("random", "far out"):  # at a kink each may take its own slope
+                off |= slope.isfinite() & gradient.isfinite() & ((slope - gradient).abs() > TOLERANCE * slope.abs().clamp(min=1.0))
+            if off.any() and not problem:
+                at = int(off.nonzero()[0])
+                problem = f"{p.at(at, loss)}: the gradient is {gradient[at]:.6g}, the formula's {slope[at]:.6g}"
     report.add(SECTION, "reference against the formula", not problem, problem)

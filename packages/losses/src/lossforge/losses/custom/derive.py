@@ -16,7 +16,7 @@ from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.source import Source, jit, read, results, written_out
 
 TINY = math.TINY.value
-ZERO_SLOPE = ("floor", "ceil", "zeros_like")
+ZERO_SLOPE = ("floor", "ceil", "zeros_like", "hold")
 ZEROS = "tl.where({0} == {0}, 0.0, 0.0)"
 """zeros_like, written out because Gluon, the language of the kernel for long rows, lacks it."""
 Rule = Callable[..., str]
@@ -190,7 +190,7 @@ class _Forward:
                 return made, [None] * count
             return made, [self.assign(slope, True) for slope in SHARED_TUPLES[found](made, values, slopes)]
         value = self.assign(ZEROS.format(values[0]) if (kind, found) == ("language", "zeros_like") else text)
-        if not depends or (kind == "language" and found in ZERO_SLOPE):
+        if not depends or found in ZERO_SLOPE:
             return [value], [None]
         rule = (LANGUAGE if kind == "language" else SHARED).get(found)
         if rule is None:

@@ -18,6 +18,7 @@ from lossforge.losses.base.module import LossModule
 from lossforge.losses.base.options import CornerOptions, WeightedElementwiseOptions
 from lossforge.losses.base.record import Template
 from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.custom.written import with_written_gradient
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.registry import Loss
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
 
 Hyper = Mapping[str, float] | None
-Reference = Callable[..., Tensor]
+Reference = Callable[..., Any]
 Decorator = Callable[[Any], "CustomLoss"]
 Domain = Literal["logits", "probabilities"]
 
@@ -160,14 +161,16 @@ def elementwise(
     or (value, dvalue/dx). It is straight-line mathematics: assignments, arithmetic, triton.language's functions of elements, functions of
     lossforge.kernels.math, other such @triton.jit functions, and tl.where in place of branches. tl.tanh and the powers x ** 2, x ** 3 and
     x ** 4, which Triton lacks, are written out. Constants from outside must be tl.constexpr. If the formula returns no gradient, one is
-    derived and compiled into the same kernel.
+    derived and compiled into the same kernel; it takes lossforge.kernels.math.hold(factor) for a constant. A gradient that the formula
+    returns is the loss's everywhere: on any device, in any dtype, compiled, under torch.func. It has no second derivative.
 
     Args:
         formula: the @triton.jit function; None if the decorator has arguments.
         hyper: names and defaults of the hyper-parameters, in the formula's order. They become keyword arguments of the
             loss. They are numbers; the last one may also be a tensor that broadcasts to the input. Changing one compiles nothing anew.
         reference: the value in plain torch, (x, y, *hyper) → element-wise values, for CPU tensors, float64, derivatives of the
-            target and second-order derivatives. By default the formula is translated, operation by operation.
+            target and second-order derivatives. By default the formula is translated, operation by operation. The gradient that a formula
+            returns holds there, too: where it cannot be translated, return (value, gradient).
         domain: "logits", or "probabilities" if the input lies in [0, 1]: lossforge.losses.check tries inputs of this domain.
 
     Returns:
@@ -205,7 +208,7 @@ def rowwise(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference
     Args:
         formula: the @triton.jit function; None if the decorator has arguments.
         hyper: as for `elementwise`.
-        reference: the value in plain torch, (z, *hyper) → φ. By default the formula is translated, operation by operation.
+        reference: the value in plain torch, (z, *hyper) → φ, or (φ, φ′), as for `elementwise`. By default the formula is translated.
 
     Returns:
         a CustomLoss: loss(input, target, *, reduction="mean", weight=None, ignore_index=-100, **options), as cross_entropy: class
@@ -241,8 +244,8 @@ def boxes(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference |
     Args:
         formula: the @triton.jit function; None if the decorator has arguments.
         hyper: as for `elementwise`.
-        reference: the value in plain torch, (boxes1, boxes2, *hyper) with boxes (..., 4), → (...). By default the formula is translated,
-            operation by operation.
+        reference: the value in plain torch, (boxes1, boxes2, *hyper) with boxes (..., 4), → (...); or it and the gradients by boxes1 and
+            boxes2, as for `elementwise`. By default the formula is translated.
 
     Returns:
         a CustomLoss: loss(boxes1, boxes2, *, reduction="mean", weight=None, format="xyxy", **options), as box_iou_loss.
@@ -286,7 +289,7 @@ def _made(
     if given and template is ROWWISE:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
     name = _new_name(formula)
-    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(reference or _translated(formula, given, template is BOXES))
+    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(_in_torch(source, formula, given, template is BOXES, reference))
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
@@ -326,8 +329,11 @@ def _check_arguments(source: "Source", template: Template[Any], hyper: Mapping[s
         raise FormulaError(f"{source.name}: {', '.join(sorted(both))} is the name of an option that every loss has; call it differently")
 
 
-def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
-    """Translate the formula to plain torch: a function of elements, of rows, or of boxes (..., 4)."""
+def _in_torch(source: "Source", formula: Any, given: bool, of_boxes: bool, reference: Reference | None) -> Reference:
+    """Return the formula in plain torch: a function of elements, of rows, or of boxes (..., 4).
+
+    given: whether the formula writes its gradient, which is then the function's, whoever wrote that.
+    """
     from lossforge.losses.custom.reference import torch_of
 
     try:
@@ -335,24 +341,81 @@ def _translated(formula: Any, several: bool, of_boxes: bool) -> Reference:
     except FormulaError as problem:
         message = str(problem)
 
-        def refuse(*args: Any) -> Tensor:
+        def translated(*args: Any) -> Any:
             raise FormulaError(message)
 
-        return refuse
+    if given:
+        return _as_written(source.name, translated, of_boxes, reference)
+    if reference is not None:
+        return _value_alone(source.name, reference)
 
     def translated_reference(*args: Any) -> Any:
-        if of_boxes:
-            args = (*args[0].unbind(-1), *args[1].unbind(-1), *args[2:])
-        found = translated(*args)
-        value = found[0] if several else found
-        if not isinstance(value, Tensor):
-            raise FormulaError(f"{formula.__name__}: its value must depend on its arguments, got {value!r}")
-        value = value if value.is_floating_point() else value.to(args[0].dtype)
-        if several or value.requires_grad or not args[0].requires_grad:
+        value = _value(source.name, translated(*(_corners(*args) if of_boxes else args)), args[0])
+        if value.requires_grad or not args[0].requires_grad:
             return value
         return torch.where(torch.ones_like(value, dtype=torch.bool), value, args[0])  # a step has gradient 0, as in the kernel
 
     return translated_reference
+
+
+def _value_alone(name: str, reference: Reference) -> Reference:
+    """Return the reference, which must return a tensor."""
+
+    def checked(*args: Any) -> Tensor:
+        found = reference(*args)
+        if not isinstance(found, Tensor):
+            raise FormulaError(f"{name}: reference= must return the value, a tensor, for the gradient is derived; got {_kind(found)}")
+        return found
+
+    return checked
+
+
+def _kind(found: Any) -> str:
+    return f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+
+
+def _as_written(name: str, translated: Callable[..., Any], of_boxes: bool, reference: Reference | None) -> Reference:
+    """Return the formula in plain torch, with the gradient that it writes.
+
+    reference: gives the value in place of the translation, and perhaps the gradient.
+    """
+
+    def computed(*args: Any) -> tuple[Tensor, ...]:
+        """Return value and derivatives, of elements, rows or corners."""
+        if reference is None:
+            value, *slopes = translated(*args)
+            return _value(name, value, args[0]), *slopes
+        boxes = (torch.stack(args[:4], -1), torch.stack(args[4:8], -1), *args[8:]) if of_boxes else args
+        found, returned = reference(*boxes), "(value, gradient by boxes1, gradient by boxes2)" if of_boxes else "(value, gradient)"
+        if isinstance(found, tuple) and len(found) == (3 if of_boxes else 2):
+            value, *gradients = found
+            return value, *([each for of_box in gradients for each in of_box.unbind(-1)] if of_boxes else gradients)
+        if not isinstance(found, Tensor):
+            raise FormulaError(f"{name}: reference= must return the value or {returned}, got {_kind(found)}")
+        try:
+            _, *slopes = translated(*args)
+        except FormulaError as problem:
+            message = f"{name}: reference= must return {returned}, because the gradient cannot be translated to plain torch"
+            raise FormulaError(f"{message} ({problem})") from None
+        return found, *slopes
+
+    def as_written(*args: Any) -> Tensor:
+        args = _corners(*args) if of_boxes else args
+        count = 8 if of_boxes else 1
+        return with_written_gradient(name, computed, args[:count], args[count:])
+
+    return as_written
+
+
+def _corners(boxes1: Tensor, boxes2: Tensor, *hyper: Any) -> tuple[Any, ...]:
+    return *boxes1.unbind(-1), *boxes2.unbind(-1), *hyper
+
+
+def _value(name: str, value: Any, like: Tensor) -> Tensor:
+    """Return the value of a translated formula in the dtype of its arguments; a comparison is one, too."""
+    if not isinstance(value, Tensor):
+        raise FormulaError(f"{name}: its value must depend on its arguments, got {value!r}")
+    return value if value.is_floating_point() else value.to(like.dtype)
 
 
 def _new_name(formula: Any) -> str:

@@ -77,9 +77,13 @@ SHARED: dict[str, Callable[..., Any]] = {
 LIKE = ast.Name("like_", ast.Load())
 
 
+def _hold(like: Tensor, x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
 class _Translate(ast.NodeTransformer):
-    def __init__(self, source: Source, names: dict[str, Any]) -> None:
-        self.source, self.names = source, names
+    def __init__(self, source: Source, names: dict[str, Any], hold: Callable[..., Any]) -> None:
+        self.source, self.names, self.hold = source, names, hold
 
     def visit_Call(self, node: ast.Call) -> Any:
         node.keywords = [word for word in node.keywords if word.arg != "propagate_nan"]  # torch's functions always do
@@ -92,7 +96,9 @@ class _Translate(ast.NodeTransformer):
                 return node.func.value  # the reference computes in one dtype
             raise self.source.fault(node, f"the method .{found} has no plain-torch counterpart; give reference=")
         if kind == "function":
-            return ast.Call(self._name(_translated(found), found.__name__), [LIKE, *node.args], node.keywords)
+            return ast.Call(self._name(_translated(found, self.hold), found.__name__), [LIKE, *node.args], node.keywords)
+        if (kind, found) == ("shared", "hold"):
+            return ast.Call(self._name(self.hold, found), [LIKE, *node.args], node.keywords)
         table = LANGUAGE if kind == "language" else SHARED
         if found not in table:
             raise self.source.fault(node, f"{ast.unparse(node.func)} has no plain-torch counterpart; give reference=")
@@ -120,24 +126,26 @@ class _Translate(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
 
-def _translated(function: Any) -> Callable[..., Any]:
+def _translated(function: Any, hold: Callable[..., Any]) -> Callable[..., Any]:
     """Translate a device function. The result's first argument is a tensor with the dtype and device to compute in."""
     source = read(function)
     names: dict[str, Any] = {"float": float}
-    translate = _Translate(source, names)
+    translate = _Translate(source, names, hold)
     body = [translate.visit(statement) for statement in source.statements]
     given = source.definition.args
     arguments = ast.arguments([], [ast.arg("like_"), *(ast.arg(a) for a in source.arguments)], None, [], [], None, given.defaults)
     return compiled(ast.FunctionDef(source.name, arguments, body, []), names, f"{source.name} in torch")[0]
 
 
-def torch_of(function: Any) -> Callable[..., Any]:
+def torch_of(function: Any, hold: Callable[[Tensor, Any], Any] = _hold) -> Callable[..., Any]:
     """Return what a @triton.jit formula computes as a function in plain torch, for any floating dtype, and differentiable.
+
+    hold: torch's counterpart of lossforge.kernels.math.hold. Its first argument is a tensor with the dtype and device to compute in.
 
     Raises:
         FormulaError: an operation has no counterpart; the message names it.
     """
-    translated = _translated(function)
+    translated = _translated(function, hold)
 
     def reference(x: Tensor, *others: Any) -> Any:
         return translated(x, x, *others)
