@@ -4,6 +4,7 @@ usage: python3 serve_mlflow.py [option of `mlflow server` ...]
 
 MLFLOW_ADDRESS is the address that its port is published on. Beyond this machine, or where there is an MLFLOW_PASSWORD, MLflow's own
 basic-auth app runs, with MLFLOW_USER as the one who may do everything; the password is written anew at each start.
+PGPASSWORD_FILE and AWS_SECRET_ACCESS_KEY_FILE name files that hold the database's password and the S3 store's.
 """
 
 import ipaddress
@@ -14,9 +15,13 @@ import tempfile
 from pathlib import Path
 
 SHORTEST = 12  # characters of a password, which is MLflow's own rule
+SECRETS = ("PGPASSWORD", "AWS_SECRET_ACCESS_KEY")  # read by libpq and by the S3 client
 
 
 def main(argv: list[str]) -> None:
+    for name in SECRETS:
+        if file := os.environ.get(f"{name}_FILE"):
+            os.environ[name] = Path(file).read_text(encoding="utf-8").strip()
     address, password = os.environ.get("MLFLOW_ADDRESS", "127.0.0.1"), os.environ.get("MLFLOW_PASSWORD", "")
     command = ["mlflow", "server", *argv]
     if password or not is_this_machine(address):

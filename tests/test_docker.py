@@ -19,6 +19,7 @@ from mlflow_server import Server, written
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = ROOT / "docker" / "compose.yaml"
+LOGIN = ROOT / "docker" / "serve_mlflow.py"
 WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.max_updates=6"]
 
 
@@ -49,7 +50,7 @@ def test_hadolint_would_find_something(tmp_path):
 def test_the_services_are_as_the_compose_specification_says(tmp_path):
     filled_in = tmp_path / "compose.yaml"
     filled_in.write_text(filled(COMPOSE.read_text(encoding="utf-8")), encoding="utf-8")
-    assert "$" not in filled_in.read_text(encoding="utf-8")
+    assert "$" not in filled_in.read_text(encoding="utf-8").replace("$$", "")
     for file in (COMPOSE, filled_in):
         done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(file))
         assert done.returncode == 0, done.stdout
@@ -61,7 +62,7 @@ def test_services_go_together():
     found = services()
     for name, service in found.items():
         image = service["image"]
-        assert "build" in service or re.search(r":[\d.]+", image), f"{name}: {image} is not pinned"
+        assert "build" in service or re.fullmatch(r"[\w/]+:\d[\w.-]+@sha256:[0-9a-f]{64}", image), f"{name}: {image} is not pinned"
         for other, how in service.get("depends_on", {}).items():
             if how["condition"] == "service_healthy":
                 assert "healthcheck" in found[other], f"{name} waits for {other}, which never says that it is healthy"
@@ -71,8 +72,84 @@ def test_services_go_together():
     assert "deploy" not in found["train-cpu"]
     volumes = set(yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"])
     used = {volume.partition(":")[0] for service in found.values() for volume in service.get("volumes", [])}
-    assert used == volumes
+    assert used - {"./make_passwords.sh"} == volumes
     assert all(port.startswith("127.0.0.1:") for service in found.values() for port in service.get("ports", []))
+
+
+def networks_of(service: dict) -> set[str]:
+    return set(service.get("networks", [] if service.get("network_mode") == "none" else ["default"]))
+
+
+def test_what_trains_reaches_the_mlflow_server_alone():
+    """Neither Postgres nor the S3 store nor their passwords."""
+    found = services()
+    inside, trains = {"postgres", "s3"}, {"train", "train-cpu", "bench", "sync"}
+    assert set(found) == inside | trains | {"mlflow", "passwords"}
+    reached = {name: {other for other in found if networks_of(found[name]) & networks_of(found[other])} for name in found}
+    for name in trains:
+        assert reached[name] == trains | {"mlflow"}
+        assert not any("password" in volume for volume in found[name]["volumes"])
+        assert not any(word in str(found[name]["environment"]) for word in ("AWS", "POSTGRES", "PGPASS"))
+    assert reached["mlflow"] >= inside
+    assert reached["passwords"] == set()
+    networks = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["networks"]
+    assert [name for name, how in networks.items() if how and how.get("internal")] == ["store"]
+    assert all(networks_of(found[name]) == {"store"} and "ports" not in found[name] for name in inside)
+
+
+def test_services_have_few_rights():
+    for name, service in services().items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.get("privileged")
+        assert name == "s3" or "cap_add" not in service
+        assert not any("docker.sock" in volume for volume in service.get("volumes", []))
+    assert {name for name, service in services().items() if service.get("read_only")} == {"passwords", "postgres", "mlflow"}
+
+
+def made(folder: Path, **given: str) -> dict[str, str]:
+    for name in ("postgres", "s3"):
+        (folder / name).mkdir(exist_ok=True)
+    subprocess.run(["sh", str(ROOT / "docker" / "make_passwords.sh"), str(folder)], check=True, env={"PATH": os.environ["PATH"]} | given)
+    assert {file.name for name in ("postgres", "s3") for file in (folder / name).iterdir()} == {"password"}
+    return {name: (folder / name / "password").read_text(encoding="utf-8") for name in ("postgres", "s3")}
+
+
+def test_passwords_are_made_once(tmp_path):
+    (tmp_path / "other").mkdir()
+    first, other = made(tmp_path), made(tmp_path / "other")
+    values = {*first.values(), *other.values()}
+    assert len(values) == 4
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for value in values)
+    assert made(tmp_path) == first
+    assert made(tmp_path, S3_PASSWORD="of my own", POSTGRES_PASSWORD="") == first | {"s3": "of my own"}
+    text = COMPOSE.read_text(encoding="utf-8") + (ROOT / "docker" / "env.example").read_text(encoding="utf-8")
+    assert not re.search(r"^#?\w*PASSWORD=\S|PASSWORD:-[^}]", text, re.MULTILINE)  # none by default
+
+
+def test_the_s3_store_starts_with_its_password(tmp_path):
+    """The words of its start, run by the shell; $$ is a $ in Compose."""
+    service = services()["s3"]
+    made(tmp_path)
+    shell, option, script, name = service["entrypoint"]
+    script = script.replace("$$", "$").replace("/secrets", str(tmp_path)).replace("/entrypoint.sh", str(tmp_path / "entrypoint.sh"))
+    (tmp_path / "entrypoint.sh").write_text('#!/bin/sh\necho "$AWS_SECRET_ACCESS_KEY" "$@"\n', encoding="utf-8")
+    (tmp_path / "entrypoint.sh").chmod(0o755)
+    words = service["command"].split()
+    done = subprocess.run([shell, option, script, name, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [(tmp_path / "s3" / "password").read_text(encoding="utf-8"), *words]
+
+
+def test_the_server_takes_passwords_from_files(tmp_path):
+    """libpq and the S3 client read them from the environment."""
+    made(tmp_path)
+    (tmp_path / "mlflow").write_text('#!/bin/sh\necho "$PGPASSWORD" "$AWS_SECRET_ACCESS_KEY"\n', encoding="utf-8")
+    (tmp_path / "mlflow").chmod(0o755)
+    given = services()["mlflow"]["environment"]
+    env = {key: str(given[key]).replace("/secrets", str(tmp_path)) for key in ("PGPASSWORD_FILE", "AWS_SECRET_ACCESS_KEY_FILE")}
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run([sys.executable, str(LOGIN)], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.split() == [(tmp_path / name / "password").read_text(encoding="utf-8") for name in ("postgres", "s3")]
 
 
 def test_every_variable_is_explained_with_its_default():
@@ -148,9 +225,6 @@ def test_a_run_on_the_services_server_with_postgres(clone, database, tmp_path):
         assert database.psql("select count(*) from params") == str(len(records[0]["params"]))
     finally:
         server.kill()
-
-
-LOGIN = ROOT / "docker" / "serve_mlflow.py"
 
 
 class Guarded(Server):

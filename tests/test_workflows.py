@@ -1,6 +1,8 @@
 """The workflows and forms on GitHub are valid and safe, and call what is here."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +76,41 @@ def test_a_workflow_calls_what_is_here(path):
         for step in job["steps"]:
             for word in re.findall(r"(?<![\w-])(?:\.ci|tools|experiments|packages|tests)/[\w./]*", step.get("run", "")):
                 assert (ROOT / word).exists(), word
+
+
+def test_labelled_code_runs_in_a_container_alone():
+    """On a machine of ours: no step runs the pull request's code outside, and none leaves files for the next job."""
+    found = yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text(encoding="utf-8"))
+    (job,) = found["jobs"].values()
+    assert "self-hosted" in job["runs-on"]
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", job["env"]["IMAGE"])
+    checkout, run, clean = job["steps"]
+    assert checkout["with"]["persist-credentials"] is False
+    words = shlex.split(run["run"])  # one command; all else is said inside of the container
+    assert words[:3] == ["docker", "run", "--rm"]
+    assert {"--cap-drop", "ALL", "no-new-privileges", "--user", "1000:1000", "--gpus"} <= set(words)
+    assert [word for word in words if word.startswith("type=")] == ["type=bind,source=$GITHUB_WORKSPACE,target=/checkout,readonly"]
+    assert not {"--privileged", "--volume", "-v"} & set(words)
+    assert "docker.sock" not in run["run"]
+    assert words[-4:-1] == ["$IMAGE", "bash", "-euxc"]
+    assert subprocess.run(["bash", "-n", "-c", words[-1]]).returncode == 0
+    assert clean["if"] == "always()"
+
+
+def test_a_gpu_job_leaves_nothing_behind(tmp_path):
+    clean = yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text(encoding="utf-8"))["jobs"]["check"]["steps"][-1]["run"]
+    (tmp_path / "work" / ".git" / "objects").mkdir(parents=True)
+    (tmp_path / "work" / ".git" / "objects" / "a").touch()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept").touch()
+    (tmp_path / "work" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@"\nexit 1\n', encoding="utf-8")  # no such container
+    (tmp_path / "docker").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_WORKSPACE": str(tmp_path / "work"), "CONTAINER": "a-name"}
+    done = subprocess.run(["bash", "-e", "-c", clean], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "rm --force a-name\n")
+    assert list((tmp_path / "work").iterdir()) == []
+    assert (tmp_path / "outside" / "kept").exists()
 
 
 def test_the_bug_form_asks_for_the_doctor_first():

@@ -17,7 +17,7 @@ ACTION = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?P<folder>/\S+)?@(?:(?P<pin>[0-9
 PLACES = (
     ("docker/Dockerfile", r"^(?:ARG BASE=|FROM )(?P<used>[^\s$]+)(?= AS |$)", IMAGE),
     ("docker/compose.yaml", r"^ +image: (?P<used>[^\s$]+)$", IMAGE),
-    (".github/workflows/*.yml", r"^ +(?:container|image): (?P<used>[^\s$#]+)", IMAGE),
+    (".github/workflows/*.yml", r"^ +(?:container|image|IMAGE): (?P<used>[^\s$#]+)", IMAGE),
     (".github/workflows/*.yml", r"\buses: (?P<used>[^\s#]+(?: # v\S+)?)", ACTION),
 )
 """Files, how they name an image or action, and its parts. An image with a variable in its name is built here."""
