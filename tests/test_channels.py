@@ -228,7 +228,7 @@ def test_files_that_need_channels_are_named(make_trainer, tmp_path):
     for name in ("a", "b"):
         (tmp_path / "arrays" / "train" / name).mkdir(parents=True)
         np.save(tmp_path / "arrays" / "train" / name / "0.npy", np.zeros((8, 8, 5), np.float32))
-    with pytest.raises(UserError, match=r"Found no valid file .*Files .npy are read with data.channels=NUMBER"):
+    with pytest.raises(UserError, match=r"Found no image .*Files .npy are read with data.channels=NUMBER"):
         make_trainer("data=folder", f"data.root={tmp_path / 'arrays'}", "data.image_size=16")
 
 

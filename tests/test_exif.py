@@ -360,7 +360,7 @@ def test_predictions_are_of_the_picture_as_shown(tmp_path):
     shown = boxed(*WIDE)
     for turn in TURNS:
         write(tmp_path / f"{turn}-a.tif", shown, turn)
-    files, _ = predicted_files([tmp_path], tmp_path / "out")
+    files, *_ = predicted_files([tmp_path], tmp_path / "out")
     assert len(files) == 8
     for path in files:
         assert near(read_image(path, None), shown, path.name)

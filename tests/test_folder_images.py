@@ -80,25 +80,124 @@ def test_classes_in_the_folder_itself_are_led_to(make_trainer, pictures):
     assert make_trainer(*words(pictures / "val", "data.train=.")).data.classes == ["cat", "dog"]
 
 
-def test_a_folder_without_an_image_is_named(make_trainer, pictures):
+def test_empty_folders_and_those_of_systems_stop_no_run(make_trainer, pictures):
+    """@eaDir holds copies of the images beside it, and __MACOSX hidden files of their names."""
+    seen = make_trainer(*words(pictures)).data
+    for folder in ("train", "val", "train/cat", "val/dog"):
+        for name, file in (("__MACOSX", "._0.png"), ("@eaDir", "0.png"), ("@eaDir/1.png", "SYNOPHOTO_THUMB_XL.png")):
+            (pictures / folder / name).mkdir(parents=True)
+            shutil.copy(pictures / "val" / "cat" / "0.png", pictures / folder / name / file)
+        for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+            (pictures / folder / name).write_bytes(b"x")
     (pictures / "train" / "empty").mkdir()
-    with pytest.raises(UserError, match=r"Found no valid file for the classes empty\. Remove a folder that is not a class\."):
+    (pictures / "val" / "void").mkdir()
+    data = make_trainer(*words(pictures)).data
+    assert (data.train.keys, data.val.keys, data.classes) == (seen.train.keys, seen.val.keys, ["cat", "dog"])
+    assert data.notes == [f"{pictures}: folders without a file are no classes of their own: train/empty, val/void"]
+
+
+def test_an_empty_folder_of_held_out_images_is_said(make_trainer, pictures):
+    shutil.rmtree(pictures / "val" / "dog")
+    (pictures / "val" / "dog").mkdir()
+    data = make_trainer(*words(pictures)).data
+    assert (data.val.samples, data.classes) == (6, ["cat", "dog"])
+    assert f"{pictures / 'val'} has no image of dog" in data.notes
+
+
+@pytest.mark.parametrize("name", ["valid", "validation"])
+def test_other_names_of_held_out_images_are_known(make_trainer, pictures, name):
+    expected = make_trainer(*words(pictures)).data.val.keys
+    (pictures / "val").rename(pictures / name)
+    data = make_trainer(*words(pictures)).data
+    assert data.val.keys == [key.replace("val/", f"{name}/") for key in expected]
+    assert (data.train.samples, data.held_out) == (16, f"of {name}/")
+    (pictures / "val").mkdir()
+    with pytest.raises(UserError, match=rf"has val/ and {name}/; data.val= names one of them\.$"):
         make_trainer(*words(pictures))
+    assert make_trainer(*words(pictures, f"data.val={name}")).data.val.samples == 12
+
+
+def test_files_that_are_passed_over_are_counted_by_kind(make_trainer, pictures):
+    for number in range(4):
+        (pictures / "train" / "cat" / f"{number}.HEIC").write_bytes(b"")
+    for number in range(2):
+        (pictures / "train" / "dog" / f"{number}.txt").write_bytes(b"")
+    (pictures / "train" / "README").write_bytes(b"")
+    (pictures / "val" / "labels.txt").write_bytes(b"")
+    assert make_trainer(*words(pictures)).data.notes == [
+        f"{pictures / 'train'}: 7 files passed over: 4 .heic, 2 .txt, 1 without an ending",
+        f"{pictures / 'val'}: 1 file passed over: 1 .txt",
+    ]
+    files, missing, said = prediction.images([pictures], pictures / "out")
+    assert (len(files), missing, said) == (16 + 12, [], "8 files passed over: 4 .heic, 3 .txt, 1 without an ending")
+
+
+def test_a_link_to_a_parent_is_not_followed(make_trainer, pictures):
+    seen = make_trainer(*words(pictures)).data
+    (pictures / "train" / "cat" / "all").symlink_to("../..")
+    (pictures / "train" / "cat" / "part").symlink_to("..")
+    (pictures / "train" / "cat" / "self").symlink_to(".")
+    (pictures / "val" / "dog" / "root").symlink_to("/")
+    data = make_trainer(*words(pictures)).data
+    assert (data.train.keys, data.val.keys) == (seen.train.keys, seen.val.keys)
+    assert torch.equal(data.counts, seen.counts)
+    assert data.notes == [
+        f"{pictures}: 4 links are not followed (the first: train/cat/all); they lead to folders that are read for themselves, "
+        "or that hold such folders"
+    ]
+
+
+def test_links_into_another_class_or_part_are_not_followed(make_trainer, pictures):
+    """They would give the images of one class to another, and training images to the held-out ones."""
+    seen = make_trainer(*words(pictures)).data
+    (pictures / "train" / "cat" / "dogs").symlink_to("../dog")
+    (pictures / "train" / "cat" / "one.png").symlink_to("../dog/1.png")
+    (pictures / "val" / "cat" / "one.png").symlink_to("../../train/cat/1.png")
+    (pictures / "val" / "again").symlink_to("../train/dog")
+    data = make_trainer(*words(pictures)).data
+    assert (data.train.keys, data.val.keys) == (seen.train.keys, seen.val.keys)
+    assert any("4 links are not followed (the first: train/cat/dogs)" in note for note in data.notes)
+
+
+def test_links_that_lead_elsewhere_are_followed_once_and_said(make_trainer, pictures, tmp_path):
+    """A class that is a link, a folder and a file in a class: a subset of a large set is often made so."""
+    seen = make_trainer(*words(pictures)).data
+    (pictures / "train" / "dog").rename(tmp_path / "dogs")
+    (pictures / "train" / "dog").symlink_to(tmp_path / "dogs")
+    (tmp_path / "more").mkdir()
+    for number in range(3):
+        shutil.copy(pictures / "val" / "cat" / f"{number}.png", tmp_path / "more" / f"{number}.png")
+    (tmp_path / "more" / "back").symlink_to(tmp_path / "more")
+    (pictures / "train" / "cat" / "a").symlink_to(tmp_path / "more")
+    (pictures / "train" / "cat" / "b").symlink_to(tmp_path / "more")
+    (tmp_path / "farm").mkdir()
+    shutil.copy(pictures / "val" / "cat" / "5.png", tmp_path / "farm" / "5.png")
+    (pictures / "train" / "cat" / "x.png").symlink_to(tmp_path / "farm" / "5.png")
+    (pictures / "train" / "cat" / "twice.png").symlink_to("0.png")  # of its own class: drawn more often, as its user wants
+    data = make_trainer(*words(pictures)).data
+    more = ["train/cat/a/0.png", "train/cat/a/1.png", "train/cat/a/2.png", "train/cat/twice.png", "train/cat/x.png"]
+    assert sorted(data.train.keys) == sorted([*seen.train.keys, *more])
+    assert data.counts.tolist() == [8 + 5, 8]
+    assert data.notes == [
+        f"{pictures}: 3 links to folders or files elsewhere are followed (the first: train/cat/a)",
+        f"{pictures}: 2 links are not followed (the first: train/cat/a/back); they lead to folders that are read for themselves, "
+        "or that hold such folders",
+    ]
 
 
 def test_images_of_every_format_are_read(make_trainer, pictures):
-    for kind in ("gif", "jp2", "avif", "JPG", "webp"):
+    for kind in ("gif", "jp2", "avif", "JPG", "webp", "jfif", "jpe"):
         Image.open(pictures / "train" / "cat" / "0.png").convert("RGB").save(pictures / "train" / "cat" / f"0.{kind}")
     (pictures / "train" / "cat" / "notes.txt").write_text("no image")
     data = make_trainer(*words(pictures, "data.batch_size=1")).data
-    assert data.train.samples == 16 + 5
-    assert sum(len(batch.target) for batch in data.train) == 21
+    assert data.train.samples == 16 + 7
+    assert sum(len(batch.target) for batch in data.train) == 23
 
 
 def test_what_counts_as_an_image_is_said(make_trainer, pictures):
     (pictures / "train" / "cow").mkdir()
     (pictures / "train" / "cow" / "1.heic").write_bytes(b"")
-    with pytest.raises(UserError, match=r"for the classes cow\..* Images are files \.avif, .*\.webp\."):
+    with pytest.raises(UserError, match=r"for the classes cow \(1 file passed over: 1 \.heic\)\..* Images are files \.avif, .*\.webp\."):
         make_trainer(*words(pictures))
 
 

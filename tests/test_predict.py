@@ -255,8 +255,8 @@ def test_folders_of_folders_are_looked_into(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    found, missing = images([tmp_path, tmp_path / "b.png"], tmp_path / "said")
-    assert missing == [tmp_path / "b.png"]
+    found, missing, passed = images([tmp_path, tmp_path / "b.png"], tmp_path / "said")
+    assert (missing, passed) == ([tmp_path / "b.png"], "1 file passed over: 1 .txt")
     assert [str(path.relative_to(tmp_path)) for path in found] == ["a.png", "inner/b.jpg", "inner/deep/c.PNG"]
 
 

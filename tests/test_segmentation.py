@@ -157,6 +157,17 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
     assert trainer.data.test.samples == 2
 
 
+@pytest.mark.parametrize("name", ["valid", "validation"])
+def test_other_names_of_held_out_masks_and_files_that_are_passed_over(make_trainer, folder, name):
+    (folder / "val").rename(folder / name)
+    (folder / name / "masks" / "notes.txt").write_text("")
+    (folder / "train" / "images" / "Thumbs.db").write_text("")
+    (folder / "train" / "images" / "@eaDir").mkdir()
+    data = make_trainer(*SMALL[:2], *words(folder)).data
+    assert (data.val.keys, data.held_out) == ([f"{name}/images/0.png", f"{name}/images/1.png"], f"the images of {name}/")
+    assert data.notes == [f"{folder}: 1 file passed over: 1 .txt"]
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

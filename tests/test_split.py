@@ -153,7 +153,7 @@ def test_a_folder_of_test_images_is_a_part_of_its_own(make_trainer, pictures):
         make_trainer(*words(pictures, "data.classes=[cat,dog,owls]"))
     (pictures / "later" / "cat" / "dog").mkdir()
     with pytest.raises(UserError, match=r"has no image of a class\. Images are files"):
-        make_trainer(*words(pictures, "data.train=later/cat", "data.val=val", "data.classes=[cat,dog,owl]"))
+        make_trainer(*words(pictures, "data.train=later/cat", "data.classes=[cat,dog,owl]"))
 
 
 @pytest.mark.parametrize(

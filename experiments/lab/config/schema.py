@@ -161,7 +161,7 @@ class FolderConfig(PhotosConfig):
 
     root: str | None = setting(None, "folder of the images; null: data/ of the repository")
     train: str = setting("train", "folder in data.root with the training images")
-    val: str | None = setting(None, "folder with the held-out images; null: val if it is there")
+    val: str | None = setting(None, "folder with the held-out images; null: val, valid or validation if it is there")
     test: str | None = setting(None, "folder with images scored once at the end")
     classes: list[str] | None = setting(None, "names of the classes in their order; null: the folders in data.train, sorted", distinct=True)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")

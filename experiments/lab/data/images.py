@@ -26,7 +26,7 @@ FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
 Entry = TypeVar("Entry")
 NAMED = 10  # faults that a message names
-SUFFIXES = (".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings of files that count as images, in lower case; of several frames the first is read."""
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of these; it goes by the content, and for PostScript it would start Ghostscript, which runs the file."""
@@ -81,11 +81,6 @@ class Faults:
             shown = "\n".join(self.lines[:NAMED])
             remedy = "data.skip_corrupt=true leaves them out" if usable else "no entry is left to use, so look at the settings, too"
             raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}")
-
-
-def hidden(path: Path, folder: Path) -> bool:
-    """Return whether a file, or a folder between `folder` and it, is hidden; macOS writes such files beside images (._x.jpg)."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def refuse_pipe(path: ImageFile) -> None:

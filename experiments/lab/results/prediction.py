@@ -32,6 +32,7 @@ class AskedPrediction:
         out: the folder for pictures and predictions.
         top: how many classes a classifier names.
         score: the lowest score of a detection.
+        passed: how many files of given folders are passed over, in words; empty if none are.
     """
 
     settings: Any
@@ -42,6 +43,7 @@ class AskedPrediction:
     out: Path
     top: int
     score: float
+    passed: str = ""
 
 
 def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPrediction:
@@ -64,8 +66,8 @@ def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPredic
     for name in ("top", "score"):
         if name in own and name not in spec_of(task).read:
             raise UserError(f"{name}={own[name]}: has no effect on predictions of task={task.name}; leave it out.")
-    files, missing = images(given, out, *[".npy"] * bool(getattr(settings.config.data, "channels", None)))
-    return AskedPrediction(settings, saved.state, changed, files, missing, out, int(top), score)
+    files, missing, passed = images(given, out, *[".npy"] * bool(getattr(settings.config.data, "channels", None)))
+    return AskedPrediction(settings, saved.state, changed, files, missing, out, int(top), score, passed)
 
 
 def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -78,30 +80,39 @@ def _own(overrides: list[str]) -> tuple[dict[str, str], list[str]]:
     return own, others
 
 
-def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[Path]]:
-    """Return the given files with the images in given folders, searched recursively, and the paths that are neither.
+def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[Path], str]:
+    """Find the images to predict.
 
-    Pictures that this app wrote into `out` are left out.
+    Args:
+        given: files, and folders that are searched recursively.
+        out: the folder of this app's own pictures, which are left out.
+        more: endings of files in folders that are taken beside those of images.
 
-    more: endings of files in folders that are taken beside those of images.
+    Returns:
+        The images, the given paths that do not exist, and how many files of folders are passed over, in words.
 
     Raises:
         UserError: no image is given.
     """
-    from lab.data.images import SUFFIXES, hidden
+    from lab.data.images import SUFFIXES
+    from lab.data.listing import hidden, kinds_of, passed_over
 
     kinds = (*SUFFIXES, *more)
     files: list[Path] = []
     missing: list[Path] = []
+    passed: list[str] = []
     for path in given:
         if os.path.isdir(path):
-            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in kinds and each.is_file() and not hidden(each, path))
-            files += [each for each in found if out not in each.absolute().parents]
+            inside = sorted(each for each in path.rglob("*") if each.is_file() and not hidden(each, path))
+            seen = [each for each in inside if out not in each.absolute().parents]
+            files += [each for each in seen if each.suffix.lower() in kinds]
+            passed += [each.name for each in seen if each.suffix.lower() not in kinds]
         else:
             (files if os.path.isfile(path) else missing).append(path)
+    said = passed_over(kinds_of(passed))
     if not files:
-        raise UserError("\n".join(map(_absent, missing)) or f"no image was given.\n{USAGE}")
-    return files, missing
+        raise UserError("\n".join(map(_absent, missing)) or f"no image was given{f', and {said}' if said else ''}.\n{USAGE}")
+    return files, missing, said
 
 
 def _absent(path: Path) -> str:
@@ -142,6 +153,8 @@ def predict(asked: AskedPrediction) -> int:
     remove_unfinished(out)
     lines: list[str] = []
     faults = [_absent(path) for path in asked.missing]
+    if asked.passed:
+        print(visible(asked.passed))
     interrupted = False
     try:
         for number, (path, image, prediction) in enumerate(predicted(asked)):

@@ -15,6 +15,7 @@ from lab.config.masks import masked
 from lab.config.schema import FolderConfig, TableConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
+from lab.data.listing import held_out_folder
 from lab.runs.files import sha256_of
 from lab.runs.origin import Origin, are_settings, checked, is_trusted, naming_code, origin
 from lab.runs.records import NAME, read_history
@@ -218,8 +219,8 @@ def _paths(data: dict[str, Any]) -> dict[str, Path]:
     root = Path.cwd() if data["name"] == "table" else absolute(data.get("root"), ROOT / "data")
     names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
     paths = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
-    if data["name"] == "folder" and data.get("val") is None and (root / "val").is_dir():
-        paths["val"] = (root / "val").resolve()
+    if data["name"] == "folder" and data.get("val") is None and (held_out := held_out_folder(root)):
+        paths["val"] = (root / held_out).resolve()
     return paths
 
 

@@ -15,7 +15,8 @@ from lab.config.errors import UserError, unknown
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
-from lab.data.images import SUFFIXES, UNREADABLE, Faults, find_corrupt, hidden, unreadable
+from lab.data.images import SUFFIXES, UNREADABLE, Faults, find_corrupt, unreadable
+from lab.data.listing import ClassFolders, held_out_folder, passed_over, read_class_folders
 from lab.data.loading import WorkerLoader
 from lab.data.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
 from lab.data.sampler import chances_of
@@ -24,6 +25,7 @@ from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder, normalised
 from lab.data.split import held_out_by, split
 from lab.data.transforms import OwnTransform, Transform, held_out_transform, train_transform
+from lab.runs.formats import visible
 
 
 @dataclass(kw_only=True)
@@ -167,11 +169,17 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
         UserError: a folder, an image or a setting is wrong.
     """
     root = existing_folder("data.root", absolute(config.root, ROOT / "data"))
-    found = {name: _files(f"data.{name}", root, path, config) for name, path in _folders(root, config).items()}
-    for name, files in found.items():
-        if odd := sorted(set(found["train"].classes) ^ set(files.classes)):
-            said = f"data.train and data.{name} hold different classes: {', '.join(odd[:10])} in one of them only."
-            raise UserError(f"{said} A folder may lack some if data.classes=[NAME,NAME,...] names them all.")
+    folders = _folders(root, config)
+    for name, folder in folders.items():
+        if name == "train" and not folder.is_dir():
+            raise UserError(f"data.train={folder}: no such folder. Give data.train=. if the folders of the classes are in {root} itself.")
+        existing_folder(f"data.{name}", folder)
+    kinds = (*SUFFIXES, ARRAY) if config.channels else SUFFIXES
+    listed = read_class_folders(folders, kinds)
+    found: dict[str, Files] = {}
+    for name, folder in folders.items():
+        found[name] = _files(name, root, folder, listed, config, found["train"].classes if found else [])
+    seen = _seen(root, folders, listed, config)
     found = dict(zip(found, without_corrupt(root, list(found.values()), config), strict=True))
     lacking = [note for files in found.values() for note in _lacking(files)]
     held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
@@ -181,7 +189,7 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     data = photos_data(found, held_out, config, norm, device, seed, saved)
     data.notes += [f"data.held_out={config.held_out}: has no effect, because {found['val'].folder} holds the held-out images"] * unused
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
-    data.notes += lacking
+    data.notes += lacking + seen
     if len(data.classes) == 1:
         data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")
     return data
@@ -261,7 +269,7 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
     Raises:
         UserError: two parts have the same folder, there are both held-out images and a fold, or data.test is a share.
     """
-    val = config.val or ("val" if (root / "val").is_dir() else None)
+    val = config.val or held_out_folder(root)
     given = {"train": config.train, "val": val, "test": config.test}
     if config.fold is not None and val:
         raise UserError(f"data.fold={config.fold}: divides the images of data.train, but data.root={root} has held-out images in {val}/.")
@@ -275,37 +283,58 @@ def _folders(root: Path, config: FolderConfig) -> dict[str, Path]:
     return folders
 
 
-def _files(setting: str, root: Path, path: Path, config: FolderConfig) -> Files:
-    from torchvision.datasets import ImageFolder
+def _files(part: str, root: Path, path: Path, listed: ClassFolders, config: FolderConfig, trained: list[str]) -> Files:
+    """Return the images of a part.
 
-    channels, named = config.channels, config.classes
-    kinds = (*SUFFIXES, ARRAY) if channels else SUFFIXES
+    Args:
+        part: train, val or test.
+        root: what the images' names are relative to.
+        path: the part's folder.
+        listed: what the folders hold.
+        config: names the classes, if the folders do not.
+        trained: the classes of the training images; empty for these themselves.
 
-    class Seen(ImageFolder):
-        def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-            classes = [name for name in super().find_classes(directory)[0] if not name.startswith(".")]
-            if named and (strange := [name for name in classes if name not in named]):
-                raise unknown(f"{setting}={path}: class", strange[0], named)
-            return named or classes, {name: number for number, name in enumerate(named or classes)}
-
-    def wanted(file: str) -> bool:
-        return file.lower().endswith(kinds) and not hidden(Path(file), path)
-
-    try:
-        if setting == "data.train" and root.is_dir() and not path.is_dir():
-            raise UserError(f"{setting}={path}: no such folder. Give data.train=. if the folders of the classes are in {root} itself.")
-        found = Seen(str(existing_folder(setting, path)), is_valid_file=wanted, allow_empty=named is not None)
-    except FileNotFoundError as error:
-        arrays = "" if channels else f" Files {ARRAY} are read with data.channels=NUMBER."
-        raise UserError(
-            f"{setting}={path}: one folder of images per class is expected. "
-            f"{str(error).strip()} Remove a folder that is not a class. Images are files {', '.join(kinds)}.{arrays}"
-        ) from None
-    if not found.samples:
-        raise UserError(f"{setting}={path}: has no image of a class. Images are files {', '.join(kinds)}.")
-    files, targets = [name for name, _ in found.samples], torch.tensor(found.targets)
+    Raises:
+        UserError: a class has files but no images, is unknown, or is in one part only; or there is no image.
+    """
+    setting, held, named = f"data.{part}={path}", listed.of(part), config.classes
+    arrays = "" if config.channels else f" Files {ARRAY} are read with data.channels=NUMBER."
+    images = f"Images are files {', '.join(listed.kinds)}.{arrays}"
+    none = [name for name, files in held.items() if not files and listed.passed[part, name] and name not in (named or ())]
+    if none:
+        what = ", ".join(f"{name} ({passed_over(listed.passed[part, name])})" for name in none[:5])
+        said = f"{setting}: one folder of images per class is expected. Found no image for the classes {what}."
+        raise UserError(f"{said} Remove a folder that is not a class. {images}")
+    there = [name for name, files in held.items() if files]
+    if not there:
+        raise UserError(f"{setting}: has no image of a class. {images}")
+    if named and (strange := [name for name in there if name not in named]):
+        raise unknown(f"{setting}: class", strange[0], named)
+    if not named and trained:
+        empty = {name for name in held if name in trained}
+        if odd := sorted(set(trained) ^ (set(there) | empty)):
+            said = f"data.train and data.{part} hold different classes: {', '.join(odd[:10])} in one of them only."
+            raise UserError(f"{said} A folder may lack some if data.classes=[NAME,NAME,...] names them all.")
+    classes = named or trained or there
+    number = {name: each for each, name in enumerate(classes)}
+    files = [file for name in there for file in held[name]]
+    targets = torch.tensor([number[name] for name in there for _ in held[name]])
     keys = [os.path.relpath(file, root).replace(os.sep, "/") for file in files]
-    return Files(classes=list(found.classes), targets=targets, keys=keys, channels=channels, folder=path, files=files)
+    return Files(classes=list(classes), targets=targets, keys=keys, channels=config.channels, folder=path, files=files)
+
+
+def _seen(root: Path, folders: Mapping[str, Path], listed: ClassFolders, config: FolderConfig) -> list[str]:
+    """Return messages about files that are passed over, empty folders and links."""
+    notes = [visible(f"{folder}: {said}") for part, folder in folders.items() if (said := passed_over(listed.passed_in(part)))]
+    empty = [
+        os.path.relpath(folders[part] / name, root)
+        for (part, name), files in listed.images.items()
+        if not files and name not in (config.classes or ()) and not listed.passed[part, name]
+    ]
+    if empty:
+        more = f", … ({len(empty)} folders)" if len(empty) > 10 else ""
+        notes.append(visible(f"{root}: folders without a file are no classes of their own: {', '.join(empty[:10])}{more}"))
+    return notes + listed.notes(root)
 
 
 def without_corrupt(root: Path, parts: list[Files], config: FolderConfig | TableConfig) -> list[Files]:

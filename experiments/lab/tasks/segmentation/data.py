@@ -1,6 +1,7 @@
 """Images with a class for each pixel: drawn and held in device memory, or files that workers read."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,16 +26,17 @@ from lab.data.images import (
     Faults,
     cached,
     find_corrupt,
-    hidden,
     in_rgb,
     open_any_mode,
     open_image,
     reason,
     unreadable,
 )
+from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
 from lab.data.loading import WorkerLoader
 from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
+from lab.runs.formats import visible
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 
@@ -57,7 +59,17 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
         load = partial(MaskFileLoader, config=config, norm=norm, device=device)
         test = load(parts["test"], seed=None) if "test" in parts else None
         train, val, plain = load(parts["train"], seed=seed), load(parts["val"], seed=None), partial(load, parts["train"], seed=None)
-        return Data(config.classes, 3, norm, train, val, test=test, held_out="the images of val/", plain=plain, notes=notes)
+        return Data(
+            config.classes,
+            3,
+            norm,
+            train,
+            val,
+            test=test,
+            held_out=f"the images of {parts['val'][0].image.parents[1].name}/",
+            plain=plain,
+            notes=notes,
+        )
     scenes = _drawn(cast(DigitMasksConfig, config))
     return memory_data(scenes, config, norm_of(scenes.train.images, norm), device, seed)  # a mirrored digit is not a digit
 
@@ -110,10 +122,11 @@ def _read(config: MaskFolderConfig) -> tuple[dict[str, list[Pair]], list[str]]:
     root = absolute(config.root, ROOT / "data")
     faults, about = Faults(root), []
     found: dict[tuple[str, str], tuple[Path, Path]] = {}  # by part and stem
-    for part in ("train", "val", "test"):
+    passed: Counter[str] = Counter()
+    for part in ("train", held_out_folder(root, "one of them is expected") or "val", "test"):
         if part == "test" and not (root / part).is_dir():
             continue
-        images, masks = (_files(root / part / name, faults) for name in ("images", "masks"))
+        images, masks = (_files(root / part / name, faults, passed) for name in ("images", "masks"))
         about += [root / part / name for name in ("images", "masks")]
         for stem in sorted(set(images) ^ set(masks)):
             there, lacks = (images[stem], "masks") if stem in images else (masks[stem], "images")
@@ -141,7 +154,10 @@ def _read(config: MaskFolderConfig) -> tuple[dict[str, list[Pair]], list[str]]:
             raise UserError(f"data.root: {root / part} has no image with a mask to use.")
         if config.check != "off":
             _refuse_unlabelled(root / part, kept, len(config.classes), 2 if part == "train" else 1)
-    return parts, note(root, [str(pairs[number][0].relative_to(root)) for number in both], config.exif, "masks")
+    notes = note(root, [str(pairs[number][0].relative_to(root)) for number in both], config.exif, "masks")
+    notes += [visible(f"{root}: {said}")] if (said := passed_over(passed)) else []
+    names = dict.fromkeys(HELD_OUT, "val")
+    return {names.get(part, part): kept for part, kept in parts.items()}, notes
 
 
 def _refuse_unlabelled(part: Path, pairs: list[Pair], classes: int, least: int) -> None:
@@ -159,12 +175,17 @@ def _refuse_unlabelled(part: Path, pairs: list[Pair], classes: int, least: int) 
     )
 
 
-def _files(folder: Path, faults: Faults) -> dict[str, Path]:
+def _files(folder: Path, faults: Faults, passed: Counter[str]) -> dict[str, Path]:
+    """Return the images in a folder by their stems; count those that are passed over."""
     if not folder.is_dir():
         raise UserError(f"data.root: {folder}: no such folder.")
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in SUFFIXES and not hidden(path, folder) and found.setdefault(path.stem, path) != path:
+        if ignored(path.name):
+            continue
+        if path.suffix.lower() not in SUFFIXES:
+            passed += kinds_of([path.name] * (not path.is_dir()))
+        elif found.setdefault(path.stem, path) != path:
             faults.add(f"{path}: has the stem of {found[path.stem].name}; different stems are expected")
     return found
 

@@ -49,8 +49,9 @@ class DigitMasksConfig(MasksConfig, SplitConfig):
 
 @dataclass
 class MaskFolderConfig(MasksConfig):
-    """root/train, root/val and optionally root/test, each with images/ and masks/: files of the same stem; a mask's values are classes.
+    """root/train, root/val (or valid, validation) and optionally root/test, each with images/ and masks/.
 
+    An image and its mask have the same stem; a mask's values are classes.
     Images and masks are read by worker processes and resized to data.image_size a side.
     """
 
