@@ -334,6 +334,33 @@ def test_second_derivatives(kind, held, way, device):
             TWICE[way](loss, x, y)
 
 
+@elementwise
+@triton.jit
+def all_held(x, y):
+    return hold(x) * y
+
+
+@boxes
+@triton.jit
+def first_held(x1, y1, x2, y2, u1, v1, u2, v2):
+    return (hold(x1) - u1) ** 2 + hold(y1 + x2 - y2) * v2
+
+
+@boxes
+@triton.jit
+def step(x1, y1, x2, y2, u1, v1, u2, v2):
+    return tl.where(x1 > u1, 1.0, 0.5)
+
+
+@pytest.mark.parametrize("way", ["gradient in backward", "plain torch", "float64", "compiled, plain torch", "torch.func.grad"])
+@pytest.mark.parametrize(("loss", "of_both"), [(all_held, False), (all_held, True), (first_held, False), (first_held, True), (step, False)])
+def test_gradient_is_0_where_everything_is_held(loss, of_both, way, device):
+    """A loss whose value does not follow from the logits for autograd, be it with a target that is differentiated."""
+    x, y = torch.rand(3, 4, device=device), torch.rand(3, 4, device=device, requires_grad=of_both)
+    assert torch.equal(WAYS[way](loss, x, y), torch.zeros(3, 4, device=device))
+    assert loss.reference(x, y, reduction="none").shape == ((3, 4) if loss is all_held else (3,))
+
+
 def test_operator_of_a_written_gradient():
     x, y = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     arguments = ("name", y * 2, [x], [torch.ones(5)], [y.detach()])

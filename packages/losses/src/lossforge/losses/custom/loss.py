@@ -349,11 +349,12 @@ def _in_torch(source: "Source", formula: Any, given: bool, of_boxes: bool, refer
     if reference is not None:
         return _value_alone(source.name, reference)
 
-    def translated_reference(*args: Any) -> Any:
+    def translated_reference(*args: Any) -> Tensor:
         value = _value(source.name, translated(*(_corners(*args) if of_boxes else args)), args[0])
-        if value.requires_grad or not args[0].requires_grad:
-            return value
-        return torch.where(torch.ones_like(value, dtype=torch.bool), value, args[0])  # a step has gradient 0, as in the kernel
+        for t in args:  # where a formula is a step of it, or holds it, the gradient is 0, as in the kernel; autograd would find none
+            if isinstance(t, Tensor) and t.requires_grad:
+                value = torch.where(torch.ones_like(value, dtype=torch.bool), value, t[..., 0] if of_boxes else t)
+        return value
 
     return translated_reference
 
