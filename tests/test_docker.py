@@ -104,7 +104,7 @@ def test_services_have_few_rights():
         assert not service.get("privileged")
         assert name == "s3" or "cap_add" not in service
         assert not any("docker.sock" in volume for volume in service.get("volumes", []))
-    assert {name for name, service in services().items() if service.get("read_only")} == {"passwords", "postgres", "mlflow"}
+    assert {name for name, service in services().items() if service.get("read_only")} == {"passwords", "postgres"}
 
 
 def made(folder: Path, **given: str) -> dict[str, str]:
