@@ -80,7 +80,10 @@ def computed(call: RandomCall, upstream: Tensor | None, wide: bool = False, ours
         made = t.detach().double() if wide else t.detach()
         if noise is not None:
             signs = torch.randn(t.shape, generator=torch.Generator().manual_seed(noise)).sign()
-            made = made * (1 + ROUNDING * signs.to(made.device, made.dtype))
+            size = (
+                max(ROUNDING, torch.finfo(t.dtype).eps / 2) if name.startswith("layer") else ROUNDING
+            )  # of logits, which a product rounds
+            made = made * (1 + size * signs.to(made.device, made.dtype))
         return made.requires_grad_(name in call.wanted)
 
     leaves = {name: given(name, t) for name, t in call.tensors.items()}
@@ -227,9 +230,10 @@ def resized(sample: Sample, rng: random.Random, most: int) -> Sample:
         classes = made.shape[absent[-1]] if absent else classes
 
     def below(t: Any) -> Any:
-        return torch.where(t >= classes, t % classes, t) if isinstance(t, Tensor) and t.dtype in (torch.int32, torch.int64) else t
+        whole = isinstance(t, Tensor) and not t.is_floating_point() and t.dtype != torch.bool
+        return torch.where(t >= classes, t % classes, t) if whole else t
 
-    kwargs = {name: below(change(t)) if name == "target_b" else change(t) for name, t in sample.kwargs.items()}
+    kwargs = {name: below(change(t)) if name in ("target_b", "indices") else change(t) for name, t in sample.kwargs.items()}
     ignored = sample.kwargs.get("ignore_index")
     new = change(target)
     return Sample(f"{sample.name}, resized", made, new if ignored is not None and ignored > 0 else below(new), kwargs)

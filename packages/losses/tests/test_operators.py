@@ -119,6 +119,26 @@ def test_jit_trace_of_plain_torch(loss, device, all_cases):
 
 
 @pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lossforge.losses.poly_cross_entropy, {"epsilon": 1.0, "label_smoothing": 0.1}),
+        (lossforge.losses.asymmetric_loss_single_label, {"eps": 0.1}),
+        (lossforge.losses.smoothed_binary_cross_entropy, {"smoothing": 0.1}),
+        (lossforge.losses.multilabel_soft_margin_loss, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_compile_with_numbers_that_follow_from_the_classes(function, given):
+    """The numbers are guarded to the last bit, where sizes are symbols."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, target: function(x, target, **given), fullgraph=True, dynamic=True, backend="aot_eager")
+    for classes in (9, 7, 49):
+        x = torch.randn(5, classes)
+        target = (torch.rand(5, classes) > 0.5).float() if "multilabel" in function.__name__ else torch.arange(5)
+        torch.testing.assert_close(compiled(x, target), function(x, target, **given), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
     "module",
     [
         BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 0.5, 3.0, 1.5])),

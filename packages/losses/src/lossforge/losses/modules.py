@@ -200,8 +200,7 @@ class AsymmetricLossMultiLabel(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         pos_weight: c, a weight of the positives; broadcasts to input.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
@@ -376,8 +375,7 @@ class BCELoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -444,8 +442,7 @@ class BCEWithLogitsLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -529,8 +526,7 @@ class BinaryCrossEntropy(LossModule):
         smoothing: s in [0, 1], the share of the target that is spread.
         target_threshold: smoothed targets above it become 1, others 0; None
             leaves them.
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         reduction: "mean", "sum" or "none".
         sum_classes: sum the loss over the classes (dim) and average it over the
             rows, whatever the reduction.
@@ -625,8 +621,8 @@ class BoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
-            torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.box_iou_loss)
@@ -937,8 +933,8 @@ class CompleteBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
-            torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.complete_box_iou_loss)
@@ -1724,8 +1720,8 @@ class DistanceBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
-            torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.distance_box_iou_loss)
@@ -1784,8 +1780,7 @@ class DistributionBalancedLoss(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1932,8 +1927,8 @@ class EfficientBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
-            torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.efficient_box_iou_loss)
@@ -2162,8 +2157,7 @@ class GaussianFocalLoss(LossModule):
             broadcasts to input, such as one a class.
         neg_weight: c₋ of at least 0, a factor of all others.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2292,8 +2286,7 @@ class GeneralRobustLoss(LossModule):
         scale: c above 0, the size of a residual that is not an outlier, in the
             units of input.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2372,8 +2365,8 @@ class GeneralizedBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
-            torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.generalized_box_iou_loss)
@@ -2556,8 +2549,7 @@ class HuberLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.huber_loss)
@@ -3059,8 +3051,7 @@ class L1Loss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.l1_loss)
@@ -3791,8 +3782,7 @@ class LogCoshLoss(LossModule):
 
     Args:
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -4076,8 +4066,7 @@ class MSELoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.mse_loss)
@@ -4226,8 +4215,7 @@ class MultiLabelSoftMarginLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" or "sum" over the rows, or "none" for one value a row.
@@ -4665,8 +4653,7 @@ class PolyBinaryCrossEntropy(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5011,8 +4998,7 @@ class QuantileLoss(LossModule):
         quantile: τ in [0, 1], the share of targets that should lie below the
             prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5092,8 +5078,8 @@ class ScyllaBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
-            torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
+            nan. torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.scylla_box_iou_loss)
@@ -5207,8 +5193,7 @@ class SigLIPLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
     """
 
     function = staticmethod(functional.siglip_loss)
@@ -5256,8 +5241,7 @@ class SigmoidFocalLoss(LossModule):
         gamma: γ of at least 0, the focusing exponent: the larger, the less easy
             examples count.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5376,8 +5360,7 @@ class SmoothL1Loss(LossModule):
         reduction: "mean", "sum" or "none".
         beta: β of at least 0, the distance at which the square becomes a line,
             in the units of input. 0 is the L1 loss.
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6255,8 +6238,7 @@ class VarifocalLoss(LossModule):
         iou_weighted: weigh positives by their target, which is an IoU; False is
             v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss. An element
-            of weight 0 adds nothing, whatever it holds.
+        weight: broadcasts to input, a factor of each element's loss.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,

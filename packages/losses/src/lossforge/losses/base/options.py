@@ -205,6 +205,11 @@ def of_classes(x: Tensor, name: str = "input") -> int:
     return dim
 
 
+def per_class(number: Any, classes: int) -> Any:
+    """Return number / classes, by the product in which torch.compile's guards compute it: they compare the last bit."""
+    return number * (1.0 / max(int(classes), 1))
+
+
 def rows_of(x: Tensor, dim: int) -> tuple[int, ...]:
     """Return the shape of x without the dimension `dim`."""
     return tuple([n for d, n in enumerate(x.shape) if d != dim % x.ndim])

@@ -18,6 +18,7 @@ from lossforge.losses.base.options import (
     ScalarOptions,
     WeightedElementwiseOptions,
     check_options,
+    per_class,
     prepared,
 )
 from lossforge.losses.base.record import first
@@ -131,7 +132,7 @@ def multilabel_soft_margin_loss(
     if not input.ndim or prepared.call.reduction == "mean":
         return prepared
     dim = prepared.call.dim
-    averaged = prepared.call._replace(loss_scale=prepared.call.loss_scale / max(int(input.shape[dim]), 1))
+    averaged = prepared.call._replace(loss_scale=per_class(prepared.call.loss_scale, input.shape[dim]))
     of_rows = functools.partial(summed_over, dim) if reduction == "none" else first
     return prepared._replace(call=averaged, finish=of_rows)
 
@@ -149,7 +150,7 @@ def _softened(
             raise ValueError("target has no gradient through target_threshold, got a target that requires grad: detach it")
     indices = isinstance(target, Tensor) and not target.is_floating_point() and target.shape != getattr(input, "shape", None)
     if indices and isinstance(input, (Tensor, Head)) and -input.ndim <= dim < input.ndim:
-        offset = smoothing / max(int(input.shape[dim]), 1)
+        offset = per_class(smoothing, input.shape[dim])
     else:
         offset = smoothing / 2
         smoothing = smoothing if smooth_dense else 0.0

@@ -9,7 +9,7 @@ from lossforge.kernels.call import Formulas, RowwiseCall, ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import compute
 from lossforge.losses.base.declare import Converted, Module, loss, public
-from lossforge.losses.base.options import check_options, of_classes, weights_of_classes
+from lossforge.losses.base.options import check_options, of_classes, per_class, weights_of_classes
 from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import formula
@@ -138,13 +138,14 @@ def poly_cross_entropy(
         label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
     dim = of_classes(input)
-    classes, offset = input.shape[dim], 0.0
+    offset = 0.0
     if checks.nonzero(label_smoothing):
         if weight is not None:
             raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
         if not isinstance(label_smoothing, Tensor) and label_smoothing == 1:
             raise ValueError(f"label_smoothing must be below 1, got {label_smoothing!r}")
-        offset = epsilon * label_smoothing / (1.0 - label_smoothing) * (1.0 - 1.0 / max(classes, 1))
+        offset = epsilon * label_smoothing / (1.0 - label_smoothing)
+        offset = offset - per_class(offset, input.shape[dim])
     call = RowwiseCall("poly_ce", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
     return rowwise_loss(call._replace(hyper=[epsilon, offset], reduction=reduction), options)
 
@@ -443,7 +444,7 @@ def asymmetric_loss_single_label(
     gamma_neg = checks.number("gamma_neg", gamma_neg, 0.0)
     eps = checks.number("eps", eps, 0.0, 1.0)
     dim = of_classes(input)
-    spread = eps / max(input.shape[dim], 1)
+    spread = per_class(eps, input.shape[dim])
     call = RowwiseCall("asymmetric_single_label", input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     hyper = [gamma_pos, gamma_neg, 1.0 - eps + spread, spread]
     return rowwise_loss(call._replace(hyper=hyper, spread=spread, focus=gamma_neg), options)
