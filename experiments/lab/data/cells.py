@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError, first_line
-from lab.runs.files import refuse_special
 
 if TYPE_CHECKING:
     import pandas
 
-LARGEST = 2**34  # bytes of a table
 Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
@@ -29,12 +27,11 @@ def read_cells(file: Path, setting: str, separator: str = ",") -> "pandas.DataFr
     import pandas
 
     try:
-        refuse_special(file, LARGEST)
         if file.suffix.lower() == ".parquet":
             table = pandas.read_parquet(file)
         else:
             with warnings.catch_warnings(record=True, category=pandas.errors.ParserWarning, action="always") as dropped:
-                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator, compression=None)
+                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator)
             if dropped:
                 _refuse_surplus(file, setting, len(table.columns), separator)
     except pandas.errors.EmptyDataError:

@@ -24,15 +24,13 @@ def visible(text: str) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a value for a CSV file: `visible`, with an apostrophe before a text that a spreadsheet would calculate; numbers stay."""
-    if not isinstance(value, str):
+    """Return a value for a CSV file: put an apostrophe before a text that a spreadsheet would calculate; keep numbers."""
+    if not isinstance(value, str) or not value.startswith(FORMULA):
         return value
-    if not value.startswith(FORMULA):
-        return visible(value)
     with contextlib.suppress(ValueError):
         float(value)
         return value
-    return f"'{visible(value)}"
+    return f"'{value}"
 
 
 def csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +45,6 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, language: str) -> str:
-    """Return a text as a code block, `visible`; its fence is longer than any in the text."""
-    text = visible(text)
+    """Return a text as a code block; its fence is longer than any in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from lab.runs.files import read_text, write_text
 from lab.runs.folder import gone
 
 FILE = ".stop"
@@ -38,7 +37,7 @@ class Stop:
     def requested(self) -> str:
         """Return '' (go on), 'stop' (save a checkpoint and end), 'kill' (end at once) or 'leave' (end without waiting for jobs)."""
         try:
-            return read_text(self.file)
+            return self.file.read_text(encoding="utf-8")
         except FileNotFoundError:
             return "stop" if self.watched and gone(self.sweep) else ""
 
@@ -58,5 +57,5 @@ class Stop:
         if now - self.seen < PAUSE or (wish := next(self.wishes, None)) is None:
             return
         self.seen = now
-        write_text(self.file, wish)
+        self.file.write_text(wish, encoding="utf-8")
         print(SAID[wish], file=sys.stderr, flush=True)

@@ -3,13 +3,10 @@
 import copy
 import io
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -294,12 +291,5 @@ def test_the_loss_of_logits_is_theirs(dtype):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_trainers_numbers_are_its_own(processes, tmp_path):
     """One and two processes, accumulation 1 and 4, uneven labels, three architectures."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TRITON_INTERPRET"))} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    done = subprocess.run(
-        [*command, Path(__file__).with_name("trainer_runs.py")], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("every number is that of the model's own loss") == processes
+    printed = run("trainer_runs.py", processes=processes, folder=tmp_path)
+    assert printed.count("every number is that of the model's own loss") == processes
