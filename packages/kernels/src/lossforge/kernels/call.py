@@ -14,6 +14,8 @@ from typing_extensions import TypeVar
 
 Shape = tuple[Sequence[int], torch.dtype] | Tensor | None
 FLOAT = torch.float32
+LEAST = 2.0**-126
+"""The smallest normal number of float32."""
 ROW_MEAN = "mean of rows"
 """The reduction of element-wise losses that sums over the classes and takes the mean of the rows not ignored."""
 
@@ -456,7 +458,7 @@ class ContrastiveCall(NamedTuple):
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         rows, columns = self.x.shape
-        return ((rows,) if self.reduction == "none" else (), FLOAT), ((rows,), FLOAT), ((columns,), FLOAT)
+        return ((rows,) if self.reduction == "none" else (), FLOAT), ((2, rows), FLOAT), ((2, columns), FLOAT)
 
 
 class SimilarityCall(NamedTuple):
@@ -492,9 +494,9 @@ class SimilarityCall(NamedTuple):
         softmax = self.loss != "sigmoid"
         return (
             ((rows,) if self.reduction == "none" else (), FLOAT),
-            ((rows,), FLOAT) if softmax else None,
+            ((2, rows), FLOAT) if softmax else None,
             ((rows,), FLOAT) if softmax and self.row_labels is not None else None,
-            ((columns,), FLOAT) if self.loss == "both_sides" else None,
+            ((2, columns), FLOAT) if self.loss == "both_sides" else None,
         )
 
 
@@ -546,7 +548,7 @@ class MultilabelCall(NamedTuple):
         rows, columns = self.x.shape
         value: Shape = ((rows,) if self.reduction == "none" else (), FLOAT)
         divisor: Shape = ((), FLOAT) if self.counted else None
-        return value, divisor, ((2, rows), FLOAT), divisor, ((2, columns), FLOAT) if self.paired else None
+        return value, divisor, ((4, rows), FLOAT), divisor, ((4, columns), FLOAT) if self.paired else None
 
 
 class LovaszCall(NamedTuple):
@@ -612,7 +614,8 @@ def _rows(x: Logits) -> int:
 def scale_of(call: Any, count: int) -> float:
     """Return the factor of a call's loss, over `count` where the mean divides by it: by no normalizer, and by nothing that is counted."""
     known = call.reduction == "mean" and call.normalizer is None and not getattr(call, "counted", False)
-    return float(call.loss_scale / count if known else call.loss_scale)
+    scale = float(call.loss_scale / count if known else call.loss_scale)
+    return 0.0 if abs(scale) < LEAST else scale  # Triton would take a subnormal number as float64
 
 
 def end_of_tensors(call: Any) -> int:

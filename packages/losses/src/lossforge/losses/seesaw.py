@@ -11,7 +11,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.options import weights_of_classes
 from lossforge.losses.functional import cross_entropy
 from lossforge.losses.operators import LIBRARY, define, launched
-from lossforge.losses.reference import accurate
+from lossforge.losses.reference import accurate, relative
 from lossforge.losses.state import kernels_apply
 from lossforge.losses.types import Reduction
 
@@ -73,6 +73,7 @@ def seesaw_loss(
     checks.whole("input", input)
     checks.fits("input", input, input.ndim == 2 and input.shape[1] > 0, "have shape (N, C) with at least one class")
     rows, classes = input.shape
+    ignore_index = checks.whole_number("ignore_index", ignore_index)
     target = checks.indices("target", target, input, checks.Allowed(0, classes, ignore_index, None), (rows,))
     checks.tensor("class_counts", class_counts)
     checks.without_gradient("class_counts", class_counts)
@@ -90,7 +91,7 @@ def seesaw_loss(
 
 
 def seesaw_reference(x: Tensor, target: Tensor, log_counts: Tensor, p: float, q: float, least: float) -> Tensor:
-    """Return the shifted logits in plain torch."""
+    """Return the shifted logits, relative to each row's largest, in plain torch."""
     x = accurate(x)
     classes = x.shape[1]
     exists = ((target >= 0) & (target < classes)).unsqueeze(1)
@@ -99,7 +100,7 @@ def seesaw_reference(x: Tensor, target: Tensor, log_counts: Tensor, p: float, q:
     rarer = (log_counts - log_counts[index]).clamp(max=0)
     surer = (log_p - log_p.gather(1, index).clamp(min=least)).clamp(min=0)
     others = exists & (torch.arange(classes, device=x.device) != index)
-    return x + torch.where(others, p * rarer + q * surer, 0.0)
+    return relative(x, 1) + torch.where(others, p * rarer + q * surer, 0.0)
 
 
 class SeesawLoss(nn.Module):
@@ -145,6 +146,7 @@ class SeesawLoss(nn.Module):
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}")
         checks.one_of("reduction", reduction, checks.REDUCTIONS)
+        checks.whole_number("ignore_index", ignore_index)
         self.p, self.q, self.eps, self.reduction, self.ignore_index = p, q, eps, reduction, ignore_index
         self.register_buffer("class_counts", torch.zeros(num_classes, dtype=torch.int64))
         self.register_buffer("weight", weight)

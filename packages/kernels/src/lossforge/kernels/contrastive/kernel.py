@@ -4,6 +4,9 @@ For x (N, M) whose row i belongs to column i + o, with r = ln Σⱼ exp xᵢⱼ 
 
     Lᵢ = ½ (rᵢ - xᵢ,ᵢ₊ₒ) + ½ (cᵢ₊ₒ - xᵢ,ᵢ₊ₒ)        g = ½ uᵢ (exp(x - rᵢ) - δ) + ½ uⱼ₋ₒ (exp(x - cⱼ) - δ)
 
+A log-sum-exp is kept as the stored element of the largest similarity, m, and the logarithm of the sum relative to it: r - xᵢⱼ is then
+scale · (m - xᵢⱼ) + ln Σ, and a common offset of the similarities costs no digits.
+
 There are two launches. Each reads the matrix once, and a program reads one tile. The first stores maximum and sum of each row and column of
 a tile. The last program of a row or column of tiles joins these in their order, and the last of all programs adds up the loss. The second
 launch writes the gradient.
@@ -17,7 +20,7 @@ import triton.language as tl
 
 from lossforge.kernels.engine.layout import END
 from lossforge.kernels.engine.reduce import add_up, divided
-from lossforge.kernels.math import LOG2E, exp2, log
+from lossforge.kernels.math import LOG2E, TINY, exp2, log
 from lossforge.kernels.rowwise.rows import LOWEST, class_offset
 
 JOINED = tl.constexpr(2048)  # parts of rows or columns that are joined at once
@@ -42,7 +45,7 @@ class Config(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """x with strides s0, s1. It is multiplied by `scale` as it is read."""
+    """x with strides s0, s1. The similarities are scale · x; None for 1."""
 
     ptr: Any
     s0: int
@@ -55,7 +58,7 @@ class Side(NamedTuple):
 
     Attributes:
         parts: maximum and sum of each in each tile, (2, tiles across, length).
-        lse: (length,).
+        lse: m and ln Σ, (2, length).
         loss: of each pair, or None.
     """
 
@@ -99,28 +102,64 @@ def address(t, tile, config):
 
 
 @triton.jit
-def scaled(x, values):
-    """Return values of x in float32, times its scale."""
+def sign_and_size(scale):
+    """Return the sign of a scale, and its size as what is above 0."""
+    size = tl.abs(scale)
+    return tl.where(scale < 0.0, -1.0, tl.where(scale == 0.0, 0.0, 1.0)), tl.where(size < TINY, TINY, size)
+
+
+@triton.jit
+def signed(x, values):
+    """Return values of x in float32, times the sign of its scale: their order is that of the similarities."""
     values = values.to(tl.float32)
     if x.scale is not None:
-        values = values * x.scale
+        sign, _ = sign_and_size(x.scale)
+        values = values * sign
     return values
 
 
 @triton.jit
-def read(x, tile, config):
-    """Load a tile in float32, with -inf outside of the matrix."""
-    at = address(x, tile, config)
-    if tile.full:
-        found = scaled(x, tl.load(at))
-    else:
-        found = tl.where(tile.inside, scaled(x, tl.load(at, mask=tile.inside, other=0.0)), float("-inf"))
-    return found
+def apart(x, difference):
+    """Return a difference of signed values as one of similarities."""
+    if x.scale is not None:
+        _, size = sign_and_size(x.scale)
+        difference = difference * size
+    return difference
 
 
 @triton.jit
-def join(side, line):
-    """Return ln Σ exp of rows or columns from their parts in all tiles across."""
+def exponential(x, difference):
+    """Return e to a difference of signed values, as one of similarities."""
+    if x.scale is not None:
+        _, size = sign_and_size(x.scale)
+        power = exp2(difference * (size * LOG2E))
+    else:
+        power = exp2(difference * LOG2E)
+    return power
+
+
+@triton.jit
+def scaled(x, difference):
+    """Return a difference of values of x as one of similarities."""
+    if x.scale is not None:
+        difference = difference * x.scale
+    return difference
+
+
+@triton.jit
+def read(x, tile, config):
+    """Load a tile in float32; 0 outside of the matrix."""
+    at = address(x, tile, config)
+    if tile.full:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=tile.inside, other=0.0)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def join(x, side, line):
+    """Return the maximum of rows or columns and ln Σ exp relative to it, from their parts in all tiles across."""
     B: tl.constexpr = line.at.shape[0]
     K: tl.constexpr = JOINED // B
     m = tl.full([B], LOWEST, tl.float32)
@@ -132,9 +171,9 @@ def join(side, line):
         tops = tl.load(part, mask=mask, other=LOWEST, cache_modifier=".cg")
         sums = tl.load(part + line.across.to(tl.int64) * line.length, mask=mask, other=0.0, cache_modifier=".cg")
         top = tl.maximum(m, tl.max(tops, 0))
-        s = s * exp2((m - top) * LOG2E) + tl.sum(sums * exp2((tops - top[None, :]) * LOG2E), 0)
+        s = s * exponential(x, m - top) + tl.sum(sums * exponential(x, tops - top[None, :]), 0)
         m = top
-    return m + log(s)
+    return m, log(s)
 
 
 @triton.jit
@@ -153,13 +192,14 @@ def close(x, height, offset, side, line, slot, whole):
     tl.debug_barrier()
     if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == line.across - 1:
         tl.store(ticket, 0)
-        lse = join(side, line)
+        top, ls = join(x, side, line)
         pair = (line.at - line.before).to(tl.int64)
         paired = (pair >= 0) & (pair < height)
-        own = scaled(x, tl.load(x.ptr + pair * x.s0 + (pair + offset) * x.s1, mask=paired, other=0.0))
-        loss = tl.where(paired, 0.5 * (lse - own), 0.0)
+        own = signed(x, tl.load(x.ptr + pair * x.s0 + (pair + offset) * x.s1, mask=paired, other=0.0))
+        loss = tl.where(paired, 0.5 * (apart(x, top - own) + ls), 0.0)
         # columns without a pair do not take part in the gradient: exp(x - inf) is 0
-        tl.store(side.lse + line.at, tl.where(paired, lse, float("inf")), mask=line.at < line.length)
+        tl.store(side.lse + line.at, tl.where(paired, signed(x, top), 0.0), mask=line.at < line.length)
+        tl.store(side.lse + line.length + line.at, tl.where(paired, ls, float("inf")), mask=line.at < line.length)
         if side.loss is not None:
             tl.store(side.loss + pair, loss * whole.scale, mask=paired)
         tl.store(whole.sum.parts + slot, tl.sum(loss, 0))
@@ -184,23 +224,31 @@ def contrastive_kernel(x, rows, columns, sum, divisor_ptr, scale, height, width,
     """
     scale = divided(scale, divisor_ptr, config.EMPTY_IS_ZERO)
     place = tile_of(tl.program_id(0), height, width, across, config)
-    tile = read(x, place, config)
+    tile = signed(x, read(x, place, config))
+    if not place.full:
+        tile = tl.where(place.inside, tile, float("-inf"))
 
     row_top, column_top = tl.maximum(tl.max(tile, 1), LOWEST), tl.maximum(tl.max(tile, 0), LOWEST)
     top = tl.max(row_top, 0)
-    if place.full & (top - tl.minimum(tl.min(row_top, 0), tl.min(column_top, 0)) < NEAR):
-        e = exp2((tile - top) * LOG2E)
+    if place.full & (apart(x, top - tl.minimum(tl.min(row_top, 0), tl.min(column_top, 0))) < NEAR):
+        e = exponential(x, tile - top)
         row_sum, column_sum = tl.sum(e, 1), tl.sum(e, 0)
         row_top, column_top = tl.zeros([config.BR], tl.float32) + top, tl.zeros([config.BC], tl.float32) + top
     else:
-        row_sum = tl.sum(exp2((tile - row_top[:, None]) * LOG2E), 1)
-        column_sum = tl.sum(exp2((tile - column_top[None, :]) * LOG2E), 0)
+        row_sum = tl.sum(exponential(x, tile - row_top[:, None]), 1)
+        column_sum = tl.sum(exponential(x, tile - column_top[None, :]), 0)
     row, column = Line(place.row, height, across, 0), Line(place.column, width, down, offset)
     keep(rows, row, place.j, row_top, row_sum)
     keep(columns, column, place.i, column_top, column_sum)
     whole = Whole(sum, down + across, scale)
     close(x, height, offset, rows, row, place.i, whole)
     close(x, height, offset, columns, column, down + place.j, whole)
+
+
+@triton.jit
+def soft(lse_ptr, at, mask, length):
+    """Load the maximum of rows or columns, and ln Σ exp relative to it."""
+    return tl.load(lse_ptr + at, mask=mask, other=0.0), tl.load(lse_ptr + length + at, mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=("height", "width", "offset", "across"))
@@ -228,23 +276,25 @@ def contrastive_backward_kernel(
             grad_output = tl.load(grad_output_ptr).to(tl.float32)
             of_row *= grad_output
             of_column *= grad_output
-    r = tl.load(row_lse_ptr + row, mask=place.here, other=0.0)
-    c = tl.load(column_lse_ptr + column, mask=place.there, other=0.0)
+    row_top, row_ls = soft(row_lse_ptr, row, place.here, height)
+    column_top, column_ls = soft(column_lse_ptr, column, place.there, width)
     tile = read(x, place, config)
 
+    zero = tl.max(row_top, 0)  # what r and c are relative to
+    r, c = scaled(x, row_top - zero) + row_ls, scaled(x, column_top - zero) + column_ls
     known = tl.where(paired, c, tl.max(r, 0))
     low = tl.minimum(tl.min(r, 0), tl.min(known, 0))
+    of_rows = exp2(scaled(x, tile - row_top[:, None]) * LOG2E - (row_ls * LOG2E)[:, None])
     if tl.maximum(tl.max(r, 0), tl.max(known, 0)) - low < 0.5 * NEAR:
         # exp(x - c) = exp(x - r) exp(r - low) exp(low - c)
-        of_both = of_row[:, None] + exp2((r - low) * LOG2E)[:, None] * (exp2((low - c) * LOG2E) * of_column)[None, :]
-        g = exp2((tile - r[:, None]) * LOG2E) * of_both
+        g = of_rows * (of_row[:, None] + exp2((r - low) * LOG2E)[:, None] * (exp2((low - c) * LOG2E) * of_column)[None, :])
     else:
-        g = exp2((tile - r[:, None]) * LOG2E) * of_row[:, None] + exp2((tile - c[None, :]) * LOG2E) * of_column[None, :]
+        of_columns = exp2(scaled(x, tile - column_top[None, :]) * LOG2E - (column_ls * LOG2E)[None, :])
+        g = of_rows * of_row[:, None] + of_columns * of_column[None, :]
     begin = place.i * config.BR + offset
     if (begin < (place.j + 1) * config.BC) & (place.j * config.BC < begin + config.BR):
         g -= tl.where((row + offset)[:, None] == column[None, :], 2.0 * of_row[:, None], 0.0)
-    if x.scale is not None:
-        g *= x.scale
+    g = scaled(x, g)
     to = address(grad_input, place, config)
     if place.full:
         tl.store(to, g)

@@ -49,7 +49,7 @@ def forward(call: ContrastiveCall, formulas: Formulas | None, gradients: Tensors
     rows, columns = call.x.shape
     tiles = contrastive_tiles(rows, columns)
     down, across = _grid(call, tiles)
-    shapes = [(2, across, rows), (2, down, columns), (rows,), (columns,)]
+    shapes = [(2, across, rows), (2, down, columns), (2, rows), (2, columns)]
     row_parts, column_parts, *kept = (new_like(call.x, (s, FLOAT)) for s in shapes)
     losses = [new_like(call.x, ((rows,), FLOAT)) if call.reduction == "none" else None for _ in kept]
     sides = Side(row_parts, kept[0], losses[0]), Side(column_parts, kept[1], losses[1])

@@ -8,8 +8,11 @@ Of a row of logits x whose positives are those with a target above ½:
 
 With PAIRED the loss is that of the rows plus that of the columns, taken as rows.
 
-A launch reads the rows once. It stores n and p, and adds up the losses, with PAIRED also the rows with a positive; another does so for the
-columns. The last reads all again and writes the gradient.
+tn n is kept as the largest negative x, and the logarithm of the sum relative to it, as p is. h then has a difference of logits, to which a
+common offset costs no digits.
+
+A launch reads the rows once. It stores both sums, and adds up the losses, with PAIRED also the rows with a positive; another does so for
+the columns. The last reads all again and writes the gradient.
 """
 
 from typing import Any, NamedTuple
@@ -20,40 +23,53 @@ import triton.language as tl
 from lossforge.kernels.engine.layout import matrix_address
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import LOG2E, exp2, log, logistic
-from lossforge.kernels.rowwise.rows import LOWEST, add_exponential, relative
+from lossforge.kernels.rowwise.rows import LOWEST
 
 
 @triton.jit
-def read(x, target, row, column, rows, classes, inverse_tp, inverse_tn):
-    """Return x / tn of negatives and -x / tp of positives, -inf elsewhere; and which classes are positives."""
+def read(x, target, row, column, rows, classes):
+    """Return x of negatives and -x of positives, -inf elsewhere; and which classes are positives."""
     inside = (row < rows)[:, None] & (column < classes)[None, :]
     logit = tl.load(matrix_address(x, row, column), mask=inside, other=0.0).to(tl.float32)
     positive = tl.load(matrix_address(target, row, column), mask=inside, other=0).to(tl.float32) > 0.5
     negative = inside & (positive == 0)
-    return tl.where(negative, logit * inverse_tn, float("-inf")), tl.where(positive, -logit * inverse_tp, float("-inf")), positive
+    return tl.where(negative, logit, float("-inf")), tl.where(positive, -logit, float("-inf")), positive
 
 
 @triton.jit
-def joined(top, total, ZERO: tl.constexpr):
-    """Join the lanes of each row, and with ZERO one more term."""
+def decayed(x, top, rate):
+    """Return e^((x - top) rate) for x ≤ top, 1 where both are infinite."""
+    return tl.where(x == top, 1.0, exp2((x - top) * (rate * LOG2E)))
+
+
+@triton.jit
+def add(top, total, x, rate):
+    """Add an element to each sum that is kept as the maximum so far and the sum relative to it."""
+    above = tl.maximum(top, x)
+    return above, total * decayed(top, above, rate) + decayed(x, above, rate)
+
+
+@triton.jit
+def joined(top, total, rate, ZERO: tl.constexpr):
+    """Join the lanes of each row, and with ZERO one more term: its maximum, and the logarithm of the sum relative to it."""
     above = tl.max(top, 1)
     if ZERO:
         above = tl.maximum(above, 0.0)
-    sum = tl.sum(total * relative(top, above[:, None]), 1)
+    sum = tl.sum(total * decayed(top, above[:, None], rate), 1)
     if ZERO:
-        sum += exp2(-above * LOG2E)
-    return above + log(sum)
+        sum += exp2(-above * (rate * LOG2E))
+    return above, log(sum)
 
 
 @triton.jit
 def upstream_of(n, p, tp, tn, PAIRED: tl.constexpr):
-    """Return the loss of each row, and u."""
+    """Return the loss of each row, and u. n, p: what `joined` returns."""
+    h = (n[0] + p[0]) + (tn * n[1] + tp * p[1])
     if PAIRED:
-        h = tn * n + tp * p
         slope, _, rest = logistic(h)
         value = tl.maximum(h, 0.0, propagate_nan=tl.PropagateNan.ALL) + rest
     else:
-        value = n + p
+        value = h
         slope = tl.where(value == value, 1.0, value)
     return value, slope
 
@@ -63,25 +79,27 @@ def multilabel_kernel(
     x, target, out_ptr, stats_ptr, sum, valid_sum, divisor_ptr, scale, tp, tn, rows, classes,
     BR: tl.constexpr, BC: tl.constexpr, ZERO: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rows' losses; stats: n and p of each, (2, rows)."""
+    """Compute the rows' losses; stats: what `joined` returns of negatives and of positives, (4, rows)."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     n_top, n_sum = tl.full([BR, BC], LOWEST, tl.float32), tl.zeros([BR, BC], tl.float32)
     p_top, p_sum = n_top, n_sum
     found = tl.zeros([BR, BC], tl.float32)
     for start in range(0, classes, BC):
-        negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes, 1.0 / tp, 1.0 / tn)
-        n_top, n_sum = add_exponential(n_top, n_sum, negatives)
-        p_top, p_sum = add_exponential(p_top, p_sum, positives)
+        negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes)
+        n_top, n_sum = add(n_top, n_sum, negatives, 1.0 / tn)
+        p_top, p_sum = add(p_top, p_sum, positives, 1.0 / tp)
         found = tl.where(positive, 1.0, found)
-    n, p = joined(n_top, n_sum, ZERO), joined(p_top, p_sum, ZERO)
+    n, p = joined(n_top, n_sum, 1.0 / tn, ZERO), joined(p_top, p_sum, 1.0 / tp, ZERO)
     value, _ = upstream_of(n, p, tp, tn, PAIRED)
     inside = row < rows
     if PAIRED:
         inside = inside & (tl.max(found, 1) > 0)
     value = tl.where(inside, value, 0.0)
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
-    tl.store(stats_ptr + row, n, mask=row < rows)
-    tl.store(stats_ptr + rows + row, tl.where(inside, p, float("-inf")), mask=row < rows)
+    tl.store(stats_ptr + row, n[0], mask=row < rows)
+    tl.store(stats_ptr + rows + row, n[1], mask=row < rows)
+    tl.store(stats_ptr + 2 * rows + row, tl.where(inside, p[0], 0.0), mask=row < rows)
+    tl.store(stats_ptr + 3 * rows + row, tl.where(inside, p[1], float("-inf")), mask=row < rows)
     if out_ptr is not None:
         tl.store(out_ptr + row, value * scale, mask=row < rows)
     else:
@@ -91,7 +109,7 @@ def multilabel_kernel(
 
 
 class Stats(NamedTuple):
-    """What a launch found of the rows, or of the columns: n and p of each, (2, count), and the divisor, if any."""
+    """What a launch found of the rows, or of the columns: (4, count), and the divisor, if any."""
 
     ptr: Any = None
     divisor_ptr: Any = None
@@ -99,17 +117,19 @@ class Stats(NamedTuple):
 
 @triton.jit
 def slopes(stats, at, count, scale, tp, tn, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr):
-    """Return n and p of rows or columns, and the factor of their gradient."""
-    n = tl.load(stats.ptr + at, mask=at < count, other=0.0)
-    p = tl.load(stats.ptr + count + at, mask=at < count, other=0.0)
-    _, slope = upstream_of(n, p, tp, tn, PAIRED)
-    return n, p, slope * divided(scale, stats.divisor_ptr, EMPTY_IS_ZERO)
+    """Return maximum and logarithm of the sum, of negatives and of positives, and the gradient's factor, of rows or columns."""
+    n_top = tl.load(stats.ptr + at, mask=at < count, other=0.0)
+    n_ls = tl.load(stats.ptr + count + at, mask=at < count, other=0.0)
+    p_top = tl.load(stats.ptr + 2 * count + at, mask=at < count, other=0.0)
+    p_ls = tl.load(stats.ptr + 3 * count + at, mask=at < count, other=0.0)
+    _, slope = upstream_of((n_top, n_ls), (p_top, p_ls), tp, tn, PAIRED)
+    return n_top, n_ls, p_top, p_ls, slope * divided(scale, stats.divisor_ptr, EMPTY_IS_ZERO)
 
 
 @triton.jit
-def gradient_of(negatives, positives, positive, n, p, slope):
-    """Return a tile of the gradient of rows or columns. Of those without positives or negatives n or p is -inf, and the slope 0."""
-    share = exp2(tl.where(positive, positives - p, negatives - n) * LOG2E)
+def gradient_of(negatives, positives, positive, n_top, n_ls, p_top, p_ls, slope, tp, tn):
+    """Return a tile of the gradient of rows or columns. Of those without positives or negatives a logarithm is -inf, and the slope 0."""
+    share = exp2(tl.where(positive, (positives - p_top) / tp - p_ls, (negatives - n_top) / tn - n_ls) * LOG2E)
     return tl.where(slope == 0.0, 0.0, slope * tl.where(positive, -share, share))
 
 
@@ -122,14 +142,16 @@ def multilabel_gradient_kernel(
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (row < rows)[:, None] & (column < classes)[None, :]
-    negatives, positives, positive = read(x, target, row, column, rows, classes, 1.0 / tp, 1.0 / tn)
-    n, p, slope = slopes(of_rows, row, rows, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
+    negatives, positives, positive = read(x, target, row, column, rows, classes)
+    n_top, n_ls, p_top, p_ls, slope = slopes(of_rows, row, rows, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
     if grad_output_ptr is not None:
         slope *= tl.load(grad_output_ptr + row * step, mask=row < rows, other=0.0).to(tl.float32)
-    g = gradient_of(negatives, positives, positive, n[:, None], p[:, None], slope[:, None])
+    g = gradient_of(negatives, positives, positive, n_top[:, None], n_ls[:, None], p_top[:, None], p_ls[:, None], slope[:, None], tp, tn)
     if PAIRED:
-        n, p, slope = slopes(of_columns, column, classes, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
+        n_top, n_ls, p_top, p_ls, slope = slopes(of_columns, column, classes, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
         if grad_output_ptr is not None:
             slope *= tl.load(grad_output_ptr).to(tl.float32)
-        g += gradient_of(negatives, positives, positive, n[None, :], p[None, :], slope[None, :])
+        g += gradient_of(
+            negatives, positives, positive, n_top[None, :], n_ls[None, :], p_top[None, :], p_ls[None, :], slope[None, :], tp, tn
+        )
     tl.store(matrix_address(gradient, row, column), g, mask=inside)

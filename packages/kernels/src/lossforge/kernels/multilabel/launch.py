@@ -28,7 +28,7 @@ def _at_least_one(count: Tensor) -> Tensor:
 
 
 def _losses(call: MultilabelCall, stats: Tensor | None, out: Tensor | None, dim: int = 0) -> tuple[Tensor, Tensor | None]:
-    """Compute the losses of the rows, or with dim 1 of the columns, taken as rows; store n and p of each in stats.
+    """Compute the losses of the rows, or with dim 1 of the columns, taken as rows; store the sums of each in stats.
 
     Returns:
         Each loss, in `out`, or their sum; and its divisor, if that is counted.

@@ -8,7 +8,10 @@ from lossforge.kernels.math import exp, log
 
 @triton.jit(do_not_specialize=("classes", "p", "q", "least"))
 def seesaw_kernel(x, target_ptr, log_counts_ptr, out_ptr, classes, p, q, least, BLOCK: tl.constexpr):
-    """Store x + p min(0, ln Nⱼ - ln N_t) + q max(0, ln σⱼ - max(ln σ_t, least)) beside the target t; x where t is not a class."""
+    """Store x + p min(0, ln Nⱼ - ln N_t) + q max(0, ln σⱼ - max(ln σ_t, least)) beside the target t; x where t is not a class.
+
+    x is relative to the row's largest logit, so that a common offset costs no digits.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row).to(tl.int64)
     exists = (target >= 0) & (target < classes)
@@ -26,13 +29,13 @@ def seesaw_kernel(x, target_ptr, log_counts_ptr, out_ptr, classes, p, q, least, 
         highest = above
     top = tl.max(highest, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
-    lse = base + log(tl.sum(total * exp(highest - base), 0))
-    own = tl.maximum(of_target - lse, least, propagate_nan=tl.PropagateNan.ALL)
+    ls = log(tl.sum(total * exp(highest - base), 0))
+    own = tl.maximum((of_target - base) - ls, least, propagate_nan=tl.PropagateNan.ALL)
     for start in range(0, classes, BLOCK):
         c = start + lane
         mask = c < classes
-        z = tl.load(x.ptr + row * x.s0 + c.to(tl.int64) * x.s1, mask=mask, other=0.0).to(tl.float32)
+        z = tl.load(x.ptr + row * x.s0 + c.to(tl.int64) * x.s1, mask=mask, other=0.0).to(tl.float32) - base
         rarer = tl.minimum(tl.load(log_counts_ptr + c, mask=mask, other=0.0) - count, 0.0)
-        surer = tl.maximum(z - lse - own, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        surer = tl.maximum(z - ls - own, 0.0, propagate_nan=tl.PropagateNan.ALL)
         shifted = z + (p * rarer + q * surer)
         tl.store(out_ptr + row * classes + c, tl.where(exists & (c != target), shifted, z), mask=mask)

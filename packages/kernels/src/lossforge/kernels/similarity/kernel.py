@@ -6,9 +6,10 @@ For features a (N, D) and b (M, D), x = scale · a bᵀ + bias, and the columns 
     both sides, one pair a row: Lᵢ = ½ (rᵢ - xᵢₚ) + ½ (cₚ - xᵢₚ),  c = ln Σᵢ exp xᵢⱼ
     sigmoid: Lᵢ = Σⱼ softplus(-z xᵢⱼ),  z = 1 where j ∈ P, else -1      g = -z σ(-z x)
 
-A program computes a tile of x by tensor cores, in float32, and keeps it in registers. The first launch stores maximum and sum of each row,
-and column, of a tile; the second joins them in their order. The gradient computes the tiles again and stores g, a block of rows at a time;
-two matrix products make it the gradients of a and b (launch.py).
+A program computes a tile of a bᵀ by tensor cores, in float32, and keeps it in registers. The first launch stores maximum and sum of each
+row, and column, of a tile; the second joins them in their order. A softmax needs differences alone: r is kept as the product of the largest
+x, m, and the logarithm of the sum relative to it, and x - rᵢ is scale · (a bᵀ - m) - ln Σ. So a common offset costs no digits. The gradient
+computes the tiles again and stores g, a block of rows at a time; two matrix products make it the gradients of a and b (launch.py).
 """
 
 from collections import namedtuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from lossforge.kernels.contrastive.kernel import sign_and_size
 from lossforge.kernels.engine.layout import place_in_groups
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import INTERPRETED, LOG2E, decay, exp2, log, log1p_unit
@@ -66,14 +68,15 @@ class Labels(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Sums of each tile, (planes, tiles across, length): maximum and Σ exp, with labels Σ_P x and |P|; of a sigmoid its loss alone."""
+    """Sums of each tile, (planes, tiles across, length): maximum and Σ exp, with labels Σ_P (x - maximum) and |P|; of a sigmoid its loss
+    alone. Maxima and differences are of products times the sign of the scale."""
 
     row_ptr: Any
     column_ptr: Any = None
 
 
 class Known(NamedTuple):
-    """What the gradient knows: ln Σ exp of rows and of columns, 1 / |P| with labels."""
+    """What the gradient knows: m and ln Σ of rows and of columns, (2, length), inf for those without a pair; 1 / |P| with labels."""
 
     row_lse: Any = None
     share: Any = None
@@ -85,7 +88,7 @@ Tile = namedtuple("Tile", "i j row column")
 
 
 class Side(NamedTuple):
-    """Results of rows or columns, each (length,) or None; own: x of each pair."""
+    """Results of rows or columns, each (length,) or None, but lse (2, length); own: the product of each pair, times the scale's sign."""
 
     parts: Any
     own: Any = None
@@ -161,23 +164,25 @@ def similarity_kernel(a, b, affine, labels, parts, own_ptr, rows, columns, offse
 
     Args:
         a, b: rows of features, each contiguous, s0 elements from one to the next.
-        own_ptr: x of each row's pair, or None.
+        own_ptr: of each row's pair, or None.
     """
     tile = tile_of(rows, columns, config)
     scale, bias = loaded(affine)
-    x = products(a, b, tile, rows, columns, depth, config) * scale + bias
+    x = products(a, b, tile, rows, columns, depth, config)
     counts, together = related(labels, tile, rows, columns, offset, pairs, config)
     down, across = tl.cdiv(rows, config.BR), tl.cdiv(columns, config.BC)
     if config.SIGMOID:
+        x = x * scale + bias
         loss = log1p_unit(decay(x)) + tl.maximum(tl.where(together, -x, x), 0.0, tl.PropagateNan.ALL)
         keep(parts.row_ptr, 0, across, tile.j, rows, tile.row, tl.sum(tl.where(counts, loss, 0.0), 1))
     else:
-        x = tl.where(counts, x, float("-inf"))
+        sign, size = sign_and_size(scale)
+        x = tl.where(counts, x * sign, float("-inf"))
         top = tl.maximum(tl.max(x, 1), LOWEST)
         keep(parts.row_ptr, 0, across, tile.j, rows, tile.row, top)
-        keep(parts.row_ptr, 1, across, tile.j, rows, tile.row, tl.sum(exp2((x - top[:, None]) * LOG2E), 1))
+        keep(parts.row_ptr, 1, across, tile.j, rows, tile.row, tl.sum(exp2((x - top[:, None]) * (size * LOG2E)), 1))
         if labels.row_ptr is not None:
-            keep(parts.row_ptr, 2, across, tile.j, rows, tile.row, tl.sum(tl.where(together, x, 0.0), 1))
+            keep(parts.row_ptr, 2, across, tile.j, rows, tile.row, tl.sum(tl.where(together, x - top[:, None], 0.0), 1))
             keep(parts.row_ptr, 3, across, tile.j, rows, tile.row, tl.sum(tl.where(together, 1.0, 0.0), 1))
         elif own_ptr is not None:
             first = tile.i * config.BR + offset
@@ -188,7 +193,7 @@ def similarity_kernel(a, b, affine, labels, parts, own_ptr, rows, columns, offse
         if config.COLUMNS:
             top = tl.maximum(tl.max(x, 0), LOWEST)
             keep(parts.column_ptr, 0, down, tile.i, columns, tile.column, top)
-            keep(parts.column_ptr, 1, down, tile.i, columns, tile.column, tl.sum(exp2((x - top[None, :]) * LOG2E), 0))
+            keep(parts.column_ptr, 1, down, tile.i, columns, tile.column, tl.sum(exp2((x - top[None, :]) * (size * LOG2E)), 0))
 
 
 @triton.jit
@@ -201,7 +206,18 @@ def part_of(side, plane, across, tile, length, at, other):
 
 @triton.jit(do_not_specialize=("length", "across", "offset", "paired"))
 def similarity_join_kernel(
-    side, sum, divisor_ptr, scale, length, across, offset, paired, SIGMOID: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr, BLOCK: tl.constexpr
+    side,
+    affine,
+    sum,
+    divisor_ptr,
+    scale,
+    length,
+    across,
+    offset,
+    paired,
+    SIGMOID: tl.constexpr,
+    EMPTY_IS_ZERO: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Join the tiles of rows, or of columns; add up the loss.
 
@@ -216,6 +232,8 @@ def similarity_join_kernel(
     m = tl.full([BLOCK], LOWEST, tl.float32)
     s = tl.zeros([BLOCK], tl.float32)
     near, count = s, s
+    factor, _ = loaded(affine)
+    sign, size = sign_and_size(factor)
     for start in range(0, across, JOINED):
         tile = start + tl.arange(0, JOINED)
         if SIGMOID:
@@ -223,33 +241,44 @@ def similarity_join_kernel(
         else:
             tops = part_of(side, 0, across, tile, length, at, LOWEST)
             top = tl.maximum(m, tl.max(tops, 0))
-            sums = part_of(side, 1, across, tile, length, at, 0.0) * exp2((tops - top[None, :]) * LOG2E)
-            s = s * exp2((m - top) * LOG2E) + tl.sum(sums, 0)
-            m = top
+            sums = part_of(side, 1, across, tile, length, at, 0.0) * exp2((tops - top[None, :]) * (size * LOG2E))
+            s = s * exp2((m - top) * (size * LOG2E)) + tl.sum(sums, 0)
             if side.share is not None:
-                near += tl.sum(part_of(side, 2, across, tile, length, at, 0.0), 0)
-                count += tl.sum(part_of(side, 3, across, tile, length, at, 0.0), 0)
+                counts = part_of(side, 3, across, tile, length, at, 0.0)
+                of_tiles = part_of(side, 2, across, tile, length, at, 0.0)
+                of_tiles = tl.where(counts == 0.0, 0.0, of_tiles + counts * (tops - top[None, :]))
+                near = tl.where(count == 0.0, 0.0, near + count * (m - top)) + tl.sum(of_tiles, 0)
+                count += tl.sum(counts, 0)
+            m = top
     inside = at < length
     place = at + offset
     if SIGMOID:
         loss = s
     else:
-        lse = m + log(s)
+        ls = log(s)
         if side.share is not None:
             inside = inside & (count > 0.0)
             share = 1.0 / tl.maximum(count, 1.0)
-            loss = lse - near * share
+            loss = ls - near * share * size
             tl.store(side.share + at, share, mask=at < length)
         else:
             inside = inside & (place >= 0) & (place < paired)
-            loss = lse - tl.load(side.own + place, mask=inside, other=0.0)
+            loss = (m - tl.load(side.own + place, mask=inside, other=0.0)) * size + ls
         # what has no pair takes no part in the gradient: exp(x - inf) is 0
-        tl.store(side.lse + at, tl.where(inside, lse, float("inf")), mask=at < length)
+        tl.store(side.lse + at, tl.where(inside, sign * m, 0.0), mask=at < length)
+        tl.store(side.lse + length + at, tl.where(inside, ls, float("inf")), mask=at < length)
     loss = tl.where(inside, loss, 0.0)
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
     if side.loss is not None:
         tl.store(side.loss + place, loss * scale, mask=(at < length) & (place >= 0) & (place < paired))
     finish(tl.sum(loss, 0), sum, scale)
+
+
+@triton.jit
+def soft(lse_ptr, at, length, mask):
+    """Load m and ln Σ of rows or columns."""
+    m = tl.load(lse_ptr + at, mask=mask, other=0.0)
+    return m, tl.load(lse_ptr + length + at, mask=mask, other=float("inf"))
 
 
 @triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs", "paired"))
@@ -285,24 +314,25 @@ def similarity_gradient_kernel(
     tile = tile_of(rows, columns, config)
     here, there = tile.row < rows, tile.column < columns
     scale, bias = loaded(affine)
-    x = products(a, b, tile, rows, columns, depth, config) * scale + bias
+    x = products(a, b, tile, rows, columns, depth, config)
     counts, together = related(labels, tile, rows, columns, offset, pairs, config)
     if config.SIGMOID:
+        x = x * scale + bias
         e = decay(x)
         wrong = tl.where((x >= 0.0) == together, e, 1.0) / (1.0 + e)
         g = tl.where(together, -wrong, wrong)
     else:
-        r = tl.load(known.row_lse + tile.row, mask=here, other=float("inf"))
-        share = tl.where(r == float("inf"), 0.0, 1.0)
+        m, ls = soft(known.row_lse, tile.row, paired, here)
+        share = tl.where(ls == float("inf"), 0.0, 1.0)
         if known.share is not None:
             share = share * tl.load(known.share + tile.row, mask=here, other=0.0)
-        g = exp2((x - r[:, None]) * LOG2E) - tl.where(together, share[:, None], 0.0)
+        g = exp2((x - m[:, None]) * (scale * LOG2E) - (ls * LOG2E)[:, None]) - tl.where(together, share[:, None], 0.0)
     if config.EACH:
         of_rows = tl.load(grad_output_ptr + tile.row, mask=here, other=0.0).to(tl.float32)
         g *= of_rows[:, None]
     if config.COLUMNS:
-        c = tl.load(known.column_lse + tile.column, mask=there, other=float("inf"))
-        q = exp2((x - c[None, :]) * LOG2E) - tl.where(together, 1.0, 0.0)
+        m, ls = soft(known.column_lse, tile.column, columns, there)
+        q = exp2((x - m[None, :]) * (scale * LOG2E) - (ls * LOG2E)[None, :]) - tl.where(together, 1.0, 0.0)
         if config.EACH:
             pair = tile.column - (offset - before)
             q *= tl.load(pair_grad_output_ptr + pair, mask=(pair >= 0) & (pair < paired), other=0.0).to(tl.float32)[None, :]

@@ -72,10 +72,14 @@ def _config(call: SimilarityCall, tiles: FeatureTiles, **others: bool) -> Any:
     )
 
 
+def _affine(call: SimilarityCall) -> Affine:
+    return Affine(call.logit_scale, call.logit_bias, call.scale, call.bias)
+
+
 def _given(call: SimilarityCall) -> tuple[Any, ...]:
     """Return the arguments that both kernels begin with."""
     labels = Labels(call.row_labels, call.column_labels)
-    return _features(call.a), _features(call.b), Affine(call.logit_scale, call.logit_bias, call.scale, call.bias), labels
+    return _features(call.a), _features(call.b), _affine(call), labels
 
 
 def _sizes(call: SimilarityCall) -> tuple[int, ...]:
@@ -136,7 +140,7 @@ def _statistics(call: SimilarityCall) -> Results:
 def _join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -> Tensor:
     """Join the tiles of a side, and return its total. places: rows or columns, tiles, and where their pairs are: see the kernel."""
     scale = (0.5 if call.loss == "both_sides" else 1.0) * scale_of(call, call.a.shape[0])
-    arguments = (side, sum_slots(), call.normalizer, scale, *places, call.loss == "sigmoid", call.empty_is_zero, JOIN)
+    arguments = (side, _affine(call), sum_slots(), call.normalizer, scale, *places, call.loss == "sigmoid", call.empty_is_zero, JOIN)
     return Launch(similarity_join_kernel, (triton.cdiv(places[0], JOIN),), arguments, totals=1, num_warps=4).start()[0]
 
 
@@ -170,7 +174,7 @@ def _differentiate(call: SimilarityCall, kept: Sequence[Tensor | None], grad_out
         part = call._replace(a=call.a[start:end], offset=call.offset + start)
         if call.row_labels is not None:
             part = part._replace(row_labels=call.row_labels[start:end])
-        lse, shares = (None if t is None else t[start:end] for t in (row_lse, share))
+        lse, shares = (None if t is None else t[..., start:end] for t in (row_lse, share))
         if of_bias is not None:
             of_all.append(torch.empty(math.prod(_programs(part, tiles)), dtype=torch.float32, device=call.a.device))
         gradient = memory[: end - start]

@@ -26,7 +26,7 @@ from lossforge.losses.definitions.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
-from lossforge.losses.definitions.tokens import TokenLogps, logps_at, softened
+from lossforge.losses.definitions.tokens import TokenLogps, first_of, logps_beside, softened
 from lossforge.losses.linear.call import ROWS
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import divergence
@@ -653,16 +653,15 @@ def linear_selective_log_softmax(
         return _fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)
     index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
     _no_skipping(linear, "one index a row, got several")
-    nothing = torch.full(lead, -100, dtype=torch.int64, device=input.device)
-    every = compute(
-        _fused(cross_entropy, head, {**given, "ignore_index": -100, "target": nothing, "return_lse": True}, linear, ("target",))
-    )
     classes = head.weight.shape[0]
     near = index.long().clamp(0, classes - 1)
     x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
     x = x if head.bias is None else x + head.bias[near]
-    logps = torch.where(index == ignore_index, 0.0, logps_at(x, index, classes, every.lse, (given["scale"], given["softcap"])))
-    return TokenLogps(logps, every.entropy) if return_entropy else logps
+    target, place = first_of(x, index, classes, ignore_index)
+    first = compute(_fused(cross_entropy, head, {**given, "target": target}, linear, ("target",), finish=_logps))
+    known = (first.logps if isinstance(first, TokenLogps) else first, place)
+    logps = logps_beside(x, index, classes, known, (given["scale"], given["softcap"]), ignore_index)
+    return TokenLogps(logps, first.entropy) if isinstance(first, TokenLogps) else logps
 
 
 @public(LINEAR)

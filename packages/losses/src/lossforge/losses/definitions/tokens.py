@@ -87,15 +87,16 @@ def selective_log_softmax(
         if inplace:
             raise ValueError("inplace=True needs one index a row, got several")
         index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
-        target = torch.full(lead, ignore_index, dtype=torch.int64, device=logits.device)
+        near = logits.gather(-1, index.long().clamp(0, logits.shape[-1] - 1))
+        target, place = first_of(near, index, logits.shape[-1], ignore_index)
     call = RowwiseCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
-    call = call._replace(outputs=[False, several, return_entropy, *[False] * 4])
+    call = call._replace(outputs=[False, False, return_entropy, *[False] * 4])
     prepared = rowwise_results(call, options, logps_and_entropy, target_name="index")
     if not several:
         return prepared
-    _, _, lse, entropy, *_ = results_of(prepared)
-    assert lse is not None
-    logps = _logps(logits, index, lse.view(lead), (scale, cap), ignore_index)
+    first, _, _, entropy, *_ = results_of(prepared)
+    assert first is not None
+    logps = logps_beside(near, index, logits.shape[-1], (first.view(lead), place), (scale, cap), ignore_index)
     return logps if entropy is None else TokenLogps(logps, entropy.view(lead))
 
 
@@ -106,7 +107,8 @@ def softened(temperature: float, softcap: float | None) -> tuple[float, float | 
     """
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     softcap = None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True)
-    return 1.0 / temperature, None if softcap is None else softcap / temperature
+    cap = None if softcap is None else softcap / temperature
+    return 1.0 / temperature, cap
 
 
 def _check_lse(lse: Tensor, logits: Tensor, return_entropy: bool, inplace: bool) -> None:
@@ -127,6 +129,37 @@ def logps_and_entropy(results: Sequence[Tensor | None]) -> Tensor | TokenLogps:
     logps, _, _, entropy, *_ = results
     assert logps is not None
     return logps if entropy is None else TokenLogps(logps, entropy)
+
+
+def first_of(x: Tensor, index: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the token of each row, among several, whose log-probability the loss computes: the likeliest; and its place.
+
+    Where no token exists or counts, it is one that does not. x: (…, K), the tokens' logits.
+    """
+    if not index.shape[-1]:
+        index, x = (torch.full((*t.shape[:-1], 1), ignore_index, dtype=t.dtype, device=t.device) for t in (index, x))
+    exists = (index >= 0) & (index < classes) & (index != ignore_index)
+    x = x.detach()
+    place = torch.where(exists, x.clamp(min=torch.finfo(x.dtype).min), -torch.inf).argmax(-1, keepdim=True)
+    return index.gather(-1, place).squeeze(-1), place
+
+
+def logps_beside(
+    x: Tensor, index: Tensor, classes: int, known: tuple[Tensor, Tensor], read: tuple[float, float | None], ignore_index: int
+) -> Tensor:
+    """Return the log-probabilities of several tokens a row from one of them, because differences lose no digits to a common offset.
+
+    known: the log-probability of one token of each row (…), and its place (…, 1). Others as in `logps_at`.
+    """
+    logps, place = known
+    scale, softcap = read
+    x = x.to(logps.dtype)
+    if softcap is not None:
+        x = softcap * torch.tanh(x * scale / softcap)
+        scale = 1.0
+    own = x.gather(-1, place) if x.shape[-1] else x
+    beside = torch.where(x == own, 0.0, (x - own) * scale) + logps.unsqueeze(-1)
+    return torch.where(index == ignore_index, 0.0, torch.where((index < 0) | (index >= classes), torch.nan, beside))
 
 
 def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, read: tuple[float, float | None]) -> Tensor:

@@ -15,6 +15,19 @@ def accurate(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
+def largest(x: Tensor, dim: int) -> Tensor:
+    """Return the largest logit of each row, with `dim` of size 1; 0 where it is not finite, or there is none."""
+    if not x.shape[dim]:
+        return x.detach().sum(dim, keepdim=True)
+    top = x.detach().amax(dim, keepdim=True)
+    return torch.where(top.isfinite(), top, 0.0)
+
+
+def relative(x: Tensor, dim: int) -> Tensor:
+    """Return logits less the largest of their row. Scaled, shifted or summed after that, a common offset costs them no digits."""
+    return x - largest(x, dim)
+
+
 def reduced(values: Tensor, scale: float, divisor: Tensor | None, reduction: str, empty_is_zero: bool) -> Tensor:
     # by a number, torch.func.jvp gives the sum of float32 a tangent of float64
     factor = torch.full((), scale, dtype=values.dtype, device=values.device)

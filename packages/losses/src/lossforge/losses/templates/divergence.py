@@ -12,7 +12,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.options import DivergenceOptions, check_options, of_classes, prepared, rows_of
 from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced, reduced_call
+from lossforge.losses.reference import accurate, reduced, reduced_call, relative
 from lossforge.losses.reference.infinite import with_call
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
@@ -42,7 +42,8 @@ def divergence_loss(call: DivergenceCall | TopKCall, options: DivergenceOptions,
     checked: Prepared = prepared(call._replace(loss_scale=scale), options, divisor, of_one_row if x.ndim == 1 else first)
     if not temperature_squared:
         return checked
-    return checked._replace(call=checked.call._replace(loss_scale=checked.call.loss_scale * temperature * temperature))
+    scale = checked.call.loss_scale * temperature * temperature
+    return checked._replace(call=checked.call._replace(loss_scale=scale))
 
 
 ROWS = ("x", "target", "indices", "labels", "weight")
@@ -79,10 +80,10 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
     x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
 
     def of_rows(x: Tensor, teacher: Tensor) -> Tensor:
-        lp = x.div(a.temperature).log_softmax(1)
+        lp = relative(x, 1).div(a.temperature).log_softmax(1)
         if not isinstance(a, DivergenceCall):
             return _topk(a, lp, teacher, keep)
-        lq = teacher.div(a.temperature).log_softmax(1)
+        lq = relative(teacher, 1).div(a.temperature).log_softmax(1)
         return FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
 
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
@@ -98,7 +99,7 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
     if a.renormalize:
         # a row without entries: nothing, rather than nan from a softmax of nothing
         some = (lq > -torch.inf).any(1, keepdim=True)
-        lq = torch.where(some, torch.where(some, lq, 0.0).div(a.temperature).log_softmax(1), -torch.inf)
+        lq = torch.where(some, relative(torch.where(some, lq, 0.0), 1).div(a.temperature).log_softmax(1), -torch.inf)
     own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
     values = FORMULAS[a.loss].reference(own, lq, a.tail).sum(1)
     return torch.where(((index != -1) & ~member).any(1), torch.nan, values)

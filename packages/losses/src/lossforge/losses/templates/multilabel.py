@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import MultilabelCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
-from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.reference import accurate, largest, reduced_call
 
 
 def multilabel_reference(a: MultilabelCall) -> Tensor:
@@ -17,14 +17,19 @@ def multilabel_reference(a: MultilabelCall) -> Tensor:
 def _of_rows(a: MultilabelCall) -> Tensor:
     x, positive = accurate(a.x), a.target > 0.5
     compared = positive.any(1, keepdim=True) & ~positive.all(1, keepdim=True) if a.paired else torch.ones_like(positive[:, :1])
-    terms = [
-        torch.where(compared, t.masked_fill(left_out, -torch.inf), 0.0) for t, left_out in ((x / a.tn, positive), (-x / a.tp, ~positive))
-    ]
+    terms = [torch.where(compared, t.masked_fill(left_out, -torch.inf), 0.0) for t, left_out in ((x, positive), (-x, ~positive))]
     if not a.paired:
         terms = [torch.cat([t, torch.zeros_like(t[:, :1])], 1) for t in terms]
-    n, p = (t.logsumexp(1) for t in terms)
-    values = torch.where(compared[:, 0], -F.logsigmoid(-a.tn * n - a.tp * p), 0.0) if a.paired else n + p
+    tops, logs = zip(*(_log_sum(t, rate) for t, rate in zip(terms, (1 / a.tn, 1 / a.tp), strict=True)), strict=True)
+    h = sum(tops) + (a.tn * logs[0] + a.tp * logs[1])
+    values = torch.where(compared[:, 0], -F.logsigmoid(-h), 0.0) if a.paired else h
     return reduced_call(a, values, count=positive.any(1).sum().clamp(min=1) if a.paired else None)
+
+
+def _log_sum(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Return the largest of each row, and ln Σ exp relative to it, of rate · x. A sum of both keeps its digits under a common offset."""
+    top = largest(x, 1)
+    return top.squeeze(1), ((x - top) * rate).logsumexp(1)
 
 
 MULTILABEL = Template(

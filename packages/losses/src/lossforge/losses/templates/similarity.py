@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import ContrastiveCall, SimilarityCall
 from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
-from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.reference import accurate, reduced_call, relative
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import rowwise
 
@@ -24,15 +24,16 @@ def similarity_reference(call: SimilarityCall) -> Tensor:
     bias = call.logit_bias if call.bias is None else call.logit_bias + call.bias.to(a.dtype)
     kind = a.device.type
     with torch.autocast(kind, enabled=False) if autocast_dtype(kind) else contextlib.nullcontext():  # it would round the product
-        x = scale * (a @ b.T) + bias
+        x = a @ b.T
     counts, together = _related(call, x)
     if call.loss == "sigmoid":
+        x = scale * x + bias
         values = (F.softplus(-x.abs()) + torch.where(together, -x, x).clamp(min=0)).sum(1)
     else:
-        values = _softmax(x, counts, together)
+        values = _softmax(x, scale, counts, together)
     if call.loss == "both_sides":
         pairs = slice(call.offset, call.offset + x.shape[0])
-        values = 0.5 * (values + _softmax(x.T[pairs], counts.T[pairs], together.T[pairs]))
+        values = 0.5 * (values + _softmax(x.T[pairs], scale, counts.T[pairs], together.T[pairs]))
     return reduced_call(call, values)
 
 
@@ -50,11 +51,12 @@ def _related(call: SimilarityCall, x: Tensor) -> tuple[Tensor, Tensor]:
     return counts, own & counts
 
 
-def _softmax(x: Tensor, counts: Tensor, together: Tensor) -> Tensor:
-    """Return the mean of -ln p over what belongs to each row; 0 where nothing does."""
+def _softmax(x: Tensor, scale: float | Tensor, counts: Tensor, together: Tensor) -> Tensor:
+    """Return the mean of -ln p over what belongs to each row; 0 where nothing does. p is the softmax of scale · x, of what counts."""
     if not x.numel():
         return x.sum(1)
     number = together.sum(1)
+    x = relative(torch.where(counts, x, -torch.inf), 1) * scale
     least = torch.finfo(x.dtype).min  # of a row that leaves out all, log-sum-exp of -inf would have no gradient
     lse = torch.where(counts, x, -torch.inf).clamp(min=least).logsumexp(1)
     near = torch.where(together, x, 0.0).sum(1) / number.clamp(min=1)
@@ -88,12 +90,13 @@ SIMILARITY = Template(
 
 def contrastive_reference(a: ContrastiveCall) -> Tensor:
     """Compute a call in plain torch."""
-    x = accurate(a.x) * a.logit_scale
+    x = accurate(a.x)
+    if not x.numel():
+        return reduced_call(a, x.sum(1))
     pairs = x.shape[0]
-    own = x.diagonal(a.offset)[:pairs]
-    columns = x[:, a.offset : a.offset + pairs]
-    values = 0.5 * (x.logsumexp(1) - own) + 0.5 * (columns.logsumexp(0) - own) if x.numel() else x.sum(1)
-    return reduced_call(a, values)
+    paired = x[:, a.offset : a.offset + pairs]
+    rows, columns = ((relative(t, dim) * a.logit_scale).log_softmax(dim) for dim, t in ((1, x), (0, paired)))
+    return reduced_call(a, -0.5 * rows.diagonal(a.offset)[:pairs] - 0.5 * columns.diagonal())
 
 
 CONTRASTIVE = Template(
