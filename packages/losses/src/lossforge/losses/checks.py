@@ -22,6 +22,8 @@ Name = TypeVar("Name", bound=str)
 REDUCTIONS = ("none", "mean", "sum")
 MODES = (None, "forward", "backward")
 EMPTY = ("nan", "zero")
+MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
+"""The largest finite float32, and the smallest normal one: its reciprocal is finite, too."""
 VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "yes")
 """Whether class indices of CUDA tensors are checked too, at the price of a host synchronisation a call: LOSSFORGE_VALIDATE=1."""
 
@@ -84,6 +86,7 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         only(accepted, kwargs, owner)
+        all_strided(accepted, args, kwargs)
         return function(*with_flags(flags, args, kwargs), **kwargs)
 
     return call
@@ -136,8 +139,17 @@ def of_host(name: str, value: object) -> Any:
     return value
 
 
+def told(value: object) -> str:
+    """Return a number as a message shows it: a long one by its size."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False) -> float:
     """Return the value as a finite number in [low, high], or above low where `exclusive`.
+
+    It is 0 or a normal number of float32, in which kernels compute: so its reciprocal is finite, too.
 
     A tensor whose value is not known yet (torch.compile, fake tensors) becomes a 0-d float64 tensor, and is checked when the graph runs.
     """
@@ -150,8 +162,22 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     if not (low < value if exclusive else low <= value) or not value <= high or not -math.inf < value < math.inf:
         bounds = f"{'above' if exclusive else 'at least'} {low:g}" if low > -math.inf else ""
         bounds += (" and " if bounds else "") + f"at most {high:g}" if high < math.inf else ""
-        raise ValueError(f"{name} must be finite{' and ' if bounds else ''}{bounds}, got {value!r}")
+        raise ValueError(f"{name} must be finite{' and ' if bounds else ''}{bounds}, got {told(value)}")
+    if isinstance(value, (int, float)):
+        in_float32(name, value)
     return 1.0 * value  # type: ignore[operator,return-value]  # traced numbers behave as floats
+
+
+def in_float32(name: str, value: float) -> None:
+    """Refuse a number that is neither 0 nor a normal number of float32."""
+    if value != 0 and not LEAST <= abs(value) <= MOST:
+        raise ValueError(f"{name} must be 0 or of a size from {LEAST:.3g} to {MOST:.3g}, the range of float32, got {told(value)}")
+
+
+def factor(what: str, value: float) -> None:
+    """Refuse a factor that options together make too large for float32; infinity is that of a normalizer of 0."""
+    if isinstance(value, float) and MOST < abs(value) < math.inf:
+        raise ValueError(f"{what} must be at most {MOST:.3g} in size, the range of float32, got {value:.3g}")
 
 
 def without_gradient(name: str, value: Tensor) -> None:
@@ -183,6 +209,8 @@ def whole_number(name: str, value: object) -> int:
     value = of_host(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must be a whole number of 64 bits, got {told(value)}")
     return value  # type: ignore[return-value]  # traced numbers behave as integers
 
 
@@ -197,12 +225,38 @@ def tensor(name: str, t: object) -> Tensor:
     """Return a tensor as it is; refuse anything else."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    strided(name, t)
     return t
+
+
+def strided(name: str, t: Tensor) -> None:
+    """Refuse a tensor whose memory does not hold its elements by strides."""
+    if t.layout is torch.strided and not (t.is_nested or t.is_quantized):
+        return
+    if t.is_nested:
+        kind, dense = "a nested tensor", "torch.nested.to_padded_tensor"
+    elif t.is_quantized:
+        kind, dense = f"a quantized one of {t.dtype}", f"{name}.dequantize()"
+    else:
+        kind, dense = f"one of layout {t.layout}", f"{name}.to_dense()"
+    raise TypeError(f"{name} must be a strided tensor, got {kind}: make it dense by {dense}")
+
+
+def all_strided(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Check the tensors of a call. names: of its positional parameters, in their order."""
+    for name, t in zip(names, args, strict=False):
+        if isinstance(t, Tensor):
+            strided(name, t)
+    for name, t in named.items():
+        if isinstance(t, Tensor):
+            strided(name, t)
 
 
 def floating(name: str, t: object) -> None:
     if not isinstance(t, (Tensor, Head)):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    if isinstance(t, Tensor):
+        strided(name, t)
     if not t.is_floating_point():
         raise TypeError(f"{name} must be of a floating dtype, got {t.dtype}")
 

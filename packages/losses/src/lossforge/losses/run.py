@@ -55,6 +55,7 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
         autocast: whether the function follows autocast.
     """
     owner, accepted, flags = function.__qualname__, checks.keywords(function), checks.flags_of(inspect.signature(function))
+    names = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -73,6 +74,7 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
             else:
                 found = spec.results(tensors)
             return known.finish(found if len(known.present) == 1 else in_places(known.present, found))
+        checks.all_strided(names, args, kwargs)  # a kept call's tensors are ordinary ones
         prepared = function(*checks.with_flags(flags, args, kwargs), **kwargs)
         if not isinstance(prepared, Prepared):
             return prepared

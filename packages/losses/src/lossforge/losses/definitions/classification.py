@@ -504,6 +504,7 @@ def jsd_cross_entropy(
     samples = input.shape[0] // num_splits
     if isinstance(target, Tensor) and target.shape == input.shape[:1]:
         target = target[:samples]
+    smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     call = RowwiseCall("cross_entropy", input[:samples], target, label_smoothing=smoothing, reduction="mean")
     clean = rowwise_loss(call, cast(RowOptions, options))
     divergence = Prepared(ViewsCall("jsd", input, splits=num_splits, loss_scale=alpha), {"gradient": options.get("gradient")})

@@ -108,6 +108,8 @@ def softened(temperature: float, softcap: float | None) -> tuple[float, float | 
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     softcap = None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True)
     cap = None if softcap is None else softcap / temperature
+    if isinstance(cap, float):
+        checks.in_float32("softcap / temperature", cap)
     return 1.0 / temperature, cap
 
 

@@ -43,6 +43,7 @@ def divergence_loss(call: DivergenceCall | TopKCall, options: DivergenceOptions,
     if not temperature_squared:
         return checked
     scale = checked.call.loss_scale * temperature * temperature
+    checks.factor("temperature² over the normalizer", scale)
     return checked._replace(call=checked.call._replace(loss_scale=scale))
 
 

@@ -71,11 +71,12 @@ def accurate(*tensors: Tensor) -> list[Tensor]:
 
 def reduced(losses: Tensor, reduction: str, normalizer: float | Tensor | None, empty: str, items: int | Tensor | None = None) -> Tensor:
     """Check how to reduce. Return the losses, their sum, or that over the normalizer or the number of items, by default of the losses."""
-    check_options(losses, reduction, {"normalizer": normalizer, "empty": empty}, Options)
+    options: Options = {"normalizer": normalizer, "empty": empty}  # type: ignore[typeddict-item]
+    check_options(losses, reduction, options, Options)
     if reduction == "none":
         return losses
     total = losses.sum()
-    divisor = normalizer
+    divisor = options["normalizer"]
     if divisor is None and reduction == "mean":
         divisor = losses.numel() if items is None else items
     if divisor is None:
