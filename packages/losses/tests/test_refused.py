@@ -64,7 +64,8 @@ def test_numbers_beyond_float32(name):
     options = [each for each, p in list(parameters(name).items())[len(CALLS[name]) :] if {"int", "float"} & {*words(p.annotation)}]
     for option in options:
         pair = next((t for t in CALLS[name] if isinstance(t, torch.Tensor) and not t.is_floating_point()), None)
-        beside = {"target_b": pair} if option == "lam" else {"class_counts": torch.ones(CALLS[name][0].shape[-1])} if option == "num_samples" else {}
+        needed = {"lam": {"target_b": pair}, "num_samples": {"class_counts": torch.ones(CALLS[name][0].shape[-1:])}}
+        beside = needed.get(option, {})
         if not {*beside} <= {*parameters(name)} or option in ("size_average", "reduce"):
             continue
         for value in (10**400, -(10**400), float("1e400")):

@@ -7,10 +7,31 @@ import torch
 import torch.nn.functional as F
 from loss_calls import logits
 
-from lossforge.losses import cross_entropy
+from lossforge.losses import binary_cross_entropy_with_logits, cross_entropy
 from lossforge.losses.registry import LOSSES
 
 INF = math.inf
+
+
+@pytest.mark.parametrize("lam", [-0.5, 0.0, 0.3, 1.0, 1.75])
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+def test_any_number_as_lam(lam, as_tensor, device):
+    """λ L(a) + (1 - λ) L(b), and its gradient, outside of [0, 1] too: of rows, and of elements, whose loss is linear in the target."""
+    x, a, b = torch.randn(6, 5, device=device), torch.randint(5, (6,), device=device), torch.randint(5, (6,), device=device)
+    given = torch.full((6,), lam, device=device) if as_tensor else lam
+    for ours, exact in (
+        (cross_entropy, lambda z: lam * F.cross_entropy(z, a) + (1 - lam) * F.cross_entropy(z, b)),
+        (
+            binary_cross_entropy_with_logits,
+            lambda z: F.binary_cross_entropy_with_logits(z, (lam * F.one_hot(a, 5) + (1 - lam) * F.one_hot(b, 5)).double()),
+        ),
+    ):
+        leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        value, expected = ours(leaf, a, target_b=b, lam=given), exact(wide)
+        assert abs(value.item() - expected.item()) < 1e-6
+        torch.testing.assert_close(
+            *(torch.autograd.grad(v * 3, t)[0].double() for v, t in ((value, leaf), (expected, wide))), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_correct_needs_a_counted_target(device):

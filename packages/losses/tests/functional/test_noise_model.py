@@ -1,5 +1,7 @@
 """Negative log-likelihoods of a normal and of a Poisson noise: what torch's take, and the ends of their domains."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from loss_calls import gradient_of
 
 from lossforge.kernels import INTERPRETED, launch_counts
 from lossforge.losses import GaussianNLLLoss, gaussian_nll_loss, poisson_nll_loss
+from lossforge.losses.definitions import noise_model
 
 INF, NAN = float("inf"), float("nan")
 
@@ -33,6 +36,47 @@ def test_variances_of_fewer_elements(shape, reduction, device):
         assert got.shape == exact.shape
         torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
     assert launch_counts()["pointwise_kernel"] > launches
+
+
+def outcome(function, *tensors):
+    """Return value and gradients, or the kind of the error."""
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    try:
+        value = function(*leaves, reduction="none")
+    except ValueError:
+        return ValueError
+    value.backward(torch.full_like(value, 1.5))
+    return [value.detach(), *[t.grad for t in leaves]]
+
+
+SHAPES = [shape for n in range(4) for shape in itertools.product((1, 3), repeat=n)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape_of_variances_as_the_installed_torch(shape, device):
+    """With none, one or several dimensions of size 1; a 0-d tensor is one number here, of any input."""
+    torch.manual_seed(0)
+    x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
+    for of_var in SHAPES:
+        var = torch.rand(of_var, device=device) + 0.1
+        found, expected = outcome(gaussian_nll_loss, x, y, var), outcome(F.gaussian_nll_loss, x, y, var)
+        if not of_var and len(shape) > 1:
+            expected = outcome(F.gaussian_nll_loss, x, y, var.expand(shape))
+            expected[3] = expected[3].sum()
+        if ValueError in (found, expected):
+            assert found is expected, of_var
+        else:
+            for got, right in zip(found, expected, strict=True):
+                torch.testing.assert_close(got, right, rtol=3e-6, atol=1e-6)
+
+
+def test_several_dimensions_of_size_1_where_torch_takes_them(monkeypatch, device):
+    """As a torch would that broadcasts all of them."""
+    x, y, var = torch.randn(2, 3, device=device), torch.randn(2, 3, device=device), torch.rand(1, 1, device=device) + 0.1
+    monkeypatch.setattr(noise_model, "_takes_several", lambda: True)
+    found, expected = (outcome(gaussian_nll_loss, x, y, v) for v in (var, var.expand(2, 3)))
+    for got, right in zip(found, [*expected[:3], expected[3].sum().view(1, 1)], strict=True):
+        torch.testing.assert_close(got, right)
 
 
 def test_a_number_as_variance(device):

@@ -29,6 +29,25 @@ def test_ratios_that_overflow():
     assert torch.autograd.grad(out.sum(), x)[0][0].tolist() == [0, 0, 1]
 
 
+def test_a_gap_that_overflows_the_estimate_of_kl():
+    """e^q - q - 1 at q = 100 is inf in float32, with gradient -inf; clamped it is that of the bound, without gradient beyond it."""
+    x = torch.tensor([[-100.0, -3.0, 30.0]], requires_grad=True)
+    options = {"ref_per_token_logps": torch.zeros(1, 3), "beta": 0.5, "loss_type": "dapo", "reduction": "none"}
+    plain = L.grpo_loss(x, torch.zeros(1), **options)
+    assert plain[0].tolist() == pytest.approx([INF, 0.5 * (math.exp(3) - 4), 0.5 * (math.exp(-30) + 29)])
+    (gradient,) = torch.autograd.grad(plain.sum(), x)
+    assert gradient[0].tolist() == pytest.approx([-INF, 0.5 * (1 - math.exp(3)), 0.5 * (1 - math.exp(-30))])
+    found = L.grpo_loss(x, torch.zeros(1), kl_clamp=20.0, **options)
+    expected = [0.5 * (math.exp(20) - 21), 0.5 * (math.exp(3) - 4), 0.5 * (math.exp(-20) + 19)]
+    assert found[0].tolist() == pytest.approx(expected)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert gradient[0].tolist() == pytest.approx([0.0, 0.5 * (1 - math.exp(3)), 0.0])
+    criterion = L.GRPOLoss(beta=0.5, loss_type="dapo", reduction="none", kl_clamp=20.0)
+    assert torch.equal(criterion(x, torch.zeros(1), None, torch.zeros(1, 3)), found)
+    with pytest.raises(ValueError, match="kl_clamp must be finite and above 0, got -1"):
+        L.grpo_loss(x, torch.zeros(1), kl_clamp=-1, **options)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
 def test_what_is_masked_does_not_matter(level, loss_type):

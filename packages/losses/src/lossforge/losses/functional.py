@@ -208,8 +208,8 @@ def l1_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -304,8 +304,8 @@ def mse_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -399,8 +399,8 @@ def huber_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -497,8 +497,8 @@ def smooth_l1_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -590,8 +590,8 @@ def log_cosh_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -684,8 +684,8 @@ def quantile_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -789,8 +789,8 @@ def general_robust_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -893,8 +893,8 @@ def binary_cross_entropy_with_logits(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -992,8 +992,8 @@ def multilabel_soft_margin_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1098,8 +1098,8 @@ def smoothed_binary_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1203,8 +1203,8 @@ def sigmoid_focal_loss(
             divisor, such as the number of positives.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1317,8 +1317,8 @@ def asymmetric_loss_multi_label(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1427,8 +1427,8 @@ def poly_binary_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1528,8 +1528,8 @@ def preference_bce_with_logits(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1625,8 +1625,8 @@ def preference_bce(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1722,8 +1722,8 @@ def binary_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -1850,8 +1850,8 @@ def distribution_balanced_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -2071,8 +2071,8 @@ def nll_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
 
     Returns:
         a scalar, or (N, d…) in the dtype of input with reduction "none".
@@ -2166,8 +2166,8 @@ def kl_div(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -2241,8 +2241,9 @@ def gaussian_nll_loss(
         target: in the shape of input, of any real dtype; gets a gradient where
             it asks for one.
         var: the predicted variance, at least 0: in the shape of input, in that
-            without the last dimension, or with one dimension of size 1; or one
-            number. Gets a gradient, below eps that of eps, as in torch.
+            without the last dimension, or with one dimension of size 1
+            (several, where the installed torch takes them); or one number. Gets
+            a gradient, below eps that of eps, as in torch.
         full: add the constant ½ ln 2π.
         eps: ε above 0, the least variance.
         reduction: "mean", "sum" or "none".
@@ -2933,8 +2934,8 @@ def quality_focal_loss(
             divisor: mmdetection's avg_factor.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
 
     Returns:
@@ -3032,8 +3033,8 @@ def varifocal_loss(
             divisor: mmdetection's avg_factor.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
 
     Returns:
@@ -3137,8 +3138,8 @@ def gaussian_focal_loss(
             divisor, such as the number of objects.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -3594,8 +3595,8 @@ def cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
 
     Returns:
         the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput:
@@ -3712,8 +3713,8 @@ def softmax_focal_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -3821,8 +3822,8 @@ def poly_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -3923,8 +3924,8 @@ def generalized_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -4020,8 +4021,8 @@ def taylor_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -4126,8 +4127,8 @@ def symmetric_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -4239,8 +4240,8 @@ def logit_adjusted_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: multiplies x alone.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -4351,8 +4352,8 @@ def asymmetric_loss_single_label(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -5328,8 +5329,8 @@ def ohem_cross_entropy(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -6424,8 +6425,8 @@ def total_variation(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -6643,8 +6644,8 @@ def siglip_loss(
             divisor: Σ loss / normalizer.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         dim: dimension of the classes.
         score: with class indices, the target of each row's class, in the shape
             of target; without it 1.
@@ -7713,8 +7714,8 @@ def linear_cross_entropy(
         z_loss: coefficient of lse², averaged over the rows not ignored.
         target_b: with class indices, the second class of a mixup pair, in the
             shape of target.
-        lam: λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row.
-            The target is λ times target plus 1 - λ times target_b.
+        lam: λ of a mixup pair, any number: one, one a sample, or one a row. The
+            target is λ times target plus 1 - λ times target_b.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
@@ -8312,6 +8313,7 @@ def grpo_loss(
     max_completion_length: int | None = None,
     reduction: Reduction = "mean",
     *,
+    kl_clamp: float | None = None,
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
@@ -8340,9 +8342,11 @@ def grpo_loss(
     standard deviation; this is up to the caller, who passes the advantages. A
     completion without tokens has loss 0 and counts in N, as in TRL.
 
-    Edges: where r is clipped, or A is 0, the policy gradient is 0 even if r
-    overflows. If no token counts, "bnpo" and "dapo" give nan, or 0 with
-    empty="zero" (TRL: 0).
+    Edges: the estimate of KL, e^q - q - 1, is inf from a gap q of 89 nats on,
+    and its gradient -inf, as TRL's: one such token ends a training. `kl_clamp`
+    keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0,
+    the policy gradient is 0 even if r overflows. If no token counts, "bnpo" and
+    "dapo" give nan, or 0 with empty="zero" (TRL: 0).
 
     Args:
         per_token_logps: (N, T), in nats.
@@ -8363,6 +8367,8 @@ def grpo_loss(
             is otherwise unbounded (two-sided clipping, arXiv 2505.07291).
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
+        kl_clamp: above 0, the largest size of q in the estimate of KL, whose
+            gradient is 0 beyond it. None: no bound, as TRL.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
@@ -8396,6 +8402,7 @@ def grpo_loss(
         delta,
         max_completion_length,
         reduction,
+        kl_clamp=kl_clamp,
         normalizer=normalizer,
         empty=empty,
     )

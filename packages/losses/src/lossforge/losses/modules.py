@@ -2095,6 +2095,8 @@ class GRPOLoss(LossModule):
             is otherwise unbounded (two-sided clipping, arXiv 2505.07291).
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
+        kl_clamp: above 0, the largest size of q in the estimate of KL, whose
+            gradient is 0 beyond it. None: no bound, as TRL.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
     """
@@ -2108,6 +2110,7 @@ class GRPOLoss(LossModule):
     loss_type: str
     delta: float | None
     max_completion_length: int | None
+    kl_clamp: float | None
     empty: Empty
 
     @constructor
@@ -2122,6 +2125,7 @@ class GRPOLoss(LossModule):
         max_completion_length: int | None = None,
         reduction: Reduction = "mean",
         *,
+        kl_clamp: float | None = None,
         empty: Empty = "nan",
     ) -> None:
         super().__init__(
@@ -2133,6 +2137,7 @@ class GRPOLoss(LossModule):
             loss_type=loss_type,
             delta=delta,
             max_completion_length=max_completion_length,
+            kl_clamp=kl_clamp,
             empty=empty,
         )
 

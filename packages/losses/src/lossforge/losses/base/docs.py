@@ -18,7 +18,7 @@ COMMON = {
     ),
     "normalizer": "number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.",
     "target_b": "with class indices, the second class of a mixup pair, in the shape of target.",
-    "lam": "λ of a mixup pair, in [0, 1]: a number, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.",
+    "lam": "λ of a mixup pair, any number: one, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.",
     "dim": "dimension of the classes.",
     "score": "with class indices, the target of each row's class, in the shape of target; without it 1.",
     "size_average": "torch's deprecated argument, in place of reduction.",

@@ -242,7 +242,7 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
     if target.is_floating_point():
         raise TypeError(f"target must hold class indices where target_b is given, got {target.dtype}")
     if not isinstance(lam, Tensor) or (checks.known(lam) and not checks.is_parameter(lam, x)):
-        lam = checks.number("lam", lam, 0.0, 1.0)
+        lam = checks.number("lam", lam)
         return torch.full((), lam, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).expand(target.shape)
     checks.floating_beside("lam", lam, x)
     if lam.ndim == 1 and target.ndim > 1:

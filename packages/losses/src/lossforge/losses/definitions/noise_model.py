@@ -1,9 +1,11 @@
 """Regression under a model of the noise: the negative log-likelihood of a target."""
 
+import functools
 import math
 from typing import Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas
@@ -62,8 +64,8 @@ def gaussian_nll_loss(
     Args:
         input: the predicted mean, of any shape and floating dtype; gets a gradient.
         target: in the shape of input, of any real dtype; gets a gradient where it asks for one.
-        var: the predicted variance, at least 0: in the shape of input, in that without the last dimension, or with one dimension of size 1;
-            or one number. Gets a gradient, below eps that of eps, as in torch.
+        var: the predicted variance, at least 0: in the shape of input, in that without the last dimension, or with one dimension of size 1
+            (several, where the installed torch takes them); or one number. Gets a gradient, below eps that of eps, as in torch.
         full: add the constant ½ ln 2π.
         eps: ε above 0, the least variance.
         validate: raise a ValueError where a variance is negative on CUDA, too, which waits for the device. On CPU it always raises.
@@ -87,13 +89,24 @@ def _not_negative(var: Tensor, validate: bool | None) -> None:
         raise ValueError(f"var must be at least 0, got {var.min().item():g}")
 
 
+@functools.cache
+def _takes_several() -> bool:
+    """Return whether the installed torch takes variances with several dimensions of size 1: 2.11 does not."""
+    try:
+        F.gaussian_nll_loss(torch.zeros(2, 2), torch.zeros(2, 2), torch.ones(1, 1))
+    except ValueError:
+        return False
+    return True
+
+
 def _as_input(var: Tensor, input: Tensor) -> Tensor:
     """Return variances in the shape of the input, which has one of them for each element or for each row of a dimension."""
     shape = input.shape
     if var.shape == shape[:-1] and var.ndim < input.ndim:
         var = var.unsqueeze(-1)
     repeated = len([a for a, b in zip(var.shape, shape, strict=False) if a != b])
-    if var.ndim and (var.ndim != input.ndim or repeated > 1 or not checks.expands(var, shape)):
+    several = repeated > 1 and not _takes_several()
+    if var.ndim and (var.ndim != input.ndim or several or not checks.expands(var, shape)):
         raise ValueError(
             f"var must have the shape of input, {tuple(shape)}, that without its last dimension, or one dimension of size 1, "
             f"got {tuple(var.shape)}"

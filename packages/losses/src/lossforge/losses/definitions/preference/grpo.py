@@ -39,6 +39,7 @@ def grpo_loss(
     max_completion_length: int | None = None,
     reduction: Reduction = "mean",
     *,
+    kl_clamp: float | None = None,
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
@@ -62,8 +63,9 @@ def grpo_loss(
     by their standard deviation; this is up to the caller, who passes the advantages. A completion without tokens has loss 0 and counts in
     N, as in TRL.
 
-    Edges: where r is clipped, or A is 0, the policy gradient is 0 even if r overflows. If no token counts, "bnpo" and "dapo" give nan, or
-    0 with empty="zero" (TRL: 0).
+    Edges: the estimate of KL, e^q - q - 1, is inf from a gap q of 89 nats on, and its gradient -inf, as TRL's: one such token ends a
+    training. `kl_clamp` keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0, the policy gradient is 0 even if r
+    overflows. If no token counts, "bnpo" and "dapo" give nan, or 0 with empty="zero" (TRL: 0).
 
     Args:
         per_token_logps: (N, T), in nats.
@@ -80,6 +82,7 @@ def grpo_loss(
         delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r is otherwise unbounded (two-sided clipping, arXiv
             2505.07291).
         max_completion_length: for "dr_grpo" only, default T.
+        kl_clamp: above 0, the largest size of q in the estimate of KL, whose gradient is 0 beyond it. None: no bound, as TRL.
 
     Examples:
         >>> logps = -torch.rand(4, 12, requires_grad=True)
@@ -108,6 +111,8 @@ def grpo_loss(
     checks.one_of("loss_type", loss_type, LOSS_TYPES)
     if delta is not None:
         delta = checks.number("delta", delta, 1.0 if isinstance(epsilon_high, Tensor) else 1 + epsilon_high, exclusive=True)
+    if kl_clamp is not None:
+        kl_clamp = checks.number("kl_clamp", kl_clamp, 0.0, exclusive=True)
     length = per_token_logps.shape[1]
     if max_completion_length is not None:
         max_completion_length = checks.whole_number("max_completion_length", max_completion_length)
@@ -128,6 +133,8 @@ def grpo_loss(
     losses = -advantages * _clipped_ratio(log_ratio, advantages, 1 - epsilon, 1 + epsilon_high, delta)
     if checks.nonzero(beta):
         q = logps[-1] - policy
+        if kl_clamp is not None:
+            q = q.clamp(-kl_clamp, kl_clamp)
         losses = losses + beta * (torch.expm1(q) - q)
     losses = torch.where(keep, losses, 0.0)
     if loss_type == "grpo":
