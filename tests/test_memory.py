@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 
 from lab.config.settings import load
 from lab.training import failures
@@ -65,6 +66,37 @@ def test_data_that_the_machine_cannot_hold(clone):
     assert not (clone.path / "runs").exists()
 
 
+OF_64_MB = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+
+
+def test_batches_that_shared_memory_cannot_hold(clone):
+    """Two workers make batches of 100 MB in 64 MB, which is all that a container has."""
+    if subprocess.run([*OF_64_MB, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount a /dev/shm of 64 MB")
+    images = clone.path / "data" / "images"
+    images.mkdir(parents=True)
+    side, count = 2048, 8
+    boxes = {"images": [], "categories": [{"id": 1, "name": "bee"}], "annotations": []}
+    for number in range(count):
+        Image.new("RGB", (side, side)).save(images / f"{number}.png")
+        boxes["images"].append({"id": number, "file_name": f"{number}.png", "width": side, "height": side})
+        of = {"id": number, "image_id": number, "category_id": 1, "bbox": [10, 10, 100, 100], "area": 10000, "iscrowd": 0}
+        boxes["annotations"].append(of)
+    (images.parent / "boxes.json").write_text(json.dumps(boxes), encoding="utf-8")
+    words = ["task=detection", "model=yolo_tiny", "data=coco", f"data.root={images.parent}", "data.shortest=null", "data.longest=null"]
+    words += [f"data.{part}_images=images" for part in ("train", "val")]
+    words += [f"data.{part}_annotations=boxes.json" for part in ("train", "val")]
+    words += [f"data.batch_size={count}", "data.workers=2", "data.augment=false", "trainer.device=cpu", "tracking=none"]
+    command = [*OF_64_MB, sys.executable, "experiments/train.py", *words]
+    done = subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "error: shared memory is exhausted (training)" in done.stderr
+    assert "unable to allocate shared memory" in done.stderr
+    assert "docker run --shm-size=8g" in done.stderr
+    assert "data.workers=0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("error", "where"),
     [
@@ -76,6 +108,7 @@ def test_data_that_the_machine_cannot_hold(clone):
             ),
             "shared",
         ),
+        (RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"), "shared"),
         (RuntimeError("DataLoader worker (pid 12) exited unexpectedly"), None),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu"),

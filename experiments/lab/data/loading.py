@@ -4,12 +4,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, default_collate, get_worker_info
 
 from lab.config.errors import UserError
 from lab.data.sampler import order_of
@@ -131,6 +132,35 @@ class Epochs:
             yield made
 
 
+class InSharedMemory:
+    """Make a batch from samples, and move it to shared memory if a worker makes it.
+
+    Otherwise torch would move it in a thread that sends it to the run's process. An error there, such as exhausted shared memory, loses the
+    batch, and the run's process waits for it forever. Here it reaches the run's process like any error of a sample.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = self.collate(samples)
+        if get_worker_info() is not None:
+            _share(batch)
+        return batch
+
+
+def _share(value: Any) -> None:
+    if isinstance(value, Tensor):
+        value.share_memory_()
+    elif is_dataclass(value):
+        _share([getattr(value, item.name) for item in fields(value)])
+    elif isinstance(value, Mapping):
+        _share(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _share(each)
+
+
 class Reading(Protocol):
     """Settings of loading by workers."""
 
@@ -166,7 +196,7 @@ class WorkerLoader:
         loader = DataLoader(
             dataset,
             batch_sampler=sampler,
-            collate_fn=collate,
+            collate_fn=InSharedMemory(collate or default_collate),
             # the workers' seeds, which nothing uses, must not be drawn from the global generator
             generator=torch.Generator(),
             num_workers=workers,

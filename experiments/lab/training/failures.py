@@ -17,6 +17,7 @@ from lab.data.loading import number_of_workers
 from lab.runs.files import write_text
 
 TOO_FEW = "Expected more than 1 value per channel when training"  # message of torch's batch norms
+SHARED_SAYS = ("insufficient shared memory", "unable to allocate shared memory", "unable to write to file </torch_")
 HOST_SAYS = ("can't allocate memory", "unable to mmap", "Cannot allocate memory")
 
 
@@ -25,7 +26,7 @@ def out_of_memory(error: BaseException) -> str | None:
     text = str(error)
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "gpu"
-    if "insufficient shared memory" in text or "unable to write to file </torch_" in text:
+    if any(phrase in text for phrase in SHARED_SAYS):
         return "shared"
     if isinstance(error, MemoryError):
         return "host"
@@ -75,7 +76,9 @@ def memory_report(error: BaseException, where: str, config: TrainConfig) -> str:
     """Return the part of the run, what torch says of the memory, and settings that need less, in several lines."""
     title = {"gpu": "the GPU's memory is exhausted", "host": "the machine's memory is exhausted", "shared": "shared memory is exhausted"}
     part = _part(error)
-    lines = [f"{title[where]} ({part}).", first_line(error), "", "Settings that take less:"]
+    text = str(error).strip()
+    said = text.splitlines()[-1] if text.startswith("Caught ") else first_line(error)  # a worker's error begins with its traceback
+    lines = [f"{title[where]} ({part}).", said, "", "Settings that take less:"]
     return "\n".join(lines + [f"  {setting:<46} {effect}" for setting, effect in remedies(config, where, part)])
 
 
@@ -84,8 +87,10 @@ def remedies(config: TrainConfig, where: str, part: str) -> list[tuple[str, str]
     data, trainer = config.data, config.trainer
     workers = number_of_workers(getattr(data, "workers", 0))
     if where == "shared":
+        fewer = [(f"data.workers={workers // 2}", "fewer batches wait in shared memory")] if workers > 1 else []
         return [
-            (f"data.workers={workers // 2}", "fewer batches wait in shared memory"),
+            *fewer,
+            ("data.workers=0", "the run's own process reads, and no batch needs shared memory"),
             ("docker run --shm-size=8g", "a container has 64 MB by default"),
         ]
     found: list[tuple[str, str]] = []
