@@ -37,6 +37,20 @@ def monitor(*words: str, default: str = "top1") -> Monitor:
     return Monitor(load(["model=tiny_resnet", *words]).config.trainer, default)
 
 
+def test_the_loss_decides_between_epochs_of_the_same_score():
+    found = monitor("trainer.patience=3")
+    assert found.improves({"top1": 0.5, "loss": 2.0}, 1)
+    assert not found.improves({"top1": 0.5, "loss": 2.5}, 2)
+    assert found.improves({"top1": 0.5, "loss": 1.0}, 3)
+    assert found.best.epoch == 3
+    assert not found.gives_up
+    assert not found.improves({"top1": 0.5, "loss": math.nan}, 4)
+    assert found.gives_up  # the score itself has not risen for three evaluations
+    assert found.improves({"top1": 0.6, "loss": 3.0}, 5)
+    assert not found.gives_up
+    assert not found.improves({"top1": 0.6}, 6)
+
+
 @pytest.mark.parametrize(
     ("words", "default", "name", "goal"),
     [

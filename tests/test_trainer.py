@@ -1,12 +1,14 @@
 """The trainer's promises: exact accumulation, skipped steps, the same figures from the same seed, no waiting on the GPU."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from lab.config.errors import UserError
 from lab.optim.guard import NonFiniteError
+from lab.results import summary
 from lab.tasks.classification.metrics import ClassificationCounts
 
 SMALL = ["data.image_size=16", "data.augment=false"]
@@ -206,8 +208,42 @@ def test_schedule_is_stepped_per_update_after_warmup(make_trainer):
     assert rates[0] == 0
     assert rates[1] == pytest.approx(0.01 / 23)
     assert max(rates) <= 0.01
-    assert rates[23] == pytest.approx(0.005, rel=0.01)  # the cosine's middle of 46 updates
+    assert rates[23] == pytest.approx(0.01)  # the first of 46 updates after the warm-up of 23
+    assert rates[34] == pytest.approx(0.005 * (1 + math.cos(math.pi * 11 / 23)))
     assert trainer.updater.lr == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "range"])
+def test_the_recorded_rate_is_that_of_the_update_also_after_a_resume(make_trainer, run_folder, quiet, schedule):
+    words = [*SMALL, "trainer.epochs=1", f"optim.schedule.name={schedule}", "optim.lr=0.01", "trainer.log_every=1", "trainer.max_updates=6"]
+    trainer, used, recorded = make_trainer(*words), [], []
+
+    def called(event, _trainer, *given):
+        if event == "on_before_update":
+            used.append(trainer.updater.lr)
+        elif event == "on_report":
+            recorded.append(given[0]["train/lr"])
+
+    trainer.callbacks = called
+    trainer.fit(run_folder, quiet)
+    assert len(used) == 6
+    assert recorded == used
+    other = make_trainer(*words)
+    other.updater.load_state(trainer.updater.state())
+    assert (other.updater.used_lr, other.updater.lr) == (trainer.updater.used_lr, trainer.updater.lr) == (used[-1], trainer.updater.lr)
+
+
+def test_the_losss_time_of_a_run_is_the_median_of_its_windows(make_trainer, run_folder, quiet):
+    words = [*SMALL, "trainer.epochs=1", "trainer.log_every=1", "trainer.max_updates=5"]
+    trainer, shown = make_trainer(*words), iter([9.0, 1.0, 2.0, 1.5, 21.4])
+    read = trainer.clock.read
+    trainer.clock.read = lambda images: read(images) | {"train/loss_ms": next(shown)}
+    trainer.fit(run_folder, quiet)
+    other = make_trainer(*words)
+    other.clock.load_state(trainer.clock.state())
+    for each in (trainer, other):
+        assert each.clock.overall()["loss_ms"] == 2.0
+    assert summary.rows(trainer, trainer.values | trainer.clock.overall())["loss forward + backward"].startswith("2.000 ms by ")
 
 
 def test_each_held_out_sample_counts_once():
@@ -262,7 +298,6 @@ def test_no_step_waits_for_the_gpu(make_trainer, words):
 
 def test_the_final_tables_held_out_figures_are_of_one_epoch(make_trainer, run_folder, quiet):
     """The best epoch is not the last one: between the two the weights are spoilt."""
-    from lab.results.summary import rows
 
     words = [*SMALL, "loss.implementation=torch", "trainer.epochs=2", "data.train_share=0.2", "optim=sgd", "optim.lr=0.05"]
     trainer = make_trainer(*words, "optim.schedule.warmup_epochs=0", "trainer.save_minutes=null")
@@ -277,7 +312,7 @@ def test_the_final_tables_held_out_figures_are_of_one_epoch(make_trainer, run_fo
     trainer.fit(run_folder, quiet)
     assert (trainer.best.epoch, trainer.epoch) == (1, 2)
     assert trainer.values["val/loss"] != first["val/loss"]
-    table = rows(trainer, trainer.values | trainer.finish())
+    table = summary.rows(trainer, trainer.values | trainer.finish())
     assert table["best epoch"] == "1 of 2: that of the held-out figures"
     assert table["held-out top-1"] == f"{first['val/top1']:.2%}"
     assert table["calibration error"] == f"{first['val/ece']:.4f}"

@@ -272,7 +272,7 @@ class ScheduleConfig:
 class OptimConfig:
     name: str = setting("adamw", "a timm optimiser (timm.optim.list_optimizers()) except adahessian, or custom")
     target: str | None = setting(None, "for name=custom: a torch.optim.Optimizer class, as module:name or path/to/file.py:name", code=True)
-    lr: float = number(1e-3, "learning rate after the warm-up", above=0)
+    lr: float = number(1e-3, "learning rate of the first update after the warm-up, and the highest", above=0)
     weight_decay: float = number(0.05, "weight decay; biases and norms have none", least=0)
     momentum: float = number(0.9, "momentum of the optimisers that have one", least=0, below=1)
     layer_decay: float | None = number(None, "factor of the learning rate from layer to layer, towards the input", above=0, most=1)

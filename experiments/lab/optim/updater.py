@@ -137,9 +137,11 @@ class Updater:
         self.overflow = torch.optim.SGD([nn.Parameter(torch.zeros((), device=device))])
         self.schedule = make_schedule(self.optimizer, config, updates, updates_per_epoch)
         self.count = 0
+        self.used_lr = self.lr  # of the last update
 
     @property
     def lr(self) -> float:
+        """Return the rate of the coming update; the largest of all groups."""
         return max(group["lr"] for group in self.optimizer.param_groups)
 
     def step(self, bad_loss: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,6 +163,7 @@ class Updater:
         self._apply(bad_loss | bad_gradient)
         self.parts.drop_gradients()
         self.count += 1
+        self.used_lr = self.lr
         if self.schedule is not None:
             self.schedule.step_update(self.count)
         return bad_gradient, norm
@@ -214,6 +217,8 @@ class Updater:
         self.scaler.load_state_dict(state["scaler"])
         self.count = state["count"]
         if self.schedule is not None and self.count:
+            self.schedule.step_update(self.count - 1)
+            self.used_lr = self.lr
             self.schedule.step_update(self.count)
 
 
@@ -256,6 +261,7 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
         raise UserError(
             f"optim.schedule.warmup_epochs={schedule.warmup_epochs:g}: the whole run is not longer; use fewer, or more trainer.epochs."
         )
+    prefixed = schedule.name in ("cosine", "tanh", "poly")
     options: dict[str, Any] = {}
     if schedule.name in ("wsd", "rsqrt"):
         left = updates - warmup
@@ -271,8 +277,10 @@ def make_schedule(optimizer: Any, config: OptimConfig, updates: int, updates_per
     made, _ = create_scheduler_v2(
         optimizer,
         sched=schedule.name,
-        num_epochs=updates,
+        # the decay begins after the warm-up, at optim.lr, and ends with the run; timm's default would begin it with the warm-up
+        num_epochs=updates - warmup if prefixed else updates,
         warmup_epochs=warmup,
+        warmup_prefix=prefixed,
         warmup_lr=min(schedule.warmup_lr, config.lr),
         min_lr=min(schedule.min_lr, config.lr),
         decay_milestones=[each * updates_per_epoch for each in schedule.decay_milestones],

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +22,7 @@ class Clock:
         self.cuda, self.warmup = device.type == "cuda", warmup
         self.updates = self.timed_updates = 0
         self.timed_images = self.timed_seconds = self.timed_waited = 0.0
+        self.loss_ms: list[float] = []  # of each window that was reported
         self.restart()
 
     def restart(self) -> None:
@@ -29,15 +32,15 @@ class Clock:
         self.window_updates = 0
         self.loss_marks: list[tuple[Any, Any]] = []
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, Any]:
         """Return the totals and the open window."""
-        names = ("timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
-        return {name: getattr(self, name) for name in names} | {"window_seconds": time.perf_counter() - self.began}
+        names = ("loss_ms", "timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
+        return {name: copy(getattr(self, name)) for name in names} | {"window_seconds": time.perf_counter() - self.began}
 
-    def load_state(self, state: dict[str, float]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             if name != "window_seconds":
-                setattr(self, name, value)
+                setattr(self, name, copy(value))
         self.began = time.perf_counter() - state["window_seconds"]
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -80,7 +83,7 @@ class Clock:
             "train/data_wait_share": self.waited / seconds,
         }
         if marks:
-            values["train/loss_ms"] = sorted(marks)[len(marks) // 2]
+            values["train/loss_ms"] = median(marks)
         if self.updates - self.window_updates >= self.warmup:
             values["train/images_per_second"] = images / seconds
             self.timed_seconds += seconds
@@ -91,10 +94,11 @@ class Clock:
         return values
 
     def overall(self) -> dict[str, float]:
-        """Return rates over the run, without warm-up and evaluation; empty if the run was not longer than its warm-up."""
+        """Return the median time of the loss, and rates without warm-up and evaluation if the run was longer than its warm-up."""
+        values = {"loss_ms": median(self.loss_ms)} if self.loss_ms else {}
         if not self.timed_seconds:
-            return {}
-        return {
+            return values
+        return values | {
             "images_per_second": self.timed_images / self.timed_seconds,
             "step_ms": self.timed_seconds / self.timed_updates * 1e3,
             "data_wait_share": self.timed_waited / self.timed_seconds,

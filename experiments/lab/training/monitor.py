@@ -25,7 +25,7 @@ class Best:
 
 
 class Monitor:
-    """Compare evaluations by one of their metrics.
+    """Compare evaluations by one of their metrics, and equal ones by their loss.
 
     Args:
         settings: has `monitor`, `monitor_goal` and `patience`.
@@ -45,15 +45,20 @@ class Monitor:
             raise unknown(f"trainer.monitor={self.name}", self.name, values, show=80)
 
     def improves(self, values: dict[str, float], epoch: int) -> bool:
-        """Compare an evaluation with the best so far; return whether it is better."""
+        """Compare an evaluation with the best so far; return whether it is better, or as good with a lower loss."""
         self.check(values)
         value = values[self.name]
         score = -inf if isnan(value) else -value if self.goal == "min" else value
-        if self.best.values is not None and score <= self.best.score:
-            self.best.stale += self.best.score > -inf  # as long as there was no number, none was missed
-            return False
-        self.best = Best(score, epoch, values)
-        return True
+        best = self.best
+        if best.values is None or score > best.score:
+            self.best = Best(score, epoch, values)
+            return True
+        stale = best.stale + (best.score > -inf)  # as long as there was no number, none was missed
+        if score == best.score > -inf and values.get("loss", inf) < best.values.get("loss", inf):
+            self.best = Best(score, epoch, values, stale)  # patience counts on: the metric has not improved
+            return True
+        best.stale = stale
+        return False
 
     @property
     def gives_up(self) -> bool:

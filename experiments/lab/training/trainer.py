@@ -255,11 +255,12 @@ class Trainer:
             "train/loss": loss / finite if finite else float("nan"),
             **{f"train/{name}": score / images for name, score in zip(self.task.score_names, scores, strict=True)},
             "train/gradient_norm": norm / applied if applied else float("nan"),
-            "train/lr": self.updater.lr,
+            "train/lr": self.updater.used_lr,
             "train/skipped_updates": self.skipped,
             "train/nonfinite_updates": bad,
             **distributed.highest(self.clock.read(images) | memory(self.device), self.device),
         }
+        self.clock.loss_ms += [values["train/loss_ms"]] if "train/loss_ms" in values else []
         self.values |= values
         self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
         self.console.figures(self.done, self.epoch, values)
