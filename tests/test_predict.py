@@ -103,6 +103,22 @@ def test_a_damaged_or_missing_file_stops_no_other(trained, tmp_path):
     assert [line["image"].rsplit("/", 1)[1] for line in lines(tmp_path / "out")] == ["good.png"]
 
 
+@pytest.mark.parametrize("name", ["classifier", "detector"])
+def test_weights_of_nan_predict_nothing_and_are_named(trained, tmp_path, name):
+    state = torch.load(checkpoint(trained, name), weights_only=True)
+    weights = state["ema"] or state["model"]
+    bad = next(key for key, value in weights.items() if value.dim() == 4)
+    weights[bad][0, 0] = torch.nan
+    torch.save(state, tmp_path / "nan.pt")
+    Image.new("RGB", (64, 64)).save(tmp_path / "black.png")
+    for app, words in (("predict", [f"out={tmp_path / 'said'}", tmp_path / "black.png"]), ("evaluate", ["tracking=none"])):
+        command = [sys.executable, f"experiments/{app}.py", f"checkpoint={tmp_path / 'nan.pt'}", *map(str, words)]
+        done = subprocess.run(command, cwd=trained.path, env=trained.env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 1, done.stdout
+        assert f"error: checkpoint: 1 of its {len(weights)} tensors hold nan ({bad}), so" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_ctrl_c_keeps_the_lines_of_the_pictures_that_are_done(trained, tmp_path):
     for number in range(20_000):
         (tmp_path / f"{number:05d}.png").symlink_to("first.png")

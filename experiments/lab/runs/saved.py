@@ -338,7 +338,7 @@ def load_weights(model: Any, state: dict[str, Any], setting: str = "checkpoint")
     """Load a checkpoint's weights into the model, averaged ones if it has them.
 
     Raises:
-        UserError: the weights do not fit the model.
+        UserError: the weights do not fit the model, or are no numbers.
     """
     try:
         model.load_state_dict(state.get("ema") or state["model"])
@@ -348,3 +348,15 @@ def load_weights(model: Any, state: dict[str, Any], setting: str = "checkpoint")
             f"{setting}: its weights do not fit the model that the settings describe ({lines[-1]}).\n"
             "Leave out what changes the model or the size of its images; the run's own settings fit."
         ) from None
+    refuse_nan(model.state_dict(), setting)
+
+
+def refuse_nan(weights: dict[str, Any], setting: str) -> None:
+    """Raise UserError if a weight is nan, because a model of such weights says nothing of any image."""
+    bad = [name for name, value in weights.items() if value.is_floating_point() and bool(value.isnan().any())]
+    if bad:
+        listed = f"{', '.join(bad[:3])}{', …' if len(bad) > 3 else ''}"
+        raise UserError(
+            f"{setting}: {len(bad)} of its {len(weights)} tensors hold nan ({listed}), so that the model can predict nothing.\n"
+            "Its training has diverged, or the file was damaged. Take an earlier checkpoint, or train again with a lower optim.lr."
+        )

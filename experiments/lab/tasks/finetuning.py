@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lab.config.errors import UserError, unknown
 from lab.config.settings import ROOT, absolute
-from lab.runs.saved import file_of, read_checkpoint
+from lab.runs.saved import file_of, read_checkpoint, refuse_nan
 
 BACKBONE = "backbone"
 MEASURED = ("target_mean", "target_deviation")
@@ -64,6 +64,7 @@ def load_own_weights(model: nn.Module, given: str) -> str:
     setting = "model.weights"
     path = file_of(absolute(given, ROOT), setting)
     weights = _weights(read_checkpoint(path, setting), f"{setting}={path}")
+    refuse_nan(weights, f"{setting}={path}")
     own = model.state_dict()
     resized = [name for name in classifier_names(model) if name in weights and weights[name].shape != own[name].shape]
     for what, names in (
