@@ -223,14 +223,17 @@ def test_a_model_that_cannot_be_exported_costs_its_run_nothing(tmp_path, monkeyp
 
     monkeypatch.setattr(type(timm.create_model("test_resnet")), "forward", forward)
     words = ["model=tiny_resnet", "trainer.max_updates=1", "trainer.device=cpu", "loss.implementation=torch", "tracking=none"]
-    assert train.main([*words, f"trainer.runs={tmp_path}"]) == 0
+    assert train.main([*words, f"trainer.runs={tmp_path}"]) == 4  # all is there but the export
     (folder,) = tmp_path.iterdir()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     assert [record["status"] for record in records if record["kind"] == "end"] == ["FINISHED"]
     assert not [record for record in records if record["kind"] == "model"]
     (tag,) = (record["values"]["model.export"] for record in records if "model.export" in record.get("values", {}))
     assert tag.startswith("failed: ")
-    assert "the best model was not exported" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the best model was not exported" in said
+    assert "model export" in said  # in the table
+    assert "failed: " in said.partition("model export")[2]
 
 
 def test_no_model_is_exported_where_none_is_wanted(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
 import lab
 from lab.config.choices import TASKS, spec_of
@@ -45,8 +46,9 @@ def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsy
     session, program = opened(str(path)), torch.export.load(path.with_suffix(".pt2")).module()
     (given,) = session.get_inputs()
     assert (given.name, given.type, given.shape[0]) == ("images", "tensor(uint8)", "batch")
-    for count in (1, 3):
-        pixels = torch.randint(0, 256, (count, *given.shape[1:]), dtype=torch.uint8)
+    for count, height in ((1, 64), (3, 96)):
+        sides = {"height": height, "width": 128}  # of a detector, which takes any; the others have numbers
+        pixels = torch.randint(0, 256, (count, *(sides.get(side, side) for side in given.shape[1:])), dtype=torch.uint8)
         found = said(session, pixels)
         assert found.shape == (count, *output)
         torch.testing.assert_close(found, program(pixels), rtol=1e-3, atol=1e-3)
@@ -55,6 +57,13 @@ def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsy
     assert result.classes == classes
     assert {name: json.loads(told[name]) for name in ("mean", "std")} == state["norm"]
     assert told["task"] == load(words).config.task.name
+    about = {"model.json": ""}
+    torch.export.load(path.with_suffix(".pt2"), extra_files=about)
+    described = json.loads(about["model.json"])
+    assert (described["classes"], described["input"]) == (result.classes, json.loads(told["input"]))
+    assert described["input"]["interpolation"] == "bilinear"
+    assert described["input"]["mean"] == state["norm"]["mean"]
+    assert described["input"]["resize"]["rule"] == ("none" if "task=detection" in words else "exactly")
 
 
 @pytest.mark.parametrize("model", ["retinanet_tiny", "fcos_tiny", "detr_tiny"])
@@ -90,6 +99,53 @@ def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"ONNX Runtime's output differs from the model's by 0\.\d"):
         write_onnx(other, torch.randn(2, *exported.record["shape"]), tmp_path / "model.onnx", {})
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_detector_of_images_that_are_not_square(tmp_path, monkeypatch, capsys):
+    """128 × 96 pixels, of which the usual batch of 128 × 128 says nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    boxes = {"images": [], "categories": [{"id": 1, "name": "bee"}], "annotations": []}
+    for number in range(4):
+        pixels = torch.randint(0, 256, (96, 128, 3), dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(tmp_path / "images" / f"{number}.png")
+        boxes["images"].append({"id": number, "file_name": f"{number}.png", "width": 128, "height": 96})
+        of = {"id": number, "image_id": number, "category_id": 1, "bbox": [10, 20, 40, 30], "area": 1200, "iscrowd": 0}
+        boxes["annotations"].append(of)
+    (tmp_path / "boxes.json").write_text(json.dumps(boxes))
+    parts = [f"data.{part}_images=images" for part in ("train", "val")] + [
+        f"data.{part}_annotations=boxes.json" for part in ("train", "val")
+    ]
+    size = ["data.shortest=96", "data.longest=null", "data.workers=0", "data.batch_size=2"]
+    words = ["task=detection", "model=yolo_tiny", "data=coco", f"data.root={tmp_path}", *parts, *size]
+    result = lab.train(*SHORT, "tracking.model=true", *words)
+    assert result.exit_status == 0
+    assert "best.onnx: ONNX Runtime gives the model's output on 4 real images in 3 sizes" in capsys.readouterr().out
+    path = result.folder / "checkpoints" / "best.onnx"
+    session, program = opened(str(path)), torch.export.load(path.with_suffix(".pt2")).module()
+    for height, width in ((96, 128), (128, 96), (32, 32), (160, 64)):
+        pixels = torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8)
+        torch.testing.assert_close(said(session, pixels), program(pixels), rtol=1e-3, atol=1e-3)
+    told = json.loads(session.get_modelmeta().custom_metadata_map["input"])
+    assert told["resize"] == {"rule": "shorter side, at most longest, keep proportions", "shortest": 96, "longest": None}
+    assert told["pad"]["multiple"] == 32
+
+
+def test_an_evaluation_whose_export_fails_keeps_its_figures_and_says_so(tmp_path, monkeypatch, capsys):
+    """A timm model whose forward depends on its pixels cannot be traced."""
+    import timm
+
+    monkeypatch.chdir(tmp_path)
+    result = lab.train(*SHORT[:-1], "tracking.model=false", "model=tiny_resnet", "data.image_size=16")
+
+    def forward(self, x):
+        return self.forward_head(self.forward_features(x)) * (1 if x.sum() > 0 else 2)
+
+    monkeypatch.setattr(type(timm.create_model("test_resnet")), "forward", forward)
+    scored = lab.evaluate(result.folder, "export.format=onnx", "trainer.device=cpu")
+    assert (scored.status, scored.exit_status, scored.failure) == ("FINISHED", 4, None)
+    assert 0 <= scored.values["top1"] <= 1
+    assert "failed: " in capsys.readouterr().out.partition("onnx export")[2]
 
 
 def lack_onnxscript(monkeypatch):

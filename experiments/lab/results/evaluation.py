@@ -28,7 +28,7 @@ class EvaluationResult:
 
     Attributes:
         status: FINISHED, KILLED (by a signal) or FAILED.
-        exit_status: the exit status for a process that only evaluates.
+        exit_status: the exit status for a process that only evaluates: 4 if all but an export succeeded.
         folder: the evaluation's folder.
         values: the metrics, by name, such as top1 and loss.
         failure: the error that ended the evaluation.
@@ -113,7 +113,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         onnx: whether to export the model as ONNX, too.
     """
     from lab.data.sets import Norm
-    from lab.runs.export import check_export, export, export_onnx
+    from lab.runs.export import FAILED, check_export, export, export_onnx, reported
     from lab.runs.machine import describe
     from lab.runs.run import Run
     from lab.tasks.test_time import several_views
@@ -153,6 +153,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     run.folder.record("data", sets=data_sets(config, data, **dict.fromkeys(parts, "test")))
     table: dict[str, str] = {}
     values: dict[str, float] = {}
+    unexported: dict[str, str] = {}
     with run.noted():
         rows: list[dict[str, Any]] = []
 
@@ -170,13 +171,16 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
             if lines:
                 run.folder.artifact(write_rows(run.folder.path / file, lines))
         if onnx:
-            console.say(export_onnx(run.folder, config, export(config, state), next(iter(loader)).images, run.folder.path / "model.onnx"))
+            with reported(run.folder, "onnx", "the model was not exported as ONNX", console.say, unexported):
+                exported, images = export(config, state), next(iter(loader)).images
+                console.say(export_onnx(run.folder, config, exported, images, run.folder.path / "model.onnx"))
         figures = task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}"}
-        table = {key.replace("held-out", NAMES[split]): each for key, each in figures.items()}
+        table = {key.replace("held-out", NAMES[split]): each for key, each in figures.items()} | unexported
         console.end_log(run.folder, name, table)
     console.stop_bar()
     console.table(f"{name}: {run.status.lower()}", table | run.close(table))
-    return EvaluationResult(run.status, run.exit_status(), run.folder.path, values, run.failure)
+    status = run.exit_status() or (FAILED if unexported else 0)
+    return EvaluationResult(run.status, status, run.folder.path, values, run.failure)
 
 
 def _chained(loaders: list[Any], name: str) -> Any:

@@ -1,12 +1,13 @@
 """Export the best model as a file that plain torch loads: from uint8 images to the predictions of predict.py."""
 
 import importlib.util
+import json
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.config.choices import spec_of
-from lab.config.errors import UserError
+from lab.config.errors import UserError, first_line
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
 from lab.runs.exported import Exported
@@ -33,12 +34,16 @@ class Exportable:
         model: the part of the module whose weights a checkpoint holds.
         shape: channels, height and width of an image.
         says: the meaning of an output row, in words.
+        multiple: if not 0, height and width are free multiples of it, and `shape` has usual ones.
+        prepare: how an image of a file becomes one of `images`: resize, interpolation, antialias, crop and pad.
     """
 
     module: nn.Module
     model: nn.Module
     shape: list[int]
     says: str
+    multiple: int = 0
+    prepare: dict[str, Any] = field(default_factory=dict)
 
     @property
     def pixels(self) -> str:
@@ -82,7 +87,11 @@ def check_export(config: TrainConfig) -> None:
             raise UserError(f"export.format=onnx: {', '.join(missing)}: not installed; install by: uv sync --extra onnx")
 
 
-def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Tensor], say: Callable[[str], None]) -> None:
+FAILED = 4
+"""The exit status of a process whose work is finished, but whose model could not be exported."""
+
+
+def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Tensor], say: Callable[[str], None]) -> dict[str, str]:
     """Export a run's best model and record it for MLflow. If it cannot be exported, report this and continue.
 
     Args:
@@ -91,20 +100,27 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
         images: returns a batch of held-out images, normalised, by which an ONNX file is checked.
         say: prints a message for the user.
 
+    Returns:
+        Rows for the run's table: what could not be exported, and why.
+
     Raises:
         UserError: the file cannot be written.
     """
     best = folder.path / "checkpoints" / "best.pt"
+    failed: dict[str, str] = {}
     if not exports(config) or not best.is_file():
-        return
+        return failed
     exported = None
-    with _reported(folder, "model.export", "the best model was not exported, and MLflow gets its checkpoint alone", say):
+    with reported(folder, "model", "the best model was not exported, and MLflow gets its checkpoint alone", say, failed):
         exported = export(config, load_checkpoint(best))
     if exported is None:
-        return
+        return failed
+    if exported.fixed:
+        say(f"the exported model takes {exported.fixed}")
     if config.tracking.model:
         path, program = best.with_suffix(".pt2"), exported.program
-        write_whole(path, lambda file: torch.export.save(program, file))
+        about = {ABOUT: json.dumps(exported.record | _params(config), ensure_ascii=False)}
+        write_whole(path, lambda file: torch.export.save(program, file, extra_files=about))
         folder.record(
             "model",
             path=str(path.relative_to(folder.path)),
@@ -115,8 +131,9 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
             **exported.record,
         )
     if config.export.format == "onnx":
-        with _reported(folder, "onnx.export", "the best model was not exported as ONNX", say):
+        with reported(folder, "onnx", "the best model was not exported as ONNX", say, failed):
             say(export_onnx(folder, config, exported, images(), best.with_suffix(".onnx")))
+    return failed
 
 
 def export_onnx(folder: RunFolder, config: TrainConfig, exported: Exported, images: Tensor, path: Path) -> str:
@@ -129,14 +146,15 @@ def export_onnx(folder: RunFolder, config: TrainConfig, exported: Exported, imag
 
 
 @contextmanager
-def _reported(folder: RunFolder, tag: str, what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Report an error of the block and continue after it; torch and a user's own models raise many kinds."""
+def reported(folder: RunFolder, name: str, what: str, say: Callable[[str], None], failed: dict[str, str]) -> Iterator[None]:
+    """Report an error of the block, add it to `failed` and continue after it; torch and a user's own models raise many kinds."""
     try:
         yield
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         reason = reason if isinstance(error, UserError) else f"{type(error).__name__}: {reason}"
-        folder.record("tags", values={tag: f"failed: {reason}"})
+        folder.record("tags", values={f"{name}.export": f"failed: {reason}"})
+        failed[f"{name} export"] = f"failed: {reason}"
         say(f"{what}: {reason}")
 
 
@@ -165,7 +183,55 @@ def export(config: TrainConfig, state: dict[str, Any]) -> Exported:
     module = made.module.eval()
     images = torch.zeros(2, *made.shape, dtype=getattr(torch, made.pixels))
     with torch.no_grad():
-        program = torch.export.export(module, (images,), dynamic_shapes=({0: torch.export.Dim("images", min=1)},), strict=False)
+        multiple, fixed = made.multiple, ""
+        try:
+            program = _of_any_size(module, images, multiple) if multiple else _traced(module, images)
+        except Exception as error:  # torch and backbones raise many kinds; some can be traced for one size alone
+            if not multiple:
+                raise
+            multiple, fixed = (
+                0,
+                f"only images of {made.shape[1]} × {made.shape[2]} pixels, because {type(error).__name__}: {first_line(error)}",
+            )
+            program = _traced(module, images)
         output = list(module(images[:1]).shape[1:])
-    record = {"shape": made.shape, "output": output, "pixels": made.pixels, "says": made.says, "classes": classes, "step": state["updates"]}
-    return Exported(program, module, norm, record)
+    how = {"mean": norm.mean, "std": norm.std, "normalization": "in the graph", "pixels": made.pixels}
+    record = {
+        "shape": made.shape,
+        "multiple": multiple,
+        "output": output,
+        "pixels": made.pixels,
+        "says": made.says,
+        "classes": classes,
+        "input": made.prepare | how,
+        "step": state["updates"],
+    }
+    return Exported(program, module, norm, record, fixed)
+
+
+ABOUT = "model.json"
+"""The file within a .pt2 that holds the fields of lab.runs.exported.Exported.record."""
+
+
+def _traced(module: nn.Module, images: Tensor, sides: dict[int, Any] | None = None) -> Any:
+    dims = {0: torch.export.Dim("images", min=1)} | (sides or {})
+    return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
+
+
+def _of_any_size(module: nn.Module, images: Tensor, multiple: int) -> Any:
+    """Return a program whose images have any height and width that are multiples of `multiple`.
+
+    Raises:
+        ValueError: its output differs from the module's.
+    """
+    sides = {dim: multiple * torch.export.Dim(name, min=1) for dim, name in ((2, "height"), (3, "width"))}
+    # sides so large that no level has a single cell, which torch would take as a constant
+    program = _traced(module, images.new_zeros(2, images.shape[1], 8 * multiple, 10 * multiple), sides)
+    # torch notes what it assumed in tracing, such as two cells a level or more. The operations hold for one, as is checked below.
+    if hasattr(program, "_guards_code"):
+        program._guards_code = []
+    called = program.module()
+    for height, width in ((1, 1), (2, 3), (4, 3)):
+        pixels = (torch.rand(2, images.shape[1], height * multiple, width * multiple) * 255).to(images.dtype)
+        torch.testing.assert_close(called(pixels), module(pixels), rtol=1e-3, atol=1e-3)
+    return program

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lab.runs.exported import Exported
@@ -19,7 +20,7 @@ CHECKED = 8  # images
 
 
 def write_onnx(exported: Exported, images: Tensor, path: Path, about: dict[str, str]) -> str:
-    """Write a model as one ONNX file of any batch size, from `images` to `output`; its metadata has classes and normalisation.
+    """Write a model as one ONNX file of any batch size, from `images` to `output`; its metadata has classes and how to prepare images.
 
     Args:
         exported: the model.
@@ -46,20 +47,25 @@ def write_onnx(exported: Exported, images: Tensor, path: Path, about: dict[str, 
             verbose=False,
             input_names=["images"],
             output_names=["output"],
-            dynamic_shapes=({0: "batch"},),
+            dynamic_shapes=({0: "batch"} | ({2: "height", 3: "width"} if exported.record["multiple"] else {}),),
             custom_translation_table={torch.ops.torchvision.nms.default: _nms},
         )
     record = exported.record
-    lists = {"classes": record["classes"], "mean": exported.norm.mean, "std": exported.norm.std}
+    lists = {"classes": record["classes"], "mean": exported.norm.mean, "std": exported.norm.std, "input": record["input"]}
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in lists.items()}
     meanings = {"output": record["says"], "step": str(record["step"]), "pixels": record["pixels"], "normalization": "in the graph"}
     made.model.metadata_props.update(about | texts | meanings)
     content = made.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     pixels = _pixels(images, exported)
-    difference = max(_difference(exported, session, pixels[:count]) for count in {len(pixels), 1})
+    batches = [pixels, pixels[:1]]
+    if multiple := record["multiple"]:  # other shapes: turned, and one step higher
+        batches += [pixels[:2].mT.contiguous(), F.pad(pixels[:1], (0, 0, 0, multiple))]
+    difference = max(_difference(exported, session, batch) for batch in batches)
     write_whole(path, lambda file: file.write(content))
-    return f"ONNX Runtime gives the model's output on {len(pixels)} real images (largest difference {difference:.1e})"
+    shapes = len({batch.shape[2:] for batch in batches})
+    said = f"{len(pixels)} real images" + (f" in {shapes} sizes" if shapes > 1 else "")
+    return f"ONNX Runtime gives the model's output on {said} (largest difference {difference:.1e})"
 
 
 @contextmanager
@@ -86,6 +92,8 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
 
 def _pixels(images: Tensor, exported: Exported) -> Tensor:
     """Return normalised images as the exported model takes them, at most CHECKED."""
+    if not exported.record["multiple"] and list(images.shape[2:]) != exported.record["shape"][1:]:
+        images = F.interpolate(images.float(), exported.record["shape"][1:], mode="bilinear", antialias=True)
     mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (exported.norm.mean, exported.norm.std))
     pixels = images[:CHECKED].float().cpu() * std + mean
     return pixels if exported.record["pixels"] == "float32" else (pixels * 255).round().clamp(0, 255).to(torch.uint8)

@@ -44,7 +44,13 @@ def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
 def of_probabilities(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> Exportable:
     model = classifier(config, classes, norm, size)
     said = partial(probabilities, kind=activation_of(config.loss))
-    return Exportable(Images(model, norm, said, config.data), model, [len(norm.mean), size, size], "probabilities of the classes")
+    return Exportable(
+        Images(model, norm, said, config.data),
+        model,
+        [len(norm.mean), size, size],
+        "probabilities of the classes",
+        prepare=prepared_as(config.data, size, norm),
+    )
 
 
 def image_size(config: TrainConfig) -> int:
@@ -64,6 +70,32 @@ def image_size(config: TrainConfig) -> int:
 
 def classifier(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> nn.Module:
     return build_model(cast(ClassifierConfig, config.model), channels=len(norm.mean), classes=len(classes), image_size=size)
+
+
+def prepared_as(config: DataConfig, size: int, norm: Norm) -> dict[str, Any]:
+    """Return how `reader` prepares an image, for the metadata of an exported model."""
+    square = {"height": size, "width": size}
+    if not isinstance(config, PhotosConfig):
+        resize: dict[str, Any] = {"rule": "exactly", **square}
+        return {"resize": resize, "interpolation": "bilinear", "antialias": True, "crop": None, "pad": None}
+    if config.val_transform:
+        return {"transform": config.val_transform, "size": square}
+    from timm.data.constants import DEFAULT_CROP_PCT
+
+    side = round(size / (config.crop_pct or 1.0)) if config.channels else int(size / (config.crop_pct or DEFAULT_CROP_PCT))
+    pad = None
+    if config.crop_mode == "squash":
+        side = size if config.channels else side
+        resize = {"rule": "exactly", "height": side, "width": side}
+    elif config.crop_mode == "border" and not config.channels:
+        resize = {"rule": "longer side, keep proportions", "longest": side}
+        pad = {"side": "all, image in the centre", **square, "fill": [round(255 * value) for value in norm.mean]}
+    else:
+        resize = {"rule": "shorter side, keep proportions", "shortest": side}
+    by = config.interpolation or "bilinear"
+    if config.channels and by != "nearest":
+        by = "bilinear"
+    return {"resize": resize, "interpolation": by, "antialias": by != "nearest", "crop": {"from": "centre", **square}, "pad": pad}
 
 
 def reader(config: DataConfig, size: int, norm: Norm) -> Reader:

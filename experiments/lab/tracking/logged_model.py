@@ -36,9 +36,10 @@ def write_model(exported: Path, record: dict[str, Any], folder: Path, *, run_id:
     boxes = len(record["output"]) == 2
     pixels = record.get("pixels", "uint8")
     # without a name, because MLflow would pass a dict to torch
-    inputs = Schema([TensorSpec(np.dtype(pixels), (-1, *record["shape"]))])
+    shape = [record["shape"][0], -1, -1] if record.get("multiple") else record["shape"]
+    inputs = Schema([TensorSpec(np.dtype(pixels), (-1, *shape))])
     outputs = Schema([TensorSpec(np.dtype("float32"), (-1, *record["output"]))])
-    about = {"classes": record["classes"], "output": record["says"], "step": record["step"]}
+    about = {"classes": record["classes"], "output": record["says"], "step": record["step"], "input": record.get("input", {})}
     model = Model(location, run_id, signature=ModelSignature(inputs, outputs), metadata=about, model_uuid=model_id, model_id=model_id)
     if np.prod(record["shape"]) <= LONGEST_EXAMPLE:
         model.saved_input_example_info = _write_example(folder, record["shape"], 255 if pixels == "uint8" else 1.0)

@@ -20,7 +20,7 @@ class TrainResult:
 
     Attributes:
         status: FINISHED, KILLED (by a signal; `resume=` goes on) or FAILED.
-        exit_status: the exit status for a process that only trains.
+        exit_status: the exit status for a process that only trains: 4 if all but an export succeeded.
         folder: the run's folder.
         values: the last value of each metric, such as `best_top1`, `val/loss` and `images_per_second`.
         classes: the classes' names.
@@ -66,7 +66,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs this before CUDA starts
 
-    from lab.runs.export import check_export
+    from lab.runs.export import FAILED, check_export
     from lab.tasks.models import check_model
     from lab.tracking.writers import check_writers
 
@@ -137,7 +137,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     values = trainer.values | figures
     table: dict[str, str] = {}
     with run.noted(run.status):
-        table = rows(trainer, values)
+        table = rows(trainer, values) | trainer.unexported
         console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
@@ -147,7 +147,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         again = override_of("resume", places["run folder"])
         console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py {again}")
     model = trainer.model if trainer.ema is None else trainer.ema.module
-    return TrainResult(run.status, run.exit_status(), run.folder.path, values, trainer.data.classes, model, run.failure)
+    status = run.exit_status() or (FAILED if trainer.unexported else 0)
+    return TrainResult(run.status, status, run.folder.path, values, trainer.data.classes, model, run.failure)
 
 
 def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | None) -> tuple[Any, str]:

@@ -75,6 +75,7 @@ class Trainer:
         self.values: dict[str, float] = {}
         self.pictured: Any = None
         self.skipped = 0
+        self.unexported: dict[str, str] = {}  # rows of the table: what could not be exported, and why
         self.stop: Stop | None = None
         self.callbacks = Callbacks()
         self.notes: list[str] = []  # messages about the model, for the user
@@ -441,7 +442,7 @@ class Trainer:
             if rows := self.task.per_class(self.pictured):
                 self.folder.artifact(write_rows(path / "per_class.csv", rows))
             self.folder.artifact(best, "checkpoints", digest=True)
-            export_best(self.folder, self.config, lambda: next(iter(self.data.val)).images, self.console.say)
+            self.unexported = export_best(self.folder, self.config, lambda: next(iter(self.data.val)).images, self.console.say)
         values = self.clock.overall()
         values |= {f"best_{name.replace('/', '_')}": value for name, value in (self.best.values or {}).items()}
         values["best_epoch"] = float(self.best.epoch)

@@ -22,7 +22,7 @@ from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult
 from lab.tasks.contrastive.model import DualEncoder, Features, TextEncoder
 from lab.tasks.contrastive.plots import retrieval_picture
 from lab.tasks.contrastive.spec import ContrastiveConfig, DigitCaptionsConfig
-from lab.tasks.inference import image_size, reader
+from lab.tasks.inference import image_size, prepared_as, reader
 from lab.tasks.models import build_model
 from lab.tasks.task import BaseTask
 
@@ -150,7 +150,7 @@ def export(config: TrainConfig, words: list[str], norm: Norm) -> Exportable:
     """Return the image encoder, from images to unit features, to export."""
     size, model = image_size(config), dual_encoder(config, words, len(norm.mean))
     said = Images(model.image, norm, _unit, config.data)
-    return Exportable(said, model, [len(norm.mean), size, size], "unit features of the image")
+    return Exportable(said, model, [len(norm.mean), size, size], "unit features of the image", prepare=prepared_as(config.data, size, norm))
 
 
 def _unit(features: Tensor) -> Tensor:

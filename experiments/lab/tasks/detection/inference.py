@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from torchvision import tv_tensors
@@ -18,7 +19,7 @@ from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.detection.augment import Prepare
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.data import Collate, Sample, size_of
-from lab.tasks.detection.models.dense import Detector
+from lab.tasks.detection.models.dense import DIVISOR, Detector
 from lab.tasks.detection.models.detr import Detr, best_of
 from lab.tasks.detection.spec import DetectorConfig
 from lab.tasks.detection.task import build_detector, criterion
@@ -45,10 +46,30 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the detector, from images to boxes, to export."""
-    size = size_of(cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size)
+    data, fixed_size = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
+    size = size_of(data, fixed_size)
     model = _detector(config, classes, size)
     exported = Queries if isinstance(model, Detr) else Scenes
-    return Exportable(exported(model, norm, size), model, [len(norm.mean), *size], "detections: x1, y1, x2, y2 in pixels, score, class")
+    return Exportable(
+        exported(model, norm),
+        model,
+        [len(norm.mean), *size],
+        "detections: x1, y1, x2, y2 in pixels, score, class",
+        multiple=0 if fixed_size or model.backbone.only_size else DIVISOR,
+        prepare=prepared_as(data, fixed_size, norm),
+    )
+
+
+def prepared_as(config: DetectionDataConfig, fixed_size: list[int] | None, norm: Norm) -> dict[str, Any]:
+    """Return how `batches` prepares an image, for the metadata of an exported model."""
+    resize: dict[str, Any] = {"rule": "none"}
+    if fixed_size:
+        resize = {"rule": "fit within, keep proportions", "height": fixed_size[0], "width": fixed_size[1]}
+    elif config.shortest or config.longest:
+        resize = {"rule": "shorter side, at most longest, keep proportions", "shortest": config.shortest, "longest": config.longest}
+    to = {"height": fixed_size[0], "width": fixed_size[1]} if fixed_size else {"multiple": config.divisor}
+    pad = {"side": "right and bottom", **to, "fill": [round(value * 255) for value in norm.mean]}
+    return {"resize": resize, "interpolation": "bilinear", "antialias": True, "crop": None, "pad": pad}
 
 
 def _detector(config: TrainConfig, classes: list[str], size: tuple[int, int]) -> Detector:
@@ -76,16 +97,13 @@ class Scenes(Images):
     This is torchvision's post-processing for a batch of any size; boxes are suppressed only within an image and class.
     """
 
-    def __init__(self, model: Any, norm: Norm, size: tuple[int, int]) -> None:
+    def __init__(self, model: Any, norm: Norm) -> None:
         super().__init__(model, norm)
-        self.size = size
-        levels = model.anchors(*size, torch.device("cpu"))
-        self.counts = [len(level) for level in levels]
-        self.anchors: Tensor
-        self.corner: Tensor
+        self.strides = model.strides
+        side = 2 * max(self.strides)
+        for number, (stride, level) in enumerate(zip(self.strides, model.anchors(side, side, torch.device("cpu")), strict=True)):
+            self.register_buffer(f"anchors{number}", level[: len(level) // (side // stride) ** 2].clone())  # those of the first cell
         self.elsewhere: Tensor
-        self.register_buffer("anchors", torch.cat(levels))
-        self.register_buffer("corner", torch.tensor([size[1], size[0]] * 2, dtype=torch.float32))
         # two boxes outside of all images: torchvision tells torch.export that its nms keeps two boxes or more
         self.register_buffer("elsewhere", torch.tensor([[-2.0] * 2 + [-1.0] * 2, [-4.0] * 2 + [-3.0] * 2], dtype=torch.float64))
 
@@ -95,45 +113,66 @@ class Scenes(Images):
         score = output.logits.float().sigmoid()
         if output.centerness is not None:
             score = (score * output.centerness.float().sigmoid()[..., None]).sqrt()
-        levels = zip(*(each.split(self.counts, -2) for each in (score, output.regression, self.anchors)), strict=True)
+        anchors = [self._anchors(images, number) for number in range(len(self.strides))]
+        counts = [level.shape[0] for level in anchors]
+        levels = zip(score.split(counts, -2), output.regression.float().split(counts, -2), anchors, strict=True)
         parts = [self._candidates(*level) for level in levels]
         score, label, boxes = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        boxes = inside(boxes, images)
         image = torch.ones_like(label[:, :1]).cumsum(0)  # a range on the device that the file is loaded to
         # separates the boxes of different images and classes, each along one axis, so that ONNX's float32 holds the sum
-        offset = torch.stack([label, image.expand_as(label)] * 2, dim=-1).double() * (max(self.size) + 1)
+        apart = torch.sym_max(images.shape[-2], images.shape[-1]) + 1
+        offset = torch.stack([label, image.expand_as(label)] * 2, dim=-1).double() * apart
         spread = torch.cat([(boxes.double() + offset).flatten(0, 1), self.elsewhere])
         scores = torch.cat([score.flatten().double(), torch.ones_like(self.elsewhere[:, 0])])
         sure = (scores > model.score_thresh).nonzero()[:, 0]
         kept = sure[nms(spread[sure], scores[sure], model.nms_thresh)]
         score = score * torch.zeros_like(scores).index_fill(0, kept, 1.0)[:-2].view_as(score).float()
-        best, place = score.topk(min(model.detections_per_img, score.shape[1]))
+        best, place = score.topk(min(model.detections_per_img, len(counts) * model.topk_candidates))
         found = torch.cat([boxes, score[..., None], label[..., None].float()], dim=-1)
         return found.gather(1, place[..., None].expand(-1, -1, 6)) * (best > 0)[..., None]
 
+    def _anchors(self, images: Tensor, number: int) -> Tensor:
+        """Return the anchors (A, 4) of a level as the detector's, of any image size and on any device."""
+        first, stride = cast(Tensor, getattr(self, f"anchors{number}")), self.strides[number]
+        rows, columns = images[0, 0, ::stride, 0], images[0, 0, 0, ::stride]
+        top, left = (
+            (torch.ones_like(cells, dtype=torch.float32).cumsum(0) - 1) * (side // cells.shape[0])
+            for cells, side in ((rows, images.shape[-2]), (columns, images.shape[-1]))
+        )
+        shape = (rows.shape[0], columns.shape[0])
+        corner = torch.stack([left[None, :].expand(shape), top[:, None].expand(shape)] * 2, dim=-1)
+        return (corner[:, :, None] + first).flatten(0, 2)
+
     def _candidates(self, score: Tensor, regression: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best candidates of a level: score (N, K), class (N, K), boxes (N, K, 4)."""
+        """Return K best candidates of a level: score (N, K), class (N, K), boxes (N, K, 4); the score is -1 where it has fewer."""
         model = cast(Any, self.model)
-        classes = score.shape[-1]
-        best, index = score.flatten(1).topk(min(model.topk_candidates, score.shape[1] * classes))
+        classes, count = score.shape[-1], model.topk_candidates
+        lacking = (0, 0, 0, -(-count // classes))  # K does not depend on the image's size then
+        best, index = F.pad(score, lacking, value=-1.0).flatten(1).topk(count)
         place = index // classes
-        deltas = regression.float().gather(1, place[..., None].expand(-1, -1, 4))
-        boxes = model.coder.decode(deltas.flatten(0, 1), anchors[place].flatten(0, 1)).view_as(deltas)
-        return best, index % classes, boxes.clamp(min=0).minimum(self.corner)
+        deltas = F.pad(regression, lacking).gather(1, place[..., None].expand(-1, -1, 4))
+        boxes = model.coder.decode(deltas.flatten(0, 1), F.pad(anchors, lacking)[place].flatten(0, 1)).view_as(deltas)
+        return best, index % classes, boxes
+
+
+def inside(boxes: Tensor, images: Tensor) -> Tensor:
+    """Return boxes (N, K, 4) clipped to the images."""
+    height, width = images.shape[-2:]
+    x1, y1, x2, y2 = boxes.unbind(-1)
+    return torch.stack([x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)], dim=-1)
 
 
 class Queries(Images):
     """The same of a DETR: its best pairs of query and class, of which none is suppressed."""
 
-    def __init__(self, model: Any, norm: Norm, size: tuple[int, int]) -> None:
-        super().__init__(model, norm)
-        (image,) = model.anchors(*size, torch.device("cpu"))
-        self.image: Tensor
-        self.register_buffer("image", image)
-
     def forward(self, images: Tensor) -> Tensor:
         model = cast(Any, self.model)
         output = model(self.normalised(images))
-        best, label, boxes = best_of(output, model.coder.decode(output.regression, self.image), model.detections_per_img)
-        boxes = boxes.clamp(min=0).minimum(self.image[:, 2:].repeat(1, 2))
-        found = torch.cat([boxes, best[..., None], label[..., None].float()], dim=-1)
-        return found * (best > model.score_thresh)[..., None]
+        zero = torch.zeros_like(output.regression[0, 0, 0])
+        image = torch.stack([zero, zero, zero + images.shape[-1], zero + images.shape[-2]])[None]
+        best, label, boxes = best_of(output, model.coder.decode(output.regression, image), model.detections_per_img)
+        found = torch.cat([inside(boxes, images), best[..., None], label[..., None].float()], dim=-1)
+        found = found * (best > model.score_thresh)[..., None]
+        rows = min(model.detections_per_img, model.queries * output.logits.shape[-1])
+        return F.pad(found, (0, 0, 0, rows))[:, :rows]  # a small image has fewer queries

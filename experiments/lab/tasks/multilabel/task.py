@@ -22,6 +22,7 @@ from lab.runs.predict import Asked, Predictor
 from lab.tasks.counts import Counts, Kept
 from lab.tasks.detection.data import DetectionLoader, load_detection_data, size_of
 from lab.tasks.detection.inference import batches
+from lab.tasks.detection.inference import prepared_as as boxes_prepared_as
 from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.inference import classifier, image_size, likeliest, of_probabilities, reader
@@ -220,4 +221,7 @@ def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the model, from images to the classes' probabilities, to export."""
     files = config.data
     size = image_size(config) if isinstance(files, TableConfig) else size_of(cast(DetectionDataConfig, files), None)[0]
-    return of_probabilities(config, classes, norm, size)
+    made = of_probabilities(config, classes, norm, size)
+    if not isinstance(files, TableConfig):
+        made.prepare = boxes_prepared_as(cast(DetectionDataConfig, files), [size, size], norm)
+    return made

@@ -18,7 +18,7 @@ from lab.processes import distributed
 from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.counts import Counts, binned
-from lab.tasks.inference import classifier, image_size, reader
+from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import Criterion
 from lab.tasks.plots import calibration_picture
 from lab.tasks.preference.data import PairBatch, load_pairs
@@ -171,4 +171,4 @@ def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the model, from images to their rewards, to export."""
     size = image_size(config)
     model = classifier(config, classes, norm, size)
-    return Exportable(Images(model, norm), model, [len(norm.mean), size, size], "reward")
+    return Exportable(Images(model, norm), model, [len(norm.mean), size, size], "reward", prepare=prepared_as(config.data, size, norm))

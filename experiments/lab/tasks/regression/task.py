@@ -16,7 +16,7 @@ from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.finetuning import MEASURED
 from lab.tasks.fonts import letters_of
-from lab.tasks.inference import classifier, image_size, reader
+from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import loss_of
 from lab.tasks.models import model_norm
 from lab.tasks.plain_loss import PlainLoss
@@ -147,7 +147,13 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the model, from images to their numbers, to export."""
     size, model = image_size(config), _model(config, classes, norm)
-    return Exportable(Images(model, norm, data=config.data), model, [len(norm.mean), size, size], "predicted numbers")
+    return Exportable(
+        Images(model, norm, data=config.data),
+        model,
+        [len(norm.mean), size, size],
+        "predicted numbers",
+        prepare=prepared_as(config.data, size, norm),
+    )
 
 
 def _model(config: TrainConfig, names: list[str], norm: Norm) -> nn.Module:

@@ -20,6 +20,7 @@ from lab.runs.export import Exportable, Images
 from lab.runs.predict import Asked, Prediction, Predictor
 from lab.tasks.counts import Counts
 from lab.tasks.fonts import letters_of
+from lab.tasks.inference import prepared_as
 from lab.tasks.losses import loss_of, per_class
 from lab.tasks.models import model_norm
 from lab.tasks.segmentation.data import load_masks
@@ -202,5 +203,9 @@ def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     size, channels = cast(MasksConfig, config.data).image_size, len(norm.mean)
     model = build_segmenter(cast(SegmenterConfig, config.model), channels=channels, classes=len(classes), image_size=size)
     return Exportable(
-        Images(model, norm, nn.Softmax(1)), model, [channels, size, size], "probabilities of each pixel's classes: class, row, column"
+        Images(model, norm, nn.Softmax(1)),
+        model,
+        [channels, size, size],
+        "probabilities of each pixel's classes: class, row, column",
+        prepare=prepared_as(config.data, size, norm),
     )

@@ -62,7 +62,8 @@ class Detector(nn.Module):
 
     def anchors(self, height: int, width: int, device: torch.device) -> list[Tensor]:
         """Return anchors (Aₗ, 4) of each level, float32 for any features; only the first call on a device copies from the host."""
-        grids = [(-(-height // stride), -(-width // stride)) for stride in self.strides]
+        # written so, because ONNX divides negative numbers otherwise than Python
+        grids = [((height + stride - 1) // stride, (width + stride - 1) // stride) for stride in self.strides]
         self.anchor_generator.set_cell_anchors(torch.float32, device)
         # torchvision's strides: if a side is not a multiple of 128, P6 and P7 have smaller ones than 64 and 128
         return cast(

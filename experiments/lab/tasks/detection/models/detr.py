@@ -119,7 +119,7 @@ class Detr(Detector):
         seen = self.encoder(coarsest.flatten(2).mT + places[-count:])
         cells = self.enter(torch.cat([*[level.flatten(2).mT for level in finer], seen], 1))
         logits = self.cls_logits[0](cells)
-        chosen = logits.detach().amax(-1).topk(min(self.queries, cells.shape[1]), 1).indices[..., None]
+        chosen = logits.detach().amax(-1).topk(least(self.queries, cells.shape[1]), 1).indices[..., None]
 
         def of_chosen(t: Tensor) -> Tensor:
             return t.gather(1, chosen.expand(-1, -1, t.shape[-1]))
@@ -208,10 +208,15 @@ def joined(output: DetectorOutput) -> DetectorOutput:
     return DetectorOutput(torch.cat([output.earlier_logits, output.logits]), torch.cat([output.earlier_regression, output.regression]))
 
 
+def least(first: int, second: int) -> int:
+    """Return the smaller number, as a symbol in torch.export, which would bind the image's size by a comparison."""
+    return torch.sym_min(first, second) if torch.compiler.is_exporting() else min(first, second)
+
+
 def best_of(output: DetectorOutput, boxes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best scores (N, D), their classes (N, D), and the boxes of their queries (N, D, 4)."""
     scores, classes = output.logits.float().sigmoid(), output.logits.shape[-1]
-    best, place = scores.flatten(1).topk(min(count, scores.shape[1] * classes))
+    best, place = scores.flatten(1).topk(least(count, scores.shape[1] * classes))
     return best, place % classes, boxes.gather(1, (place // classes)[..., None].expand(-1, -1, 4))
 
 
