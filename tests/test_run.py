@@ -56,7 +56,7 @@ METRICS = {
     "train/loss", "train/top1", "train/top5", "train/lr", "train/images_per_second", "train/step_ms", "train/data_wait_ms",
     "train/loss_ms", "train/gradient_norm", "train/skipped_updates", "train/nonfinite_updates", "val/top1", "val/top5", "val/loss",
     "val/ece", "val/samples", "train/peak_process_mib", "system/cpu_utilization_percentage", "system/system_memory_usage_megabytes",
-    "loss_launches", "images_per_second", "seconds", "best_top1", "best_epoch",
+    "loss_launches", "images_per_second", "seconds", "best_top1", "best_epoch", "loss_ms",
 }  # fmt: skip
 
 
