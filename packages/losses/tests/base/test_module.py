@@ -112,6 +112,7 @@ OTHERS = {
 }
 OTHERS_OF = {("GRPOLoss", "loss_type"): "bnpo", ("GRPOLoss", "importance_sampling_level"): "sequence", ("GRPOLoss", "delta"): 1.3}
 OTHERS_OF |= {("GRPOLoss", "epsilon_high"): 0.05, ("GRPOLoss", "epsilon"): 0.05, ("GRPOLoss", "max_completion_length"): 9}
+OTHERS_OF |= {("GRPOLoss", "kl_clamp"): 0.01}
 OTHERS_OF |= {
     ("AsymmetricLossMultiLabel", "eps"): 1e-5,
     ("AsymmetricLossMultiLabel", "reduction"): "mean",
@@ -174,6 +175,9 @@ def check_options(make, function, calls):
                 continue
             if name == "max_completion_length":
                 module.loss_type = "dr_grpo"
+                before = module(*args, **kwargs)
+            if name == "kl_clamp":
+                module.beta = 0.5
                 before = module(*args, **kwargs)
             setattr(module, name, value)
             assert getattr(module, name) is value
