@@ -68,7 +68,7 @@ def test_what_an_archive_lacks_is_found(tmp_path):
     text = (package / "pyproject.toml").read_text().replace("torch>=2.9,<2.16", "torch>=2.9").replace("kernels==", "kernels>=")
     (package / "pyproject.toml").write_text(re.sub(r"^(Changelog|authors) = .*\n", "", text, flags=re.MULTILINE))
     packages_built.build(root, root / "dist")
-    wheel = f"lossforge_losses-{release.versions(ROOT)[0][1]}-py3-none-any.whl"
+    wheel = f"lossforge-{release.versions(ROOT)[0][1]}-py3-none-any.whl"
     assert [fault.removeprefix(f"{wheel} ") for fault in packages_built.faults(root, root / "dist", "losses")] == [
         "lacks py.typed",
         "has no author in its metadata",
@@ -97,7 +97,7 @@ def test_the_version_stands_in_every_place():
     found = release.versions(ROOT)
     assert len({version for _, version in found}) == 1
     packages = len(packages_built.PACKAGES)
-    pins = 3  # losses on kernels, bench on both
+    pins = 4  # losses on kernels and, as an extra, on bench; bench on both
     assert len(found) == 1 + packages + pins + packages + 1
     locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
     assert {p["version"] for p in locked if p["name"].startswith("lossforge")} == {found[0][1]}

@@ -27,9 +27,10 @@ def build(root: Path, dist: Path) -> None:
 def faults(root: Path, dist: Path, name: str) -> list[str]:
     """Return what a package's archives lack, or have too much."""
     version = tomllib.loads((root / "packages" / name / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    wheel, sdist = dist / f"lossforge_{name}-{version}-py3-none-any.whl", dist / f"lossforge_{name}-{version}.tar.gz"
+    archive_name = "lossforge" if name == "losses" else f"lossforge_{name}"
+    wheel, sdist = dist / f"{archive_name}-{version}-py3-none-any.whl", dist / f"{archive_name}-{version}.tar.gz"
     found = [f"{path.name} has {size:,} bytes, more than {LARGEST:,}" for path in (wheel, sdist) if (size := path.stat().st_size) > LARGEST]
-    info = f"lossforge_{name}-{version}.dist-info"
+    info = f"{archive_name}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         held = {entry: archive.read(entry) for entry in archive.namelist() if not entry.endswith("/")}
     metadata, _ = parse_email(held[f"{info}/METADATA"])
@@ -56,7 +57,7 @@ def _metadata(metadata: RawMetadata, version: str) -> list[str]:
     found = [f"has no {field} in its metadata" for field in FIELDS if not metadata.get(field)]
     found += [f"has no link {link}" for link in sorted(LINKS - metadata.get("project_urls", {}).keys())]
     for needed in map(Requirement, metadata.get("requires_dist", [])):
-        if needed.name.startswith("lossforge-") and str(needed.specifier) != f"=={version}":
+        if needed.name.partition("-")[0] == "lossforge" and str(needed.specifier) != f"=={version}":
             found.append(f"needs {needed}, not exactly {version}")
         if needed.name in ("torch", "triton") and {each.operator for each in needed.specifier} != {">=", "<"}:
             found.append(f"needs {needed}, which has not both a lower and an upper bound")

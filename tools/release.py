@@ -25,7 +25,7 @@ REPORT = "results/bench-h200.json"
 MEASURED = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"',
-    "packages/*/pyproject.toml": r'(?:^version = "|"lossforge-\w+==)([^"]+)"',
+    "packages/*/pyproject.toml": r'(?:^version = "|"lossforge(?:-\w+)?==)([^"]+)"',
     "packages/*/src/lossforge/*/__init__.py": r'^__version__ = "([^"]+)"',
     "CITATION.cff": r"^version: (\S+)",
 }

@@ -194,7 +194,7 @@ def test_a_wrong_result_is_a_problem(no_compilation, monkeypatch):
 def test_mixed_versions_are_a_problem(monkeypatch):
     monkeypatch.setattr("lossforge.kernels.__version__", "0.0.9")
     (found,) = wrong()
-    assert found.what.startswith("the packages have different versions: lossforge-kernels 0.0.9, lossforge-losses ")
+    assert found.what.startswith("the packages have different versions: lossforge-kernels 0.0.9, lossforge ")
 
 
 def test_a_driver_without_gpus_is_a_problem(monkeypatch, tmp_path):

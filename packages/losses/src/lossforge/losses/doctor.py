@@ -63,7 +63,7 @@ def look() -> list[Fact]:
 def _packages() -> Iterator[Fact]:
     ours = losses.__version__
     for name, found in {"kernels": kernels.__version__, "losses": ours}.items():
-        what = f"the packages have different versions: lossforge-{name} {found}, lossforge-losses {ours}" if found != ours else ""
+        what = f"the packages have different versions: lossforge-{name} {found}, lossforge {ours}" if found != ours else ""
         yield Fact(f"lossforge-{name}", found, what, f"pip install lossforge-kernels=={ours}")
 
 
