@@ -120,6 +120,43 @@ def test_more_boxes_than_a_tile_and_more_anchors(device):
     check(given, task_aligned_assign(*given))
 
 
+def by_matrices(scores, predicted, anchors, labels, targets, mask, topk, iou, tood, alpha=0.5, beta=6.0, eps=1e-9, margin=1e-9):
+    """Index and quality of each anchor, by matrices (B, G, A) and a stable sort of all pairs."""
+    several, exists = targets.shape[1], (mask != 0).unsqueeze(2)
+    s = scores.mT.gather(1, labels.unsqueeze(2).expand(-1, -1, len(anchors)))
+    low, high = targets[..., None, :2], targets[..., None, 2:]
+    inside = torch.minimum(anchors - low, high - anchors).amin(3) > margin
+    u = torch.stack([IOUS[iou](t, p) for t, p in zip(targets, predicted, strict=True)]).clamp(min=0)
+    t = torch.where((s > 0) & (u > 0) & exists, s**alpha * u**beta, 0.0)
+    best, order = torch.sort(t if tood else torch.where(inside, t, 0.0), dim=2, descending=True, stable=True)
+    chose = torch.zeros_like(inside).scatter(2, order[..., :topk], best[..., :topk] > 0) & inside
+    claims = torch.where(chose.sum(1, keepdim=True) > 1, chose if tood else inside & exists, chose)
+    index, has = torch.where(claims, u, -1.0).argmax(1), chose.any(1)
+    mine = has.unsqueeze(1) & (index.unsqueeze(1) == torch.arange(several).view(1, -1, 1))
+    t, u = torch.where(mine, t, 0.0), torch.where(mine, u, 0.0)
+    return torch.where(has, index, -1), (t * u.amax(2, keepdim=True) / (t.amax(2, keepdim=True) + eps)).sum(1)
+
+
+@STYLES
+@pytest.mark.parametrize("iou", ["iou", "giou"])
+@pytest.mark.parametrize("at_once", [1, 300, 1 << 18])
+def test_plain_torch_chooses_as_a_stable_sort(style, iou, at_once, monkeypatch):
+    """On random batches full of ties: scores of three values, predictions and boxes that repeat; however many pairs are taken at once."""
+    monkeypatch.setattr("lossforge.losses.detection.assignment.AT_ONCE", at_once)
+    for seed in range(6):
+        scores, predicted, anchors, labels, targets, mask = (
+            t.double() if t.is_floating_point() else t for t in problem("cpu", seed, boxes=12, classes=2)
+        )
+        scores, predicted = (scores * 3).floor() / 2, (predicted / 16).round() * 16
+        targets = torch.cat([targets[:, :8].round(), targets[:, :4].round()], 1)
+        for topk in (1, 3, 13):
+            found = task_aligned_assign(scores, predicted, anchors, labels, targets, mask, topk=topk, iou=iou, style=style)
+            index, quality = by_matrices(scores, predicted, anchors, labels, targets, mask, topk, iou, style == "tood")
+            assert torch.equal(found.box_index, index)
+            torch.testing.assert_close(found.quality, quality, rtol=1e-9, atol=1e-12)
+            assert (index >= 0).sum() > 5
+
+
 @STYLES
 def test_ties_go_to_the_first(style, device):
     """Anchors that predict the same: the first k; boxes that are the same: the first."""

@@ -18,6 +18,8 @@ STYLES = ("yolo", "tood")
 IOUS = ("iou", "giou", "diou", "ciou")
 MOST = 64
 """The most anchors that a box may choose: a program holds them in registers."""
+AT_ONCE = 1 << 18
+"""Pairs of box and anchor that plain torch compares at once."""
 
 
 class Assignment(NamedTuple):
@@ -60,15 +62,18 @@ def task_aligned_assign(
     from_logits: bool = False,
     dense: bool = True,
 ) -> Assignment:
-    """Assign boxes to anchors by how well the predictions fit them (Feng et al. 2021, arXiv 2108.07755), as YOLOv8 and TOOD do.
+    """Assign boxes to anchors by how well the predictions fit them (Feng et al. 2021, arXiv 2108.07755), as YOLOv8 and TOOD did.
 
     t = sᵅ uᵝ with s the predicted score of the box's class and u the overlap of predicted box and box, at least 0. Each box chooses the
     `topk` anchors inside it with the largest t. An anchor that several boxes chose goes to the one that overlaps its prediction most. The
     target is t, scaled for each box so that its largest is its largest u.
 
-    It does not wait for the device, and takes no memory of anchors × boxes. Anchors with t = 0 are never chosen (in YOLOv8 they are, where
-    fewer than topk others are inside; their target is 0). Ties go to the anchor and the box that come first. The same input gives the same
-    result to the bit. No gradient goes through any of it.
+    It is the assigner of ultralytics before 8.4. Since then theirs has a second choice, `topk2`, and counts a box of few pixels as one of a
+    least size. Targets then differ, most for small boxes, and a training by it is not repeated here.
+
+    It does not wait for the device, and takes no memory of anchors × boxes; in float64 and in plain torch it waits. Anchors with t = 0 are
+    never chosen (in YOLOv8 they are, where fewer than topk others are inside; their target is 0). Ties go to the anchor and the box that
+    come first. The same input gives the same result to the bit. No gradient goes through any of it.
 
     Args:
         scores: (B, A, C), predicted, in [0, 1]; or logits, see from_logits. Of any floating dtype and strides.
@@ -84,9 +89,9 @@ def task_aligned_assign(
         eps: of at least 0, added to the divisor of the targets' scale.
         margin: how far from a box's sides an anchor must be to be inside, in the units of the boxes. TOOD in mmdetection takes 0.01.
         iou: "ciou" as YOLOv8, "iou" as TOOD and PP-YOLOE, "giou" or "diou". Negative values are 0.
-        style: "yolo" as ultralytics, mmyolo and PP-YOLOE: the topk of the anchors inside; an anchor that several chose may go to any box
-            that it lies in. "tood" as mmdetection: the topk of all anchors, of which those outside are then dropped; an anchor that several
-            chose goes to one of them.
+        style: "yolo" as ultralytics before 8.4, mmyolo and PP-YOLOE: the topk of the anchors inside; an anchor that several chose may go to
+            any box that it lies in. "tood" as mmdetection: the topk of all anchors, of which those outside are then dropped; an anchor that
+            several chose goes to one of them.
         from_logits: whether scores are logits, whose sigmoid is then taken where it is read.
         dense: whether to write `scores`, which take most of the memory. Without them give our losses `labels` and `score=quality`.
 
@@ -107,7 +112,7 @@ def task_aligned_assign(
         >>> labels, targets = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[[8.0, 8, 40, 40], [30, 30, 60, 60]]]).expand(2, 2, 4)
         >>> mask = torch.tensor([[1, 1], [1, 0]])
         >>> found = task_aligned_assign(logits, boxes, anchors, labels, targets, mask, from_logits=True, dense=False)
-        >>> loss = varifocal_loss(logits, found.labels, found.quality, normalizer=found.quality.sum())
+        >>> loss = varifocal_loss(logits, found.labels, found.quality, normalizer=found.quality.sum().clamp(min=1))
     """
     tensors = _checked(scores, boxes, anchors, labels, target_boxes, mask)
     topk = checks.whole_number("topk", topk)
@@ -120,7 +125,9 @@ def task_aligned_assign(
     flags = style == "tood", from_logits, dense
     numbers: tuple[Any, ...] = (topk, *positive.values(), iou, *flags)
     narrow = all(t.dtype in KERNEL_DTYPES for t in (tensors[1], tensors[2], tensors[4]))
-    if narrow and kernels_apply(tensors[0]) and tensors[4].numel() and not any(isinstance(n, Tensor) for n in numbers):
+    by_kernels = narrow and kernels_apply(tensors[0]) and tensors[4].numel()
+    # traced, plain torch runs within the operator, because the number of its pairs depends on the data
+    if (by_kernels or torch.compiler.is_compiling()) and not any(isinstance(n, Tensor) for n in numbers):
         found = torch.ops.lossforge.task_aligned_assign(*tensors, *numbers)
     else:
         found = assignment_reference(*tensors, *numbers)
@@ -172,40 +179,105 @@ def assignment_reference(
     logits: bool,
     dense: bool,
 ) -> tuple[Tensor, ...]:
-    """Assign in plain torch, by matrices (B, G, A)."""
+    """Assign in plain torch, by the pairs of a box with the anchors that it may choose, some boxes at a time: no matrix of all is kept.
+
+    On a GPU it waits for the device.
+    """
     (batch, count, classes), several = scores.shape, targets.shape[1]
-    counts = (mask != 0) & (labels >= 0) & (labels < classes)
     label = labels.long().clamp(0, classes - 1)
-    s = accurate(scores).sigmoid() if logits else accurate(scores)
-    s = s.mT.gather(1, label.unsqueeze(2).expand(-1, -1, count))
-    low, high = (accurate(corner).unsqueeze(2) for corner in (targets[..., :2], targets[..., 2:]))
-    points = accurate(anchors)
-    inside = torch.minimum(points - low, high - points).amin(3) > margin
-    u = pairwise_reference(targets, boxes, iou, 1e-7, False).nan_to_num(nan=0.0).clamp(min=0)
-    t = torch.where((s > 0) & (u > 0) & counts.unsqueeze(2), s**alpha * u**beta, 0.0)
-    best, order = torch.sort(t if tood else torch.where(inside, t, 0.0), dim=2, descending=True, stable=True)
-    chose = torch.zeros_like(inside).scatter(2, order[..., :topk], best[..., :topk] > 0) & inside
-    if several == 0 or count == 0:
-        index = torch.full((batch, count), -1, device=scores.device)
-        label_of, box_of = index, targets.new_zeros(batch, count, 4)
-        quality = torch.zeros(batch, count, dtype=t.dtype, device=scores.device)
-    else:
-        claims = inside & counts.unsqueeze(2) if not tood else chose
-        claims = torch.where(chose.sum(1, keepdim=True) > 1, claims, chose)
-        index = torch.where(claims, u, -1.0).argmax(1)
-        foreground = chose.any(1)
-        mine = foreground.unsqueeze(1) & (index.unsqueeze(1) == torch.arange(several, device=index.device).view(1, -1, 1))
-        t, u = torch.where(mine, t, 0.0), torch.where(mine, u, 0.0)
-        quality = (t * u.amax(2, keepdim=True) / (t.amax(2, keepdim=True) + eps)).sum(1)
-        label_of = torch.where(foreground, label.gather(1, index), -1)
-        box_of = torch.where(foreground.unsqueeze(2), targets.gather(1, index.unsqueeze(2).expand(-1, -1, 4)), 0.0)
-        index = torch.where(foreground, index, -1)
+    corners, points, predicted = accurate(targets), accurate(anchors).mT.contiguous().mT, accurate(boxes)
+
+    def aligned(b: Tensor, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        s = accurate(scores[b, a, label[b, g]])
+        u = pairwise_reference(targets[b, g].unsqueeze(1), boxes[b, a].unsqueeze(1), iou, 1e-7, False).view(-1)
+        u = u.nan_to_num(nan=0.0).clamp(min=0)
+        s = s.sigmoid() if logits else s
+        return torch.where((s > 0) & (u > 0), s**alpha * u**beta, 0.0), u
+
+    def inside(box: Tensor, point: Tensor) -> Tensor:
+        (x, y), (x1, y1, x2, y2) = point.unbind(-1), box.unbind(-1)
+        return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
+
+    def candidates(b: Tensor, g: Tensor) -> Tensor:
+        box = corners[b, g].unsqueeze(1)
+        if not tood:
+            return inside(box, points)
+        (x1, y1, x2, y2), (u1, v1, u2, v2) = box.unbind(-1), predicted[b].unbind(-1)
+        return (x2 > u1) & (u2 > x1) & (y2 > v1) & (v2 > y1)  # elsewhere u is 0
+
+    rows = ((mask != 0) & (labels >= 0) & (labels < classes)).nonzero()
+    empty = rows.new_empty(0)
+    chosen = [(empty, empty, empty, corners.new_empty(0))]
+    for part in rows.split(max(1, AT_ONCE // max(count, 1))) if count else ():
+        row, a = candidates(*part.unbind(1)).nonzero().unbind(1)
+        b, g = part[row].unbind(1)
+        t, u = aligned(b, g, a)
+        found = _first_best(row, t, len(part), topk)
+        if tood:
+            found = found & inside(corners[b, g], points[a])
+        chosen.append((b[found], g[found], a[found], u[found]))
+    b, g, a, u = (torch.cat(each) for each in zip(*chosen, strict=True))
+    owners = _Owners(torch.full((batch * count,), -1.0, dtype=u.dtype, device=u.device), several)
+    at = b * count + a
+    times = at.bincount(minlength=batch * count)
+    alone = times[at] == 1 if not tood else torch.ones_like(at, dtype=torch.bool)
+    owners.claim(at[alone], g[alone], u[alone])
+    contested = ((times > 1) & (not tood)).view(batch, count)
+    for image in contested.any(1).nonzero().view(-1).tolist():  # such an anchor goes to any box that it lies in
+        place = contested[image].nonzero().view(-1)
+        for part in rows[rows[:, 0] == image].split(max(1, AT_ONCE // len(place))):
+            row, column = inside(corners[part[:, 0], part[:, 1]].unsqueeze(1), points.mT[:, place].mT).nonzero().unbind(1)
+            (b, g), a = part[row].unbind(1), place[column]
+            owners.claim(b * count + a, g, aligned(b, g, a)[1])
+    index = torch.where(times > 0, owners.box, -1)
+    at = (index >= 0).nonzero().view(-1)
+    b, g, a = at // max(count, 1), index[at], at % max(count, 1)
+    t, u = aligned(b, g, a)
+    of_box, box = t.new_zeros(2, batch * several), b * several + g
+    best_t, best_u = of_box.scatter_reduce(1, box.expand(2, -1), torch.stack([t, u.to(t.dtype)]), "amax")[:, box]
+    quality = t.new_zeros(batch * count).index_put((at,), t * best_u / (best_t + eps)).view(batch, count)
+    label_of = torch.full_like(index, -1).index_put((at,), label[b, g]).view(batch, count)
+    box_of = targets.new_zeros(batch * count, 4).index_put((at,), targets[b, g]).view(batch, count, 4)
+    index = index.view(batch, count)
     columns = torch.arange(classes, device=scores.device)
     score = torch.where(label_of.unsqueeze(2) == columns, quality.unsqueeze(2), 0.0).to(scores.dtype) if dense else scores.new_empty(0)
-    return label_of, box_of, score, quality.to(s.dtype), index >= 0, index
+    return label_of, box_of, score, quality.to(accurate(scores[:0]).dtype), index >= 0, index
+
+
+def _first_best(row: Tensor, t: Tensor, rows: int, k: int) -> Tensor:
+    """Return whether each pair is among the k of its row with the largest t above 0, of equal ones the first. row: ascending."""
+    if len(row) == 0:
+        return torch.zeros_like(row, dtype=torch.bool)
+    of_row = row.bincount(minlength=rows)
+    place = torch.arange(len(row), device=row.device) - (of_row.cumsum(0) - of_row)[row]
+    width = int(of_row.max())
+    k = min(k, width)
+    padded = t.new_zeros(rows, width).index_put((row, place), t)
+    least = padded.topk(k).values[:, -1:]
+    above, level = padded > least, padded == least
+    level = level & (level.cumsum(1) <= k - above.sum(1, keepdim=True))
+    return ((above | level) & (padded > 0))[row, place]
+
+
+class _Owners:
+    """Of each anchor the box that overlaps it most of those that claimed it, of equal ones the first. Claims come by ascending boxes."""
+
+    def __init__(self, most: Tensor, boxes: int) -> None:
+        self.most, self.boxes = most, boxes
+        self.box = torch.full_like(most, -1, dtype=torch.int64)
+
+    def claim(self, anchor: Tensor, box: Tensor, overlap: Tensor) -> None:
+        most = self.most.scatter_reduce(0, anchor, overlap.to(self.most.dtype), "amax")
+        best = overlap == most[anchor]
+        first = torch.full_like(self.box, self.boxes).scatter_reduce(0, anchor[best], box[best], "amin")
+        self.box = torch.where(most > self.most, first, self.box)
+        self.most = most
 
 
 def _assign(*arguments: Any) -> tuple[Tensor, ...]:
+    narrow = all(arguments[i].dtype in KERNEL_DTYPES for i in (1, 2, 4))
+    if not (narrow and kernels_apply(arguments[0]) and arguments[4].numel()):
+        return assignment_reference(*arguments)
     numbers = kernels.of_folder("assignment").Numbers(*arguments[6:])
     found: tuple[Tensor, ...] = launched("assignment", "assign", arguments[:6], numbers)
     return found
@@ -216,7 +288,8 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
     shape = scores.shape[:2]
     score = scores.new_empty(scores.shape if dense else 0)
     index = scores.new_empty(shape, dtype=torch.int64)
-    quality, foreground = scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=torch.bool)
+    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    quality, foreground = scores.new_empty(shape, dtype=wide), scores.new_empty(shape, dtype=torch.bool)
     return index, targets.new_empty((*shape, 4)), score, quality, foreground, torch.empty_like(index)
 
 

@@ -1,4 +1,7 @@
-"""One query for each box, as DETR has it: the costs of all pairs of a batch in one launch, and the Hungarian method on the host."""
+"""One query for each box, as DETR has it: the costs of all pairs of a batch in one launch, and the Hungarian method on the host.
+
+The cost of the class is Deformable DETR's.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +41,8 @@ def matching_cost(
 
     C = c₁ [α (1 - p)^γ (-ln p) - (1 - α) p^γ (-ln(1 - p))] + c₂ Σ |b - b̂| - c₃ GIoU with p = σ(x) of the box's class. One launch computes
     the pairs of a whole batch, and no pair of one image's query with another's box.
+
+    DETR itself has a softmax, and -p of the box's class in place of the focal term: other queries are then matched.
 
     The layers of a decoder can share that launch, and the copy of `hungarian_match`: stack their predictions along the batch, and repeat
     labels, boxes and counts.
