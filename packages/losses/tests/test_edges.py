@@ -621,3 +621,48 @@ def test_a_weights_transforms_and_second_order(device):
 
     assert torch.autograd.gradcheck(loss, (x, y, weight), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(loss, (x, y, weight), check_fwd_over_rev=True)
+
+
+OF_ITEMS = (
+    "elementwise",
+    "pointwise",
+    "boxes",
+    "vectors",
+    "distribution",
+    "divergence",
+    "topk",
+)  # templates with a weight of elements or rows
+WEIGHTED = [loss for loss in LOSSES.values() if loss.template.name in OF_ITEMS and "weight" in inspect.signature(loss.function).parameters]
+
+
+def weight_of_items(loss, sample: Sample) -> torch.Tensor:
+    """Return a weight for each item of a call, an element, a row or a box: every third is 0."""
+    x = sample.x
+    shape = x.shape if loss.template.name in ("elementwise", "pointwise") else x.shape[:1]
+    weight = torch.rand(shape, device=x.device) + 0.5
+    weight.view(-1)[::3] = 0
+    return weight
+
+
+@pytest.mark.parametrize("held", [NAN, INF])
+@pytest.mark.parametrize("loss", WEIGHTED, ids=lambda loss: loss.name)
+def test_an_item_of_weight_0_adds_nothing_whatever_it_holds(loss, held, device):
+    """By the kernels and in plain torch, in value and gradient; its target holds nan."""
+    plain = [s for s in samples(loss, device) if "weight" not in s.kwargs and "normalizer" not in s.kwargs and s.x.ndim == 2]
+    for sample in (plain[0], *[s for s in plain[1:] if s.name in ("class index", "sliced", "all entries", "several tiles")]):
+        weight = weight_of_items(loss, sample)
+        nothing = (weight == 0).view(*weight.shape, *[1] * (sample.x.ndim - weight.ndim)).expand(sample.x.shape)
+        target = sample.target
+        if isinstance(target, torch.Tensor) and target.is_floating_point() and target.shape == sample.x.shape:
+            target = torch.where(nothing, NAN, target)
+        for function in (loss.function, loss.reference):
+            for options in ({"reduction": "none"}, {"reduction": "mean", "gradient": "forward"}, {"reduction": "sum"}):
+                if options["reduction"] not in loss.reductions:
+                    continue
+                call = {**sample.kwargs, **options, "weight": weight}
+                expected, g_expected = gradient_of(function, sample.x, sample.target, **call)
+                value, g = gradient_of(function, torch.where(nothing, held, sample.x), target, **call)
+                torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
+                torch.testing.assert_close(g, g_expected, rtol=1e-6, atol=1e-7)
+                assert value.isfinite().all()
+                assert (g[nothing] == 0).all()

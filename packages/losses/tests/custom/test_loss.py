@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from lossforge.kernels.formulas.box import hull, length, overlap
 from lossforge.kernels.math import logistic
 from lossforge.losses import boxes, check, distance_box_iou_loss, elementwise, fuse_linear, rowwise
 from lossforge.losses.check.formula import check_formula
@@ -160,6 +161,24 @@ def test_a_loss_of_boxes_of_ones_own(device):
     for a, b in zip(ours, theirs, strict=True):
         assert error(a, b) < 1e-5
     assert error(distance_iou.module(reduction="sum")(one, other), distance_box_iou_loss(one, other, "sum")) < 1e-5
+
+
+@boxes(hyper={"eps": 1e-7})
+@triton.jit
+def sides_and_overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+    """L = 1 - I/U + |w₁ - w₂| / w_C"""
+    return overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps) + tl.abs(length(x1, x2) - length(u1, u2)) / hull(x1, x2, u1, u2)
+
+
+def test_shared_functions_of_boxes_turn_flipped_ones_back(device):
+    """In a formula whose gradient is derived, and in its translation to torch: the other box at 2 to 6 is 4 wide, the hull 8."""
+    for dtype in (torch.float32, torch.float64):
+        box = torch.tensor([[8.0, 1.0, 0.0, 4.0]], dtype=dtype, device=device, requires_grad=True)
+        other = torch.tensor([[2.0, 1.0, 6.0, 5.0]], dtype=dtype, device=device)
+        value = sides_and_overlap(box, other, reduction="sum")
+        (g,) = torch.autograd.grad(value, box)
+        assert value.item() == pytest.approx(1 + 4 / 8)
+        assert g[0].tolist() == pytest.approx([2 / 8, 0.0, -2 / 8, 0.0])  # (1 + depth / hull) / hull with depth 8
 
 
 @pytest.mark.parametrize("loss", [bounded, distance_iou], ids=lambda loss: loss.__name__)

@@ -91,7 +91,7 @@ def test_layouts(function, dtype, device):
 
 @EACH
 def test_special_pairs(function, device):
-    """Boxes without area are finite, as the reference has them; equal ones with area have exactly 1; flipped ones nan."""
+    """Boxes without area are finite, as the reference has them; equal ones with area have exactly 1; flipped ones are empty."""
     boxes1, boxes2 = (torch.tensor(b, device=device, dtype=torch.float32) for b in zip(*SPECIAL_PAIRS.values(), strict=True))
     upstream = torch.rand(len(boxes1), len(boxes2), device=device) + 0.5
     exact = results(function, boxes1.double(), boxes2.double(), upstream)
@@ -101,10 +101,21 @@ def test_special_pairs(function, device):
     boxes = random(40, device, torch.float32)
     assert (function(boxes, boxes).diagonal() == 1).all()
     assert function(boxes * 1e6, boxes * 1e6).isfinite().all()
-    flipped = boxes[:2, [2, 1, 0, 3]]
-    assert function(flipped, boxes).isnan().all()
-    assert function(boxes, flipped).isnan().all()
-    assert function(boxes.double(), flipped.double()).isnan().all()
+    flipped = torch.cat([boxes[:2, [2, 1, 0, 3]], boxes[2:3, [2, 3, 0, 1]]])
+    for one, other in ((flipped, boxes), (boxes, flipped), (flipped, flipped)):
+        value, *gradients = results(function, one, other, torch.ones(len(one), len(other), device=device))
+        assert (value <= 0).all()
+        assert function is not box_iou or (value == 0).all()
+        exact = results(function, one.double(), other.double(), torch.ones_like(value, dtype=torch.float64))
+        for got, wanted in zip((value, *gradients), exact, strict=True):
+            assert got.isfinite().all()
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+        of_flipped, turned = (gradients[0], one) if one is flipped else (gradients[1], other)
+        assert (of_flipped[:, :2] < of_flipped[:, 2:])[turned[:, 2:] < turned[:, :2]].all()  # so a step up turns it back
+    low = torch.minimum(flipped[:, None, :2], boxes[:, :2]).minimum(flipped[:, None, 2:])
+    high = torch.maximum(flipped[:, None, 2:], boxes[:, 2:]).maximum(flipped[:, None, :2])
+    hull, area = (high - low).prod(2), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    torch.testing.assert_close(generalized_box_iou(flipped, boxes), (area - hull) / hull, rtol=1e-5, atol=1e-6)
 
 
 @EACH

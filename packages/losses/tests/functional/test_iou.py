@@ -76,29 +76,96 @@ def test_by_hand(boxes1, boxes2, expected, device):
 FLIPPED = pytest.mark.parametrize("loss", [loss for loss in BOXES if not loss.name.startswith("box_")], ids=lambda loss: loss.name)
 
 
+def of_an_empty_box(name: str, b1: Tensor, b2: Tensor) -> Tensor:
+    """The formulas of pairs with a flipped box: I = 0, its area 0, the hull from the smallest coordinate to the largest."""
+    s1, s2 = ((b[:, 2:] - b[:, :2]).clamp(min=0) for b in (b1, b2))
+    points = torch.stack([b1[:, :2], b1[:, 2:], b2[:, :2], b2[:, 2:]])
+    hull = points.amax(0) - points.amin(0)
+    area, union = hull.prod(1), s1.prod(1) + s2.prod(1)
+    d = (b1[:, :2] + b1[:, 2:] - b2[:, :2] - b2[:, 2:]) / 2
+    if name == "iou":
+        return torch.ones_like(area)
+    if name == "giou":
+        return 1 + (area - union) / area
+    if name == "siou":
+        gamma = 2 - 2 * d.prod(1).abs() / d.square().sum(1).clamp(min=1e-7)
+        shape = 1 - torch.exp(-(s1 - s2).abs() / torch.maximum(s1, s2).clamp(min=1e-7))
+        return 1 + ((1 - torch.exp(-gamma[:, None] * (d / hull).square())) + shape**4).sum(1) / 2
+    diou = 1 + d.square().sum(1) / hull.square().sum(1)
+    if name == "ciou":
+        v = 4 / math.pi**2 * (torch.atan2(s1[:, 0], s1[:, 1]) - torch.atan2(s2[:, 0], s2[:, 1])).square()
+        return diou + (v / (1 + v)).detach() * v
+    return diou + ((s1 - s2) / hull).square().sum(1) * (name == "eiou")
+
+
 @FLIPPED
 @pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
-def test_flipped_boxes_are_nan_in_their_pair_alone(loss, format, device):
-    """A box whose second corner lies before its first, of either input and on either axis: never a perfect score."""
-    boxes1, boxes2 = random(6, device), random(6, device)
-    boxes1[5] = boxes2[5] = torch.tensor([2.0, 2, 0, 0] if format == "xyxy" else [1.0, 1, -2, -2], device=device)
-    for boxes, pair, axis in ((boxes1, 1, 0), (boxes1, 2, 1), (boxes2, 3, 0), (boxes2, 4, 1)):
-        boxes[pair, 2 + axis] = boxes[pair, axis] - 1 if format == "xyxy" else -1.0
+def test_a_flipped_box_is_an_empty_one(loss, format, device):
+    """Of either input and on either axis, in its pair alone: value, and gradients of the box beside it and of the centre. No nan."""
+    boxes1, boxes2 = random(8, device), random(8, device)
+    across, down, both = [2, 1, 0, 3], [0, 3, 2, 1], [2, 3, 0, 1]
+    for boxes, pair, order in ((boxes1, 1, across), (boxes1, 2, down), (boxes2, 3, across), (boxes2, 4, down), (boxes1, 5, both)):
+        boxes[pair] = boxes[pair, order]
+    boxes2[6], boxes1[7] = boxes2[6, both], boxes1[0, both]
+    boxes2[7] = boxes1[7]
+    wide1, wide2 = (b.double().requires_grad_() for b in (boxes1, boxes2))
+    exact = of_an_empty_box(loss.name, wide1, wide2)[1:]
+    slopes = [g.nan_to_num() for g in torch.autograd.grad(exact.sum() + 0 * (wide1 + wide2).sum(), (wide1, wide2))]
+    flipped = [b[:, 2:] < b[:, :2] for b in (boxes1, boxes2)]
+    if format == "cxcywh":
+        boxes1, boxes2 = (torch.cat([(b[:, :2] + b[:, 2:]) / 2, b[:, 2:] - b[:, :2]], 1) for b in (boxes1, boxes2))
+    by_reference = results(loss.reference, boxes1.double(), boxes2.double(), format=format)[1:]
     for function in (loss.function, loss.reference):
         for options in ({"reduction": "none"}, {"reduction": "sum", "gradient": "forward"}, {"reduction": "sum", "gradient": "backward"}):
             value, *gradients = results(function, boxes1, boxes2, format=format, **options)
-            expected, *slopes = results(function, boxes1[:1], boxes2[:1], format=format, **options)
-            assert value.isnan().tolist() == ([False, True, True, True, True, True] if value.ndim else True)
-            assert value.ndim == 0 or value[0] == expected
-            for g, slope in zip(gradients, slopes, strict=True):
-                assert torch.equal(g[:1], slope)
-                assert g[1:].isnan().all()
-    got = {"xyxy": r"x1 <= x2 and y1 <= y2, got \(.*\) at pair 1", "cxcywh": r"w and h of at least 0, got \(.*, -1.0, .*\) at pair 1"}
+            expected, *own = results(function, boxes1[:1], boxes2[:1], format=format, **options)
+            assert all(error(g, exact) < 1e-5 for g, exact in zip(gradients, by_reference, strict=True))
+            found, known = (value, torch.cat([expected, exact])) if value.ndim else (value, expected + exact.sum())
+            torch.testing.assert_close(found.double(), known.detach().double(), rtol=1e-5, atol=0)
+            for g, alone, slope, turned in zip(gradients, own, slopes, flipped, strict=True):
+                assert torch.equal(g[:1], alone)
+                assert g.isfinite().all()
+                if format == "xyxy":
+                    upright = ~turned[1:].any(1)  # its derivatives are those of the formula
+                    torch.testing.assert_close(g[1:][upright].double(), slope[1:][upright], rtol=1e-4, atol=1e-7)
+                    assert (g[:, :2] > g[:, 2:])[turned].all()
+                else:
+                    assert (g[:, 2:] < 0)[turned].all()
+    got = {"xyxy": r"x1 <= x2 and y1 <= y2, got \(.*\) at pair 1", "cxcywh": r"w and h of at least 0, got \(.*, -.*\) at pair 1"}
     with pytest.raises(ValueError, match=rf"boxes1 must hold boxes \(.*\) with {got[format]}"):
         loss.function(boxes1, boxes2, format=format, validate=True)
     with pytest.raises(ValueError, match=r"boxes2 must hold boxes .* at pair \(0, 3\)"):
         loss.module(format=format, validate=True)(boxes2[None].clone().fill_(1), boxes2[None])
     assert loss.function(boxes1[:1], boxes2[:1], format=format, validate=True).isfinite()
+
+
+FROM = [[0.4, 0.2, 0.2, 0.4], [0.2, 0.4, 0.4, 0.2], [0.5, 0.5, 0.1, 0.1], [0.6, 0.2, 0.05, 0.3], [0.3, 0.55, 0.2, 0.25]]
+"""Flipped boxes within a box of 0.1 to 0.5, around it, and across its edges."""
+
+
+@pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
+@EACH
+def test_descent_turns_flipped_boxes_back(loss, format):
+    """200 steps of SGD by the reference, from boxes that are flipped on one side or on both; the kernels' gradients are tested above."""
+    if loss.name.startswith("box_") and format == "cxcywh":
+        pytest.skip("coordinates are compared as they are")
+    forms = [{}, {"log": True}] if loss.name == "iou" else [{}, {"neg_gamma": False}] if loss.name == "siou" else [{}]
+    for options in forms:
+        if format == "cxcywh":
+            options = {**options, "format": format}
+        boxes, targets = torch.tensor(FROM), torch.tensor([[0.1, 0.1, 0.5, 0.5]]).expand(5, 4).contiguous()
+        if format == "cxcywh":
+            boxes, targets = (torch.cat([(b[:, :2] + b[:, 2:]) / 2, b[:, 2:] - b[:, :2]], 1) for b in (boxes, targets))
+        boxes.requires_grad_()
+        optimizer = torch.optim.SGD([boxes], lr=0.002 if "log" in options else 0.01)
+        first = loss.reference(boxes, targets, **options).detach()
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss.reference(boxes, targets, reduction="sum", **options).backward()
+            optimizer.step()
+        last, b = loss.reference(boxes, targets, **options), boxes.detach()
+        assert (b[:, 2:] > (b[:, :2] if format == "xyxy" else 0)).all()
+        assert (last < 0.5 * first).all(), (last, first)
 
 
 def test_gradient_by_hand(device):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import triton.language as tl
 
-    from lossforge.kernels.formulas.box import larger, overlap, smaller
+    from lossforge.kernels.formulas.box import apart, hull, larger, length, overlap, smaller, turned
     from lossforge.kernels.math import *
 
-    __all__ = ["larger", "overlap", "smaller", "tl"]
+    __all__ = ["apart", "hull", "larger", "length", "overlap", "smaller", "tl", "turned"]
 
 
 class Placeholder:

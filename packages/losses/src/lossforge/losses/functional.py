@@ -192,7 +192,8 @@ def l1_loss(
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -288,7 +289,8 @@ def mse_loss(
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -383,7 +385,8 @@ def huber_loss(
         reduction: "mean", "sum" or "none".
         delta: δ above 0, the distance at which the square becomes a line, in
             the units of input.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -481,7 +484,8 @@ def smooth_l1_loss(
         reduction: "mean", "sum" or "none".
         beta: β of at least 0, the distance at which the square becomes a line,
             in the units of input. 0 is the L1 loss.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -574,7 +578,8 @@ def log_cosh_loss(
         target: in the shape of input, dense; or class indices in its shape
             without dim, -1 background and -2 ignored.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -668,7 +673,8 @@ def quantile_loss(
         quantile: τ in [0, 1], the share of targets that should lie below the
             prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -773,7 +779,8 @@ def general_robust_loss(
         scale: c above 0, the size of a residual that is not an outlier, in the
             units of input.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -869,7 +876,8 @@ def binary_cross_entropy_with_logits(
         input: of any shape and floating dtype.
         target: in [0, 1], dense; or class indices, one against all: the row's
             class has 1, the others 0, -1 is background and -2 ignored.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -973,7 +981,8 @@ def multilabel_soft_margin_loss(
         input: of any shape and floating dtype.
         target: in [0, 1], dense; or class indices, one against all: the row's
             class has 1, the others 0, -1 is background and -2 ignored.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" or "sum" over the rows, or "none" for one value a row.
@@ -1077,7 +1086,8 @@ def smoothed_binary_cross_entropy(
         smoothing: s in [0, 1], the share of the target that is spread.
         target_threshold: smoothed targets above it become 1, others 0; None
             leaves them.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         reduction: "mean", "sum" or "none".
         sum_classes: sum the loss over the classes (dim) and average it over the
             rows, whatever the reduction.
@@ -1187,7 +1197,8 @@ def sigmoid_focal_loss(
         gamma: γ of at least 0, the focusing exponent: the larger, the less easy
             examples count.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1300,7 +1311,8 @@ def asymmetric_loss_multi_label(
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         pos_weight: c, a weight of the positives; broadcasts to input.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
@@ -1411,7 +1423,8 @@ def poly_binary_cross_entropy(
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1703,7 +1716,8 @@ def binary_cross_entropy(
             (torch raises, on CUDA by a device assertion).
         target: in [0, 1], dense; or class indices, one against all, -1
             background and -2 ignored.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -1834,7 +1848,8 @@ def distribution_balanced_loss(
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2254,8 +2269,9 @@ def gaussian_nll_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean
-            still divides by the number of elements.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds. A mean still divides by
+            the number of elements.
         validate: raise a ValueError where a variance is negative on CUDA, too,
             which waits for the device. On CPU it always raises. Default: the
             environment's LOSSFORGE_VALIDATE. Unchecked, such an element has
@@ -2328,8 +2344,9 @@ def poisson_nll_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean
-            still divides by the number of elements.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds. A mean still divides by
+            the number of elements.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" a
@@ -2401,8 +2418,9 @@ def soft_margin_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean
-            still divides by the number of elements.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds. A mean still divides by
+            the number of elements.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" a
@@ -2467,8 +2485,9 @@ def hinge_embedding_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: broadcasts to input, a factor of each element's loss. A mean
-            still divides by the number of elements.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds. A mean still divides by
+            the number of elements.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" a
@@ -2754,8 +2773,8 @@ def cosine_embedding_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a row, or what broadcasts to (...). A mean still divides by
-            the number of rows.
+        weight: one a row, or what broadcasts to (...). A row of weight 0 adds
+            nothing. A mean still divides by the number of rows.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -2838,8 +2857,8 @@ def triplet_margin_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a row, or what broadcasts to (...). A mean still divides by
-            the number of rows.
+        weight: one a row, or what broadcasts to (...). A row of weight 0 adds
+            nothing. A mean still divides by the number of rows.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -3017,7 +3036,8 @@ def varifocal_loss(
         iou_weighted: weigh positives by their target, which is an IoU; False is
             v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -3122,7 +3142,8 @@ def gaussian_focal_loss(
             broadcasts to input, such as one a class.
         neg_weight: c₋ of at least 0, a factor of all others.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -3214,7 +3235,7 @@ def distribution_focal_loss(
         target: the position y in [0, bins - 1], of any floating dtype (float16
             and bfloat16 hold few positions), in the shape of input without the
             bins. Outside of that, or nan, it makes its own loss and gradient
-            nan, on every device and whatever its weight, and harms no other.
+            nan, on every device and unless its weight is 0, and harms no other.
         reduction: "mean" over the targets, "sum" or "none".
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
@@ -4690,22 +4711,23 @@ def box_iou_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
 
     Returns:
         a scalar or (...), in float32 (float64 for float64), as torchvision
         does. Boxes of equal coordinates and area have loss 0. Two boxes without
         area have I/U = 0. Where two edges lie on each other, the derivatives of
-        min and max are halves, as in torch. A pair with a flipped box (x2 < x1,
-        y2 < y1, or a negative width or height) has loss and gradient nan;
-        validate=True raises.
+        min and max are halves, as in torch. A flipped box (x2 < x1, y2 < y1, or
+        a negative width or height) is an empty one, whose gradient turns it
+        back; validate=True raises.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4775,14 +4797,15 @@ def generalized_box_iou_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -4856,14 +4879,15 @@ def distance_box_iou_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -4937,14 +4961,15 @@ def complete_box_iou_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5016,14 +5041,15 @@ def efficient_box_iou_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5101,14 +5127,15 @@ def scylla_box_iou_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
         format: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh"
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5177,8 +5204,9 @@ def box_l1_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5237,8 +5265,9 @@ def box_smooth_l1_loss(
             the result is a scalar, but for float16 and under torch.compile.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor: Σ loss / normalizer.
-        weight: one a pair, or what broadcasts to (...). A mean still divides by
-            the number of pairs; see normalizer.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -6628,7 +6657,8 @@ def siglip_loss(
             are.
         negative_only: there are no pairs, as with the texts of another device.
         reduction: "mean" averages over the rows not ignored, "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,

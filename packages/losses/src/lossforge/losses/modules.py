@@ -200,7 +200,8 @@ class AsymmetricLossMultiLabel(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         pos_weight: c, a weight of the positives; broadcasts to input.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
@@ -375,7 +376,8 @@ class BCELoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -442,7 +444,8 @@ class BCEWithLogitsLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean", "sum" or "none".
@@ -526,7 +529,8 @@ class BinaryCrossEntropy(LossModule):
         smoothing: s in [0, 1], the share of the target that is spread.
         target_threshold: smoothed targets above it become 1, others 0; None
             leaves them.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         reduction: "mean", "sum" or "none".
         sum_classes: sum the loss over the classes (dim) and average it over the
             rows, whatever the reduction.
@@ -621,8 +625,8 @@ class BoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.box_iou_loss)
@@ -933,8 +937,8 @@ class CompleteBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.complete_box_iou_loss)
@@ -1720,8 +1724,8 @@ class DistanceBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.distance_box_iou_loss)
@@ -1780,7 +1784,8 @@ class DistributionBalancedLoss(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -1927,8 +1932,8 @@ class EfficientBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.efficient_box_iou_loss)
@@ -2162,7 +2167,8 @@ class GaussianFocalLoss(LossModule):
             broadcasts to input, such as one a class.
         neg_weight: c₋ of at least 0, a factor of all others.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2291,7 +2297,8 @@ class GeneralRobustLoss(LossModule):
         scale: c above 0, the size of a residual that is not an outlier, in the
             units of input.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -2370,8 +2377,8 @@ class GeneralizedBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.generalized_box_iou_loss)
@@ -2554,7 +2561,8 @@ class HuberLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
     """
 
     function = staticmethod(functional.huber_loss)
@@ -3056,7 +3064,8 @@ class L1Loss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
     """
 
     function = staticmethod(functional.l1_loss)
@@ -3787,7 +3796,8 @@ class LogCoshLoss(LossModule):
 
     Args:
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -4071,7 +4081,8 @@ class MSELoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
     """
 
     function = staticmethod(functional.mse_loss)
@@ -4220,7 +4231,8 @@ class MultiLabelSoftMarginLoss(LossModule):
     `forward` takes that function's tensors.
 
     Args:
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
         reduction: "mean" or "sum" over the rows, or "none" for one value a row.
@@ -4658,7 +4670,8 @@ class PolyBinaryCrossEntropy(LossModule):
             (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the
             number of samples, input.shape[0].
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5003,7 +5016,8 @@ class QuantileLoss(LossModule):
         quantile: τ in [0, 1], the share of targets that should lie below the
             prediction. Or a tensor that broadcasts to input.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5083,8 +5097,8 @@ class ScyllaBoxIoULoss(LossModule):
             (centre, width, height).
         validate: raise a ValueError where a box is flipped, x2 < x1 or y2 < y1,
             which waits for the device. Default: the environment's
-            LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient
-            nan. torch.compile leaves the check out.
+            LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one.
+            torch.compile leaves the check out.
     """
 
     function = staticmethod(functional.scylla_box_iou_loss)
@@ -5198,7 +5212,8 @@ class SigLIPLoss(LossModule):
             Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row with
             an index out of range has loss and gradient nan.
         dim: dimension of the classes.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
     """
 
     function = staticmethod(functional.siglip_loss)
@@ -5246,7 +5261,8 @@ class SigmoidFocalLoss(LossModule):
         gamma: γ of at least 0, the focusing exponent: the larger, the less easy
             examples count.
         reduction: "mean", "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -5365,7 +5381,8 @@ class SmoothL1Loss(LossModule):
         reduction: "mean", "sum" or "none".
         beta: β of at least 0, the distance at which the square becomes a line,
             in the units of input. 0 is the L1 loss.
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,
@@ -6243,7 +6260,8 @@ class VarifocalLoss(LossModule):
         iou_weighted: weigh positives by their target, which is an IoU; False is
             v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
-        weight: broadcasts to input, a factor of each element's loss.
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives, where its divisor is 0: "nan", as
             in torch, or "zero", with gradient 0.
         gradient: "forward" writes the gradient in the launch of the loss,

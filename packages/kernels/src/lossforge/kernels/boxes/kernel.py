@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
 from lossforge.kernels.engine.layout import address, load, load_tile
 
 
@@ -78,6 +78,12 @@ def load_boxes(t, at, rest, CENTERED: tl.constexpr):
 
 
 @triton.jit
+def of_weight(a, b, c, d, w, weight):
+    """Return derivatives; 0 where there is a weight and it is 0."""
+    return unless_zero(a, w, weight), unless_zero(b, w, weight), unless_zero(c, w, weight), unless_zero(d, w, weight)
+
+
+@triton.jit
 def store_gradient(t, at, rest, factor, slopes, CENTERED: tl.constexpr):
     """Convert derivatives in the corners to the format of the boxes, multiply them by `factor`, and store them."""
     N: tl.constexpr = at.lane.shape[0]
@@ -110,11 +116,12 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     factor = w * given.factor
     if given.outputs.grad_output.ptr is not None:
         factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
+    factor = unless_zero(factor, w, given.weight)
     if given.inputs.gradient1.ptr is not None:
-        store_gradient(given.inputs.gradient1, at, rest, factor, (dx1, dy1, dx2, dy2), given.inputs.CENTERED)
+        store_gradient(given.inputs.gradient1, at, rest, factor, of_weight(dx1, dy1, dx2, dy2, w, given.weight), given.inputs.CENTERED)
     if given.inputs.gradient2.ptr is not None:
-        store_gradient(given.inputs.gradient2, at, rest, factor, (du1, dv1, du2, dv2), given.inputs.CENTERED)
-    return settled(part, value * w, None, at, mask, given.outputs, given.scale)
+        store_gradient(given.inputs.gradient2, at, rest, factor, of_weight(du1, dv1, du2, dv2, w, given.weight), given.inputs.CENTERED)
+    return settled(part, unless_zero(value * w, w, given.weight), None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.boxes.kernel import Boxes
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
 from lossforge.kernels.engine.layout import Strided, address, load, load_tile, longer
 from lossforge.kernels.math import LOG2E, exp2, log, reciprocal
 
@@ -94,8 +94,10 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     target = load(given.inputs.target, at, mask, 0.0).to(tl.float32)
     valid = (target >= 0.0) & (target <= given.inputs.COUNT - 1.0)
     w = tl.where(valid, 1.0, float("nan"))
+    own_weight = w
     if given.weight.ptr is not None:
-        w *= load(given.weight, at, mask, 0.0).to(tl.float32)
+        own_weight = load(given.weight, at, mask, 0.0).to(tl.float32)
+        w *= own_weight
 
     tiles = load_all(given.inputs.x, at, r, mask, given.inputs)
     low = tl.minimum(tl.where(valid, target, 0.0).to(tl.int32), given.inputs.COUNT - 2)
@@ -125,8 +127,9 @@ def one_tile(part, ahead, start, r, rest, given, formula):
             j = numbered(i, given.inputs)
             own = tl.where(j == low[:, None], first[:, None], tl.where(j == low[:, None] + 1, second[:, None], 0.0))
             g = exponentials(tiles[i], top) * of_p[:, None] - own
+            g = unless_zero(g, own_weight[:, None], given.weight)
             tl.store(of_bins(given.inputs.gradient, at, r, j, given.inputs), g, mask=exists(i, j, mask, given.inputs))
-    return settled(part, tl.sum(value, 1) * w, None, at, mask, given.outputs, given.scale)
+    return settled(part, unless_zero(tl.sum(value, 1) * w, own_weight, given.weight), None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))

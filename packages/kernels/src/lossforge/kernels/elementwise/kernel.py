@@ -178,6 +178,14 @@ def weight_tile(weights, at, mask):
 
 
 @triton.jit
+def unless_zero(x, w, weight):
+    """Return x; 0 where there is a weight and it is 0, for any x."""
+    if weight.ptr is not None:
+        x = tl.where(w == 0.0, 0.0, x)
+    return x
+
+
+@triton.jit
 def shared(w, share, INDEX: tl.constexpr):
     """Return w · share; 0 where the share is 0, for any w."""
     if INDEX:
@@ -201,13 +209,13 @@ def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
         x = widened(load(elements.x, at, mask, 0.0))
     if INDEX:
         x = tl.where(share == 0.0, 0.5, x)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
-    w, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
+    of_value, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
     if elements.inlined.BINARY:
-        value, slope = formula(x, y > 0.5, w, factor, *hyper)
+        value, slope = formula(x, y > 0.5, of_value, factor, *hyper)
     else:
         value, slope = formula(x, y, *hyper)
-        value, slope = value * w, slope * factor
-    return value, slope
+        value, slope = value * of_value, slope * factor
+    return unless_zero(value, w, elements.weights.weight), unless_zero(slope, w, elements.weights.weight)
 
 
 @triton.jit
@@ -264,6 +272,7 @@ def one_tile(part, ahead, start, r, rest, elements, formula):
     # settled in each branch, because after the branches join, 64 bytes of focal's registers spill, with the same number of instructions
     if ahead is not None and is_background(ahead, elements.targets, elements.space.BLOCK):
         value, slope = formula.background(x, False, w, w * elements.factor, *hyper)
+        value, slope = unless_zero(value, w, elements.weights.weight), unless_zero(slope, w, elements.weights.weight)
         part = settled(part, value, slope, at, mask, elements.outputs, elements.scale)
     else:
         value, slope = with_targets(x, w, hyper, r, at, mask, elements, formula.value)

@@ -13,8 +13,8 @@ from lossforge.kernels.math import atan_ratio, product
 @triton.jit
 def ratio(across, down, union, eps):
     """Return I/U, rounded to nearest, so that it is 1 for equal boxes whose area is at least eps."""
-    _, _, wi, _, _, _, _ = across
-    _, _, hi, _, _, _, _ = down
+    _, _, wi, _, _, _, _, _, _ = across
+    _, _, hi, _, _, _, _, _, _ = down
     return tl.div_rn(tl.where((wi > 0) & (hi > 0), product(wi, hi), 0.0), larger(union, eps))
 
 
@@ -30,8 +30,8 @@ def iou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
 def giou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     across = axis(x1, x2, u1, u2)
     down = axis(y1, y2, v1, v2)
-    _, _, _, wc, _, _, _ = across
-    _, _, _, hc, _, _, _ = down
+    _, _, _, wc, _, _, _, _, _ = across
+    _, _, _, hc, _, _, _, _, _ = down
     _, union, _, _ = overlap_loss(across, down, eps)
     hull = product(wc, hc)
     return ratio(across, down, union, eps) - (hull - union) / larger(hull, eps)
@@ -50,8 +50,8 @@ def diou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
 def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     across = axis(x1, x2, u1, u2)
     down = axis(y1, y2, v1, v2)
-    w1, w2, _, _, _, _, _ = across
-    h1, h2, _, _, _, _, _ = down
+    w1, w2, _, _, _, _, _, _, _ = across
+    h1, h2, _, _, _, _, _, _, _ = down
     loss, union, _, _ = overlap_loss(across, down, eps)
     distance, _, _, _, _ = distance_loss(across, down, eps)
     angle = atan_ratio(w2, h2) - atan_ratio(w1, h1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
 from lossforge.kernels.engine.layout import END, Strided, load, store
 from lossforge.kernels.math import widened
 
@@ -45,12 +45,12 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         z = widened(load(given.inputs.z, at, mask, 0.0))
         value, dx, dy, dz = formula.value(x, y, z, *given.hyper)
         if given.inputs.dz.ptr is not None:
-            store(given.inputs.dz, at, mask, dz * factor)
+            store(given.inputs.dz, at, mask, unless_zero(dz * factor, w, given.weight))
     if given.inputs.dx.ptr is not None:
-        store(given.inputs.dx, at, mask, dx * factor)
+        store(given.inputs.dx, at, mask, unless_zero(dx * factor, w, given.weight))
     if given.inputs.dy.ptr is not None:
-        store(given.inputs.dy, at, mask, dy * factor)
-    return settled(part, value * w, None, at, mask, given.outputs, given.scale)
+        store(given.inputs.dy, at, mask, unless_zero(dy * factor, w, given.weight))
+    return settled(part, unless_zero(value * w, w, given.weight), None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from lossforge.kernels.boxes.kernel import Boxes
 from lossforge.kernels.distribution.kernel import of_bins
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
 from lossforge.kernels.engine.layout import Strided, load
 
 
@@ -65,16 +65,16 @@ def summed_terms(x, y, z, inside, hyper, formula):
 
 
 @triton.jit
-def store_slopes(x, y, z, of_sums, at, r, j, inside, factor, given, formula):
+def store_slopes(x, y, z, of_sums, at, r, j, inside, w, factor, given, formula):
     da, db, dc = of_sums
     dx, dy, dz = formula.slopes(x, y, z, da[:, None], db[:, None], dc[:, None], *given.hyper)
-    factor = factor[:, None]
+    w, factor = w[:, None], factor[:, None]
     if given.inputs.dx.ptr is not None:
-        tl.store(of_bins(given.inputs.dx, at, r, j, given.inputs), dx * factor, mask=inside)
+        tl.store(of_bins(given.inputs.dx, at, r, j, given.inputs), unless_zero(dx * factor, w, given.weight), mask=inside)
     if given.inputs.dy.ptr is not None:
-        tl.store(of_bins(given.inputs.dy, at, r, j, given.inputs), dy * factor, mask=inside)
+        tl.store(of_bins(given.inputs.dy, at, r, j, given.inputs), unless_zero(dy * factor, w, given.weight), mask=inside)
     if given.inputs.dz.ptr is not None:
-        tl.store(of_bins(given.inputs.dz, at, r, j, given.inputs), dz * factor, mask=inside)
+        tl.store(of_bins(given.inputs.dz, at, r, j, given.inputs), unless_zero(dz * factor, w, given.weight), mask=inside)
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         a, b, c = summed_terms(x, y, z, inside, given.hyper, formula)
         value, da, db, dc = value_of(a, b, c, at, mask, given, formula)
         if WRITES:
-            store_slopes(x, y, z, (da, db, dc), at, r, j, inside, factor, given, formula)
+            store_slopes(x, y, z, (da, db, dc), at, r, j, inside, w, factor, given, formula)
     else:
         a = tl.zeros([given.space.BLOCK], tl.float32)
         b, c = a, a
@@ -119,8 +119,8 @@ def one_tile(part, ahead, start, r, rest, given, formula):
             for begin in range(0, given.inputs.COUNT, given.inputs.SIZE):
                 inside = exists & (begin + j < given.inputs.COUNT)
                 x, y, z = parts_of(at, r, begin + j, inside, given.inputs)
-                store_slopes(x, y, z, (da, db, dc), at, r, begin + j, inside, factor, given, formula)
-    return settled(part, value * w, None, at, mask, given.outputs, given.scale)
+                store_slopes(x, y, z, (da, db, dc), at, r, begin + j, inside, w, factor, given, formula)
+    return settled(part, unless_zero(value * w, w, given.weight), None, at, mask, given.outputs, given.scale)
 
 
 @triton.jit(do_not_specialize=("n",))

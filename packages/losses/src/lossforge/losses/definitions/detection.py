@@ -227,8 +227,8 @@ def distribution_focal_loss(
     Args:
         input: logits of 2 to 4096 bins, such as (N, 4, 16), one distribution a side of a box.
         target: the position y in [0, bins - 1], of any floating dtype (float16 and bfloat16 hold few positions), in the shape of input
-            without the bins. Outside of that, or nan, it makes its own loss and gradient nan, on every device and whatever its weight, and
-            harms no other.
+            without the bins. Outside of that, or nan, it makes its own loss and gradient nan, on every device and unless its weight is 0,
+            and harms no other.
         reduction: "mean" over the targets, "sum" or "none".
         weight: one a target, or what broadcasts to target, such as (N, 1) for (N, 4).
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.

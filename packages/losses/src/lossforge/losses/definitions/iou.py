@@ -12,7 +12,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CornerOptions, WeightedOptions
 from lossforge.losses.definitions.regression import smooth_l1_reference
-from lossforge.losses.device_names import complement, larger, overlap, smaller, tl
+from lossforge.losses.device_names import apart, complement, hull, larger, length, overlap, smaller, tl, turned
 from lossforge.losses.formulas import formula
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
 from lossforge.losses.types import NonNegative, Reduction
@@ -22,22 +22,41 @@ OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})
 
 
 def _sides(b: Tensor) -> tuple[Tensor, Tensor]:
-    return b[..., 2] - b[..., 0], b[..., 3] - b[..., 1]
+    """Width and height; 0 of a flipped side."""
+    sides = b[..., 2:] - b[..., :2]
+    w, h = torch.where(sides < 0, 0.0 * sides, sides).unbind(-1)
+    return w, h
 
 
 def _hull(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = torch.minimum(b1[..., :2], b2[..., :2]), torch.maximum(b1[..., 2:], b2[..., 2:])
-    return _sides(torch.cat([low, high], -1))
+    """Width and height of the smallest box around both, from the smallest coordinate to the largest; no derivative at a flipped side."""
+    ends = []
+    for b in (b1, b2):
+        first, second = b[..., :2], b[..., 2:]
+        flipped = second < first
+        ends.append((torch.where(flipped, second.detach(), first), torch.where(flipped, first.detach(), second)))
+    (low1, high1), (low2, high2) = ends
+    w, h = (torch.maximum(high1, high2) - torch.minimum(low1, low2)).unbind(-1)
+    return w, h
+
+
+def _turn(b1: Tensor, b2: Tensor) -> Tensor:
+    """0, with the derivatives that turn flipped sides back: (1 + depth / hull) / hull in how far they are flipped."""
+    hull = torch.stack(_hull(b1, b2), -1).detach().clamp(min=torch.finfo(b1.dtype).tiny)
+    value = torch.zeros_like(hull)
+    for b in (b1, b2):
+        depth = F.relu(b[..., :2] - b[..., 2:])
+        held = depth.detach()
+        value = value + (depth - held) * ((1 + held / hull) / hull)
+    return value.sum(-1)
 
 
 def _areas(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-    """I and U; nan where a box is flipped or the union is not finite, in all derivatives too."""
-    flipped = (b1[..., 2:] < b1[..., :2]) | (b2[..., 2:] < b2[..., :2])
-    b1, b2 = (b * torch.where(flipped.any(-1, keepdim=True), torch.nan, 1.0).to(b.dtype) for b in (b1, b2))
+    """I and U; nan where the union is not finite, in all derivatives too."""
     (w1, h1), (w2, h2) = _sides(b1), _sides(b2)
     low, high = torch.maximum(b1[..., :2], b2[..., :2]), torch.minimum(b1[..., 2:], b2[..., 2:])
     w, h = (high - low).unbind(-1)
-    intersection = torch.where((w > 0) & (h > 0), w * h, 0.0)
+    intersection = torch.where((w > 0) & (h > 0), w * h, 0.0)  # w < 0 where a side is flipped
     union = w1 * h1 + (w2 * h2 - intersection)
     finite = torch.where(union.isfinite(), 1.0, torch.nan).to(union.dtype)
     return intersection * finite, union * finite
@@ -46,7 +65,7 @@ def _areas(b1: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
 def overlap_ratio(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     """I/U, not computed as 1 minus the rest."""
     intersection, union = _areas(b1, b2)
-    return intersection / union.clamp(min=eps)
+    return intersection / union.clamp(min=eps) - _turn(b1, b2)
 
 
 def _overlap(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -58,7 +77,7 @@ def _overlap(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 @formula("iou", lambda of: Formulas(of.box.iou))
 def iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
-    return _overlap(b1, b2, eps)[0]
+    return _overlap(b1, b2, eps)[0] + _turn(b1, b2)
 
 
 @formula("log_iou", lambda of: Formulas(of.box.log_iou))
@@ -69,7 +88,7 @@ def log_iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     rest = torch.where(near, (kept - intersection) / kept, 0.0)
     far = torch.where(near | (ratio <= eps), torch.ones_like(ratio), ratio)
     bounded = torch.where(ratio <= eps, torch.full_like(ratio, eps), far)
-    return -torch.log1p(-rest) - torch.log(bounded)
+    return _turn(b1, b2) - torch.log1p(-rest) - torch.log(bounded)
 
 
 @loss(
@@ -105,8 +124,8 @@ def box_iou_loss(
 
     Returns:
         a scalar or (...), in float32 (float64 for float64), as torchvision does. Boxes of equal coordinates and area have loss 0. Two boxes
-        without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch. A pair with
-        a flipped box (x2 < x1, y2 < y1, or a negative width or height) has loss and gradient nan; validate=True raises.
+        without area have I/U = 0. Where two edges lie on each other, the derivatives of min and max are halves, as in torch. A flipped
+        box (x2 < x1, y2 < y1, or a negative width or height) is an empty one, whose gradient turns it back; validate=True raises.
     """
     if log:
         return corner_loss("log_iou", boxes1, boxes2, reduction, checks.number("eps", eps, 0.0, 1.0), options)
@@ -118,7 +137,7 @@ def giou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     value, union = _overlap(b1, b2, eps)
     w, h = _hull(b1, b2)
     hull = w * h
-    return value + (hull - union) / hull.clamp(min=eps)
+    return value + (hull - union) / hull.clamp(min=eps) + _turn(b1, b2)
 
 
 @loss(
@@ -179,9 +198,7 @@ def _angle(b: Tensor) -> Tensor:
     """atan(w / h), also where h is 0; 0, with derivative 0, where w is 0 as well."""
     w, h = _sides(b)
     point = (w == 0) & (h == 0)
-    w, h = torch.where(point, 0.0, w), torch.where(point, 1.0, h)
-    sign = torch.where(h < 0, -1.0, 1.0).to(h.dtype)
-    return torch.atan2(sign * w, sign * h)
+    return torch.atan2(torch.where(point, 0.0, w), torch.where(point, 1.0, h))
 
 
 @formula("ciou", lambda of: Formulas(of.box.ciou))
@@ -242,9 +259,9 @@ def efficient_box_iou_loss(
 
 
 def siou_side(gamma, offset, a, b, c, d, eps):
-    hull = larger(b, d) - smaller(a, c)
-    distance, e = complement(gamma * offset * offset / larger(hull * hull, eps))
-    shape, _ = complement(tl.abs((b - a) - (d - c)) / larger(larger(b - a, d - c), eps))
+    side, side_1, side_2 = hull(a, b, c, d), length(a, b), length(c, d)
+    distance, e = complement(gamma * offset * offset / larger(side * side, eps))
+    shape, _ = complement(tl.abs(side_1 - side_2) / larger(larger(side_1, side_2), eps))
     return distance, e, shape * shape * (shape * shape)
 
 
@@ -265,22 +282,27 @@ def siou_rising(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     across, e_x, width = siou_side(gamma, dx, x1, x2, u1, u2, eps)
     down, e_y, height = siou_side(gamma, dy, y1, y2, v1, v2, eps)
     sides = 0.5 * (width - across / e_x) + 0.5 * (height - down / e_y)
-    return larger(smaller(overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps) + sides, 2.0), 0.0)
+    value = larger(smaller(apart(x1, y1, x2, y2, u1, v1, u2, v2, eps) + sides, 2.0), 0.0)
+    return value + turned(x1, y1, x2, y2, u1, v1, u2, v2)
 
 
 @formula("siou", lambda of: Formulas(of(siou, variables=8), heavy=True))
-def siou_reference(b1: Tensor, b2: Tensor, eps: float, sign: float = -1.0) -> Tensor:
+def siou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
+    return _siou(b1, b2, eps, -1.0) + _turn(b1, b2)
+
+
+def _siou(b1: Tensor, b2: Tensor, eps: float, sign: float) -> Tensor:
     d = ((b1[..., :2] - b2[..., :2]) + (b1[..., 2:] - b2[..., 2:])) / 2
     gamma = 2 - 2 * (d[..., :1] * d[..., 1:]).abs() / d.square().sum(-1, keepdim=True).clamp(min=eps)
     s1, s2, hull = (torch.stack(sides, -1) for sides in (_sides(b1), _sides(b2), _hull(b1, b2)))
     shape = torch.expm1(-(s1 - s2).abs() / torch.maximum(s1, s2).clamp(min=eps))
-    return iou_reference(b1, b2, eps) + (shape**4 - torch.expm1(sign * gamma * d.square() / hull.square().clamp(min=eps))).sum(-1) / 2
+    return _overlap(b1, b2, eps)[0] + (shape**4 - torch.expm1(sign * gamma * d.square() / hull.square().clamp(min=eps))).sum(-1) / 2
 
 
 @formula("siou_rising", lambda of: Formulas(of(siou_rising, variables=8), heavy=True))
 def siou_rising_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
-    value = siou_reference(b1, b2, eps, 1.0)
-    return torch.maximum(torch.minimum(value, torch.full_like(value, 2.0)), torch.zeros_like(value))
+    value = _siou(b1, b2, eps, 1.0)
+    return torch.maximum(torch.minimum(value, torch.full_like(value, 2.0)), torch.zeros_like(value)) + _turn(b1, b2)
 
 
 @loss(

@@ -34,7 +34,7 @@ def box_iou(boxes1: Tensor, boxes2: Tensor, fmt: BoxFormat = "xyxy", *, eps: flo
         eps: of at least 0; a union below it is eps. So two boxes without area have 0, where torchvision has nan.
 
     Returns:
-        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+        (..., N, M), in float32 (float64 for float64). A flipped box (x2 < x1 or y2 < y1) is an empty one, whose gradient turns it back.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -63,7 +63,7 @@ def generalized_box_iou(boxes1: Tensor, boxes2: Tensor, fmt: BoxFormat = "xyxy",
         eps: of at least 0; a denominator below it is eps.
 
     Returns:
-        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+        (..., N, M), in float32 (float64 for float64). A flipped box (x2 < x1 or y2 < y1) is an empty one, whose gradient turns it back.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -90,7 +90,7 @@ def distance_box_iou(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-7, *, fmt: 
         fmt: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
 
     Returns:
-        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+        (..., N, M), in float32 (float64 for float64). A flipped box (x2 < x1 or y2 < y1) is an empty one, whose gradient turns it back.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -117,7 +117,7 @@ def complete_box_iou(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-7, *, fmt: 
         fmt: "xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).
 
     Returns:
-        (..., N, M), in float32 (float64 for float64). A pair with a flipped box (x2 < x1 or y2 < y1) has nan.
+        (..., N, M), in float32 (float64 for float64). A flipped box (x2 < x1 or y2 < y1) is an empty one, whose gradient turns it back.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.

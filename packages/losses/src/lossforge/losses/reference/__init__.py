@@ -2,7 +2,7 @@
 one likes. This is what runs where the kernels do not, and what they are tested against.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,20 @@ def reduced_call(call: Any, values: Tensor, weight: Tensor | None = None, count:
     if divisor is None and call.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=values.device) if count is None else count
     return reduced(values, call.loss_scale, divisor, call.reduction, call.empty_is_zero)
+
+
+def counted(formula: Callable[..., Tensor], weight: Tensor | None, inputs: Sequence[Tensor], across: int | None = None) -> Tensor:
+    """Return the values of a formula of the inputs; 0, with gradient 0, where the weight is 0, whatever the inputs hold there.
+
+    Args:
+        weight: of each value; broadcasts to the values. With a gradient of its own it leaves nothing out: a value is the weight's gradient.
+        across: the inputs' dimension that a value covers; None: each value is of one element.
+    """
+    if weight is None or weight.requires_grad:
+        return formula(*inputs)
+    nothing = weight.to(inputs[0].dtype) == 0
+    of_inputs = nothing if across is None else nothing.unsqueeze(across)
+    return torch.where(nothing, 0.0, formula(*[torch.where(of_inputs, 0.5, t) for t in inputs]))
 
 
 def corners(b: Tensor) -> Tensor:

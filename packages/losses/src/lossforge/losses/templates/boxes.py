@@ -10,7 +10,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, prepared
 from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, corners, reduced_call
+from lossforge.losses.reference import accurate, corners, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
 
 FORMATS = ("xyxy", "cxcywh")
@@ -51,7 +51,7 @@ def boxes_reference(a: BoxesCall) -> Tensor:
         values: Tensor = FORMULAS[a.loss].reference(*(corners(each) if a.centered else each for each in boxes), *a.hyper)
         return values
 
-    values = with_call(of_pairs, a, [boxes1, a.boxes2.to(boxes1.dtype)], a.weight, -1)
+    values = counted(lambda *b: with_call(of_pairs, a, b, a.weight, -1), a.weight, [boxes1, a.boxes2.to(boxes1.dtype)], -1)
     return reduced_call(a, values, a.weight)
 
 
@@ -111,12 +111,15 @@ DOCS = TemplateDocs(
         "boxes2": "(..., 4), likewise; gets a gradient, too.",
         "reduction": '"none", "mean" over the pairs, or "sum".',
         "eps": "of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.",
-        "weight": "one a pair, or what broadcasts to (...). A mean still divides by the number of pairs; see normalizer.",
+        "weight": (
+            "one a pair, or what broadcasts to (...). A pair of weight 0 adds nothing, whatever it holds. A mean still divides by the "
+            "number of pairs; see normalizer."
+        ),
         "format": '"xyxy" (x1, y1, x2, y2), x1 < x2 and y1 < y2, or "cxcywh" (centre, width, height).',
         "empty": 'what a mean over no pairs gives: "zero", as in torchvision, or "nan".',
         "validate": (
             "raise a ValueError where a box is flipped, x2 < x1 or y2 < y1, which waits for the device. Default: the environment's "
-            "LOSSFORGE_VALIDATE. Unchecked, such a pair has loss and gradient nan. torch.compile leaves the check out."
+            "LOSSFORGE_VALIDATE. Unchecked, such a box is an empty one. torch.compile leaves the check out."
         ),
     },
     returns=f'{SCALAR}; with reduction "none" one value a pair, (...), in float32.',

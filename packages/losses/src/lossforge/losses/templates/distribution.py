@@ -9,13 +9,16 @@ from torch import Tensor
 from lossforge.kernels.call import DistributionCall
 from lossforge.losses.base.record import KEPT, SCALAR, Make, Sample, Template
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced_call, weighted
+from lossforge.losses.reference import accurate, counted, reduced_call, weighted
 from lossforge.losses.templates import elementwise
 
 
 def distribution_reference(a: DistributionCall) -> Tensor:
     """Compute a call in plain torch."""
-    x = accurate(a.x)
+    return reduced_call(a, counted(lambda x: _values(a, x), a.weight, [accurate(a.x)], -1), a.weight)
+
+
+def _values(a: DistributionCall, x: Tensor) -> Tensor:
     target, last = a.target.to(x.dtype), x.shape[-1] - 1
     valid = (target >= 0) & (target <= last)
     low = torch.where(valid, target.detach(), 0.0).floor()
@@ -25,7 +28,7 @@ def distribution_reference(a: DistributionCall) -> Tensor:
     for bin, w in ((low, low + 1 - target), (low + 1, target - low)):
         of_bin = z.gather(-1, bin.long().unsqueeze(-1)).squeeze(-1)
         values = values + weighted(FORMULAS[a.loss].reference, a.hyper, of_bin, w)
-    return reduced_call(a, values * torch.where(valid, 1.0, torch.nan).to(x.dtype), a.weight)
+    return values * torch.where(valid, 1.0, torch.nan).to(x.dtype)
 
 
 def distribution_samples(make: Make) -> Iterator[Sample]:

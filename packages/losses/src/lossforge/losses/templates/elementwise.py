@@ -12,7 +12,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.options import ElementwiseOptions, check_options, prepared, row_score, rows_of, share
 from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.reference import accurate, counted, reduced
 from lossforge.losses.reference.infinite import with_factor
 
 IGNORED = -2
@@ -215,13 +215,16 @@ def elementwise_reference(a: ElementwiseCall) -> Tensor:
     if formula.saturates and (a.by_class or a.target is None) and a.lam is None:
         compute = _saturated(compute)
     inputs = [x, y] if a.parameter is None else [x, y, a.parameter.to(x.dtype)]
-    if weight is None and a.normalizer is None and not isinstance(a.loss_scale, Tensor) and a.loss_scale != math.inf:
-        values = compute(x, y, *hyper, *inputs[2:])
-    else:
-        factor = reduced(x.new_ones(()) if weight is None else weight.to(x.dtype), a.factor, divisor, "none", a.empty_is_zero)
-        values = with_factor(compute, factor, inputs, hyper)
-    if indices:
-        values = torch.where(y.isnan(), torch.nan, values)
+
+    def of_elements(x: Tensor, y: Tensor, *parameter: Tensor) -> Tensor:
+        if weight is None and a.normalizer is None and not isinstance(a.loss_scale, Tensor) and a.loss_scale != math.inf:
+            values = compute(x, y, *hyper, *parameter)
+        else:
+            factor = reduced(x.new_ones(()) if weight is None else weight.to(x.dtype), a.factor, divisor, "none", a.empty_is_zero)
+            values = with_factor(compute, factor, [x, y, *parameter], hyper)
+        return torch.where(y.isnan(), torch.nan, values) if indices else values
+
+    values = counted(of_elements, a.weight, inputs)
     if weight is not None:
         values = values * weight.to(x.dtype)
     if counts is not None:
@@ -267,7 +270,7 @@ DOCS = TemplateDocs(
     arguments={
         "input": "of any shape and floating dtype.",
         "target": "in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.",
-        "weight": "broadcasts to input, a factor of each element's loss.",
+        "weight": "broadcasts to input, a factor of each element's loss. An element of weight 0 adds nothing, whatever it holds.",
     },
     returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',
     example=("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),

@@ -12,7 +12,7 @@ from lossforge.losses.base.broadcast import of_one_shape
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, prepared
 from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.reference import accurate, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
 
 
@@ -52,7 +52,11 @@ def pointwise_reference(a: PointwiseCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
     others = [t.to(x.dtype) for t in (a.y, a.z) if t is not None]
-    values = with_call(lambda *tensors: FORMULAS[a.loss].reference(*tensors, *a.hyper), a, [x, *others], a.weight)
+
+    def of_elements(*tensors: Tensor) -> Tensor:
+        return with_call(lambda *each: FORMULAS[a.loss].reference(*each, *a.hyper), a, tensors, a.weight)
+
+    values = counted(of_elements, a.weight, [x, *others])
     result = reduced_call(a, values, a.weight)
     return result.to(a.x.dtype) if a.reduction == "none" else result
 
@@ -84,7 +88,10 @@ DOCS = TemplateDocs(
     arguments={
         "input": "of any shape and floating dtype; gets a gradient.",
         "target": "in the shape of input, of any real dtype; gets a gradient where it asks for one.",
-        "weight": "broadcasts to input, a factor of each element's loss. A mean still divides by the number of elements.",
+        "weight": (
+            "broadcasts to input, a factor of each element's loss. An element of weight 0 adds nothing, whatever it holds. A mean still "
+            "divides by the number of elements."
+        ),
     },
     returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',
     example=("x = torch.randn(8, 10, requires_grad=True)", "x, torch.randn(8, 10).sign()"),

@@ -12,7 +12,7 @@ from lossforge.losses.base.broadcast import of_one_shape
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, prepared
 from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.reference import accurate, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
 from lossforge.losses.templates.pointwise import beside
 
@@ -49,8 +49,13 @@ def vectors_loss(
 def vectors_reference(a: VectorsCall) -> Tensor:
     """Compute a call in plain torch."""
     x = accurate(a.x)
-    others = [t.to(x.dtype) for t in (a.y, a.z, a.label) if t is not None]
-    values = with_call(lambda *tensors: FORMULAS[a.loss].reference(*tensors, *a.hyper), a, [x, *others], a.weight, -1)
+    others = [t.to(x.dtype) for t in (a.y, a.z) if t is not None]
+    label = [] if a.label is None else [a.label.to(x.dtype)]
+
+    def of_rows(*vectors: Tensor) -> Tensor:
+        return with_call(lambda *tensors: FORMULAS[a.loss].reference(*tensors, *a.hyper), a, [*vectors, *label], a.weight, -1)
+
+    values = counted(of_rows, a.weight, [x, *others], -1)
     return reduced_call(a, values, a.weight)
 
 
@@ -83,7 +88,7 @@ def vectors_samples(make: Make) -> Iterator[Sample]:
 DOCS = TemplateDocs(
     arguments={
         "target": "1 or -1 for each row, (...), of any real dtype; has no gradient.",
-        "weight": "one a row, or what broadcasts to (...). A mean still divides by the number of rows.",
+        "weight": "one a row, or what broadcasts to (...). A row of weight 0 adds nothing. A mean still divides by the number of rows.",
         "reduction": '"mean" over the rows, "sum", or "none" for one value a row.',
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, (...), in float32.',

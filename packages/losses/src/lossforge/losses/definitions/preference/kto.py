@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
+from lossforge.losses.reference import counted
 from lossforge.losses.types import Empty, Reduction
 
 
@@ -16,6 +17,12 @@ def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> f
         raise ValueError(f"{name} must be a number, 0-d, or of the shape of {first}, {tuple(x.shape)}, got {tuple(weight.shape)}")
     checks.beside(name, weight, x, first)
     return weight
+
+
+def _utility(h: Tensor, baseline: float | Tensor, beta: float, weight: float | Tensor) -> Tensor:
+    """Return weight · σ(beta (h - baseline)), 0 where the weight is 0."""
+    weight = weight if isinstance(weight, Tensor) else h.new_full((), weight)
+    return (weight * counted(lambda h: torch.sigmoid(beta * (h - baseline)), weight, [h])).to(h.dtype)
 
 
 @objective("KTOLoss", "Kahneman-Tversky optimisation", " Weights per completion are given per call, as is the baseline kl.")
@@ -99,7 +106,5 @@ def kto_loss(
     if len(h) == 3:
         kl = reduced(h[2], "mean", None, empty)
     baseline = kl.detach().to(h[0].dtype).clamp(min=0) if isinstance(kl, Tensor) else max(kl or 0.0, 0.0)
-    desirable = desirable_weight * torch.sigmoid(beta * (baseline - h[0]))
-    undesirable = undesirable_weight * torch.sigmoid(beta * (h[1] - baseline))
-    losses = torch.cat([desirable.to(h[0].dtype), undesirable.to(h[0].dtype)])
+    losses = torch.cat([_utility(h[0], baseline, -beta, desirable_weight), _utility(h[1], baseline, beta, undesirable_weight)])
     return reduced(losses, reduction, normalizer, empty)
