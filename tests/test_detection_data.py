@@ -212,7 +212,7 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
     (folder / "005.png").write_bytes(b"no image")
     Image.new("RGB", (30, 50)).save(folder / "008.png")
     tree["images"] += [
-        {"id": 20, "file_name": "009.png"},
+        {"id": 20, "file_name": "009.png", "height": 64},
         {"id": "x", "file_name": "009.png", "height": 64, "width": 64},
         {"id": 9, "file_name": "009.png", "height": 64, "width": 64},
         {"id": 2**63, "file_name": "009.png", "height": 64, "width": 64},

@@ -164,3 +164,20 @@ def test_a_folders_description_names_files_of_the_folder_only(make_trainer, tmp_
     (tmp_path / "x.csv").write_text("a\n1\n")
     with pytest.raises(UserError, match="its description names"):
         make_trainer(*words(tmp_path))
+
+
+def test_what_was_trained_on_is_not_scored(saved):
+    """Splits are compared by the data set's folder or name, its configuration and the split."""
+    from lab.runs.saved import _refuse_seen
+
+    path = saved(train=12, validation=6, test=6)
+    known = load(words(path)).tree()["data"]
+    for more, said in (
+        ({"val": "train", "train": "test"}, "data.val=train: the model was trained on these images"),
+        ({"test": "train"}, "data.test=train: the model was trained on these images"),
+        ({"held_out": 0.5}, "data.held_out=0.5: the model was trained with"),
+        ({"test_share": 0.5}, "data.test_share=0.5: the model was trained with"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _refuse_seen(known, known | more)
+    _refuse_seen(known, known | {"path": "another/set", "test": "train"})

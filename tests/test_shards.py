@@ -261,3 +261,31 @@ def test_a_run_trains_and_predicts_by_the_names_of_its_classes(tmp_path, monkeyp
     scored = lab.evaluate(result.folder, "trainer.device=cpu")
     assert set(scored.predictions["sample"].str.slice(0, 8)) == {"0.tar/0_"}
     assert set(scored.predictions["true"]) == {"ant", "bee"}
+
+
+def test_what_was_trained_on_is_not_scored(shards, tmp_path):
+    """Shards are compared by their files, however a pattern names them; a teacher has the student's shards."""
+    from lab.runs.saved import _refuse_seen, sources_of
+
+    held = write(tmp_path / "val-000.tar", [{"png": png(number), "cls": number % 3} for number in range(6)])
+    known = load(words(shards, f"data.val={held}")).tree()["data"]
+    assert sources_of(known)["train"] == {str(tmp_path / f"train-{number:03d}.tar") for number in range(3)}
+    for more, said in (
+        ({"val": str(tmp_path / "train-*.tar")}, "data.val=.*: the model was trained on these images"),
+        ({"val": str(held), "test": str(tmp_path / "train-001.tar")}, "data.test=.*: the model was trained on these images"),
+        ({"val": None, "test": str(held)}, "data.test=.*: the best epoch was chosen by these images"),
+        ({"held_out": 0.5}, "data.held_out=0.5: the model was trained with data.held_out=0.2"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _refuse_seen(known, known | more)
+    _refuse_seen(known, known | {"shards": str(tmp_path / "train-*.tar")})
+    _refuse_seen(known, known | {"shards": str(held), "val": str(tmp_path / "gone.tar")})
+
+
+def test_a_teacher_of_other_shards_is_refused(make_trainer, shards, tmp_path, run_folder, quiet):
+    make_trainer(*words(shards), "trainer.max_updates=1").fit(run_folder, quiet)
+    teacher = f"task.teacher={run_folder.path / 'checkpoints' / 'last.pt'}"
+    make_trainer("task=distillation", teacher, *words(shards))
+    other = str(shards).replace("002", "001")
+    with pytest.raises(UserError, match=r"was trained with data\.shards=.*002\}\.tar; this run has data\.shards=.*001\}\.tar"):
+        make_trainer("task=distillation", teacher, *words(other))

@@ -11,7 +11,7 @@ class DetectionDataConfig(DataConfig):
     """A batch is padded to its largest image, unless model.fixed_size gives one size for all."""
 
     name: str = "digit_scenes"
-    root: str | None = setting(None, "folder of the data; null: data/ of the repository")
+    root: str | None = setting(None, "folder of the data; null: data/ of the repository", path="always")
     batch_size: int = number(16, "training images a batch, on each process", least=1)
     eval_batch_size: int = number(32, "images a batch where the model is evaluated", least=1)
     workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)

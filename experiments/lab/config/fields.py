@@ -6,7 +6,14 @@ from typing import Any
 
 
 def setting(
-    default: Any, meaning: str, *, code: bool = False, address: bool = False, words: tuple[str, ...] = (), distinct: bool = False
+    default: Any,
+    meaning: str,
+    *,
+    code: bool = False,
+    address: bool = False,
+    words: tuple[str, ...] = (),
+    distinct: bool = False,
+    path: str | None = None,
 ) -> Any:
     """Return a setting of any type.
 
@@ -16,9 +23,12 @@ def setting(
         code: whether the setting names Python code, which a stranger's file must not choose (lab.runs.origin).
         address: whether the setting names what is fetched from a server; a stranger's file must not choose that, either.
         words: values of such a setting that name no code.
-        distinct: whether it is a list in which nothing is named twice.
+        distinct: whether it is a list of names in which nothing is named twice.
+        path: whether it is a path in the current folder, "always" or "if there"; a run's settings then have it in full, so that they are
+            right in another folder, too.
     """
-    return field(default=default, metadata={"meaning": meaning, "code": code, "address": address, "words": words, "distinct": distinct})
+    marks = {"code": code, "address": address, "words": words, "distinct": distinct, "path": path}
+    return field(default=default, metadata={"meaning": meaning, **marks})
 
 
 def number(

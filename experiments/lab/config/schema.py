@@ -65,7 +65,7 @@ class DataConfig:
 
 EXIF = ("shown", "shown", "stored")
 """The default of data.exif, and its choices."""
-WHERE_EXIF = "what boxes and masks belong to where EXIF's turn of a photo keeps its size: the picture as shown, or the pixels as stored"
+WHERE_EXIF = "which picture boxes and masks belong to where EXIF's turn keeps its size: as shown, or as stored"
 
 
 @dataclass
@@ -96,7 +96,7 @@ class ImagesConfig(DataConfig):
     class_weight: dict[Any, float] = some(dict, "weight of a class's images, by its name or number", least=0)
     class_group: dict[Any, int] = some(dict, "group of a class's images, by its name or number", least=0)
     class_balance: float | None = number(None, "β of the class-balanced weights of training images", least=0, below=1)
-    csv: str | None = setting(None, "file with a column path or index, and weight, group or both")
+    csv: str | None = setting(None, "file with a column path or index, and weight, group or both", path="always")
     sampler: str | None = setting(
         None, "draw training images balanced (by class), weighted, or by file.py:name; null: each once", code=True, words=SAMPLERS
     )
@@ -124,7 +124,7 @@ class DownloadedConfig(FoldConfig, MemoryConfig):
 
     held_out: float = number(0.1, "share of the training images held out with data.test=true", above=0, below=1)
     test: bool = setting(False, "score the set's own test images once at the end, and hold out training images")
-    root: str | None = setting(None, "folder with the files; null: data/ of the repository")
+    root: str | None = setting(None, "folder with the files; null: data/ of the repository", path="always")
     download: bool = setting(True, "download missing files")
 
 
@@ -159,7 +159,7 @@ class PhotosConfig(FoldConfig, ImagesConfig):
 class FolderConfig(PhotosConfig):
     """Images in one folder a class."""
 
-    root: str | None = setting(None, "folder of the images; null: data/ of the repository")
+    root: str | None = setting(None, "folder of the images; null: data/ of the repository", path="always")
     train: str = setting("train", "folder in data.root with the training images")
     val: str | None = setting(None, "folder with the held-out images; null: val, valid or validation if it is there")
     test: str | None = setting(None, "folder with images scored once at the end")
@@ -177,10 +177,11 @@ class TableConfig(PhotosConfig):
     """
 
     name: str = setting("table", "the data set")
-    file: str = setting("???", "the table: .csv, .tsv or .parquet")
-    root: str | None = setting(None, "folder that the images' paths begin in; null: the table's folder")
+    file: str = setting("???", "the table: .csv, .tsv or .parquet", path="always")
+    root: str | None = setting(None, "folder that the images' paths begin in; null: the table's folder", path="always")
     image: str = setting("path", "column of the images' paths")
     label: Any = setting("label", "column of the label; [a,b]: one for each class or number")
+    delimiter: str | None = setting(None, "what divides the cells of a .csv file; null: found in its first line")
     separator: str = setting(";", "what divides several labels in a text cell, for task=multilabel")
     classes: list[str] | None = setting(None, "names of the classes in their order; null: those in the column, sorted", distinct=True)
     split: str | None = setting(None, "column that says train, val or test; null: data.held_out, data.fold and data.test")
@@ -200,7 +201,7 @@ class HubConfig(PhotosConfig):
     """
 
     name: str = setting("hf", "the data set")
-    path: str = setting("???", "name on the hub, a folder that save_to_disk wrote, or a folder of images", address=True)
+    path: str = setting("???", "name on the hub, a folder that save_to_disk wrote, or a folder of images", address=True, path="if there")
     subset: str | None = setting(None, "the data set's configuration, where it has several")
     image: str | None = setting(None, "column of the images; null: the only one of images")
     label: str | None = setting(None, "column of the classes; null: the only one of classes")
@@ -219,9 +220,9 @@ class ShardsConfig(PhotosConfig):
     """
 
     name: str = setting("webdataset", "the data set")
-    shards: str = setting("???", "tar files of training images: 'train-{000..009}.tar' or 'train-*.tar', in quotes")
-    val: str | None = setting(None, "tar files of held-out images; null: data.held_out or data.fold of data.shards")
-    test: str | None = setting(None, "tar files of images scored once at the end")
+    shards: str = setting("???", "tar files of training images: 'train-{000..009}.tar' or 'train-*.tar', in quotes", path="always")
+    val: str | None = setting(None, "tar files of held-out images; null: data.held_out or data.fold of data.shards", path="always")
+    test: str | None = setting(None, "tar files of images scored once at the end", path="always")
     image: str | None = setting(None, "ending of a sample's image, such as jpg or left.png; null: the only one of images")
     label: str | None = setting(None, "ending of a sample's class: cls, txt, json or json:FIELD; null: cls, else the only one")
     classes: list[str] | None = setting(None, "names of the classes in their order; null: those in data.shards, sorted", distinct=True)

@@ -23,6 +23,7 @@ from lab.config.errors import UserError, nearest, unknown
 from lab.config.masks import masked, masked_tree
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
 from lab.config.user import runs_folder
+from lab.runs.formats import one_form
 from lab.sweep.schema import SEARCHES, SweepConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,7 +183,11 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
         if override.is_delete():
             raise UserError(f"{override.input_line}: settings cannot be deleted. Leave it out for its default, or give it another value.")
         if override.is_sweep_override():
-            raise UserError(f"{override.input_line}: several values are run by --multirun (-m).")
+            name, _, value = str(override.input_line).partition("=")
+            said = f"{override.input_line}: several values are run by --multirun (-m)."
+            if override.is_choice_sweep() and "(" not in value:
+                said += f" One value with a comma is quoted: {override_of(name, value)}"
+            raise UserError(said)
         if key in known:
             option = _option(key, override, known[key])
             if option != "null":  # experiment=null is the default
@@ -250,9 +255,22 @@ def _settled(app: App[Config], tree: Any) -> Settings[Config]:
             raise
         except OmegaConfBaseException as error:
             raise UserError(f"{error.full_key}: {_first_line(error)}") from None
+    _complete(config)
     check(config)
     app.agree(config)
     return Settings(config)
+
+
+def _complete(config: Any) -> None:
+    """Make paths of settings absolute, and give lists of names one form of Unicode."""
+    for item in fields(config):
+        value, kind = getattr(config, item.name), item.metadata.get("path")
+        if is_dataclass(value):
+            _complete(value)
+        elif isinstance(value, str) and value and kind and (kind == "always" or absolute(value, "").exists()):
+            setattr(config, item.name, str(absolute(value, "")))
+        elif isinstance(value, list) and item.metadata.get("distinct"):
+            setattr(config, item.name, [one_form(each) for each in value])
 
 
 def each_value(override: Any) -> list[str]:
@@ -293,8 +311,11 @@ def parsed(overrides: Sequence[str]) -> list[Any]:
             found += parser.parse_overrides([_with_equals(word)])
         except HydraException as error:
             name, _, value = word.partition("=")
-            quote = f"{word}: a value with such characters is quoted, in the shell too: {override_of(name, value)}"
-            raise UserError(quote if "LexerNoViableAlt" in str(error) else str(error)) from None
+            said = f"{word}: a value with such characters is quoted, in the shell too: {override_of(name, value)}"
+            if value.startswith(("[", "{", "'", '"')):
+                cure = "Within a list a text with such characters is quoted: ['a (1)',b]"
+                said = f"{word}: cannot be read: {str(error).splitlines()[0]}. {cure}"
+            raise UserError(said) from None
     return found
 
 

@@ -15,11 +15,24 @@ from lab.config.errors import UserError, first_line
 if TYPE_CHECKING:
     import pandas
 
+LONGEST = 2**20  # characters of a table's first line
 Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
-def read_cells(file: Path, setting: str, separator: str = ",") -> "pandas.DataFrame":
+DELIMITERS = (",", ";", "\t", "|")
+
+
+def delimiter_of(file: Path) -> str:
+    """Return what divides the cells of a CSV file: that of DELIMITERS which gives its first line most cells, a comma if none does."""
+    with file.open(newline="", encoding="utf-8-sig") as text:
+        line = text.readline(LONGEST)
+    return max(DELIMITERS, key=lambda each: len(next(csv.reader([line], delimiter=each), [])))
+
+
+def read_cells(file: Path, setting: str, separator: str | None = None) -> "pandas.DataFrame":
     """Read a table, a Parquet file or a CSV file, whose cells are texts; None: an empty cell. An empty file has no columns.
+
+    separator: what divides the cells of a CSV file; None to find it in the first line.
 
     Raises:
         UserError: it cannot be read.
@@ -30,6 +43,7 @@ def read_cells(file: Path, setting: str, separator: str = ",") -> "pandas.DataFr
         if file.suffix.lower() == ".parquet":
             table = pandas.read_parquet(file)
         else:
+            separator = separator or delimiter_of(file)
             with warnings.catch_warnings(record=True, category=pandas.errors.ParserWarning, action="always") as dropped:
                 table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator)
             if dropped:

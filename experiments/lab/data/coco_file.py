@@ -18,8 +18,21 @@ from PIL import Image
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.data.exif import SHOWN, note, take_both
-from lab.data.images import UNREADABLE, CorruptError, Faults, Files, find_corrupt, leads_out, read_rgb, unreadable, with_slashes
+from lab.data.exif import SHOWN, note, sizes_of, take_both
+from lab.data.images import (
+    UNREADABLE,
+    CorruptError,
+    Faults,
+    Files,
+    find_corrupt,
+    leads_out,
+    open_any_mode,
+    read_rgb,
+    reason,
+    unreadable,
+    with_slashes,
+)
+from lab.runs.formats import one_form
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
@@ -152,7 +165,7 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
             raise UserError(f"{setting}={path}: categories: an integer id and a name are expected, got {entry!r}.")
         if category_id in names:
             raise UserError(f"{setting}={path}: categories: id {category_id} is given to {names[category_id]!r} and to {name!r}.")
-        names[category_id] = name
+        names[category_id] = one_form(name)
     if not names:
         raise UserError(f"{setting}={path}: has no categories.")
     unique = {i: names[i] for i in sorted(names)}
@@ -163,7 +176,10 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
 
 
 def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[str], bool] | None) -> Images:
-    """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder."""
+    """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder.
+
+    An image to which the file gives neither height nor width has those of the picture as a viewer shows it.
+    """
     found: Images = {}
     for entry in entries:
         image_id = _id(entry)
@@ -174,6 +190,13 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
         name = with_slashes(name, folder) if isinstance(name, str) else name
         if image_id in found:
             faults.add(f"image {image_id}: its id is given twice")
+        elif isinstance(name, str) and height is None and width is None and not (leaves is not None and leaves(name)):
+            file = os.path.join(folder, name)
+            try:
+                with open_any_mode(file) as image:
+                    found[image_id] = file, sizes_of(image)[0]
+            except UNREADABLE as error:
+                faults.add(f"image {image_id} ({file}): has no height and width in the annotations, and {reason(error)}")
         elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
             faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {height!r}, {width!r}")
         elif leaves is not None and leaves(name):
@@ -198,9 +221,9 @@ def _take_unreadable(found: Images, folder: Path, faults: Faults, check: str, se
 
 
 def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> None:
-    for image_id, reason in reasons:
+    for image_id, said in reasons:
         file, _ = found.pop(image_id)
-        faults.add(f"image {image_id} ({file}): {reason}")
+        faults.add(f"image {image_id} ({file}): {said}")
 
 
 def _listing(folder: Path) -> set[str]:
@@ -233,6 +256,7 @@ def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) ->
     category, box, area, crowd = _whole(entry.get("category_id")), *(entry.get(key) for key in ("bbox", "area", "iscrowd"))
     if type(category) is not int or category not in index:
         raise CorruptError(f"category_id {category!r} is not among the categories")
+    box = _around(entry.get("segmentation")) if box is None else box
     if not (isinstance(box, list) and len(box) == 4 and all(map(_is_finite, box))):
         raise CorruptError(f"bbox {box!r}; four finite numbers [x, y, width, height] are expected")
     if crowd not in (None, 0, 1):
@@ -248,6 +272,16 @@ def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int]) ->
     if area is None or not _is_finite(area) or area <= 0:
         area = inside[2] * inside[3]
     return inside, index[category], bool(crowd), area
+
+
+def _around(polygons: Any) -> list[float] | None:
+    """Return the box [x, y, width, height] around polygons [[x, y, x, y, ...], ...]; None if there are none."""
+    if not (isinstance(polygons, list) and polygons and all(isinstance(each, list) and len(each) >= 6 for each in polygons)):
+        return None
+    if any(len(each) % 2 or not all(map(_is_finite, each)) for each in polygons):
+        return None
+    across, down = ([value for each in polygons for value in each[start::2]] for start in (0, 1))
+    return [min(across), min(down), max(across) - min(across), max(down) - min(down)]
 
 
 def _whole(value: Any) -> Any:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from lab.config.errors import UserError
-from lab.runs.formats import visible
+from lab.runs.formats import one_form, visible
 
 SYSTEM = (
     *("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found", "System Volume Information", "Thumbs.db", "ehthumbs.db"),
@@ -144,11 +144,12 @@ class ClassFolders:
         self.above.add(real)
         beside = self.passed[part, ""] = Counter()
         for entry in _entries(folder):
-            place = part, entry.name
+            place = part, one_form(entry.name)
             if not entry.is_dir():
                 beside.update(kinds_of([entry.name]))
                 continue
-            self.images[place], self.passed[place] = [], Counter()
+            self.images.setdefault(place, [])
+            self.passed.setdefault(place, Counter())
             if entry.is_symlink():
                 self.folder_links.append((place, entry.path))
             else:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lab.config.errors import UserError, unknown
 from lab.config.schema import ImagesConfig
 from lab.data.cells import numbers, read_cells, rows_of, texts
+from lab.runs.formats import one_form
 
 COLUMNS = ("path", "index", "label", "weight", "group")
 
@@ -69,6 +70,7 @@ def _from_map(setting: str, given: dict[Any, Any], classes: Sequence[str], defau
 
 def class_of(label: str, classes: Sequence[str], where: str) -> int:
     """Return the index of a class given by its name or its number."""
+    label = one_form(label)
     if label in classes:
         return list(classes).index(label)
     if label.isdecimal() and int(label) < len(classes):

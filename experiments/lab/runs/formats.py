@@ -5,6 +5,7 @@ HTML is written by Jinja, which escapes by itself.
 
 import contextlib
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ BLOCK = re.compile(r"^(\s*)([-+#]+|\d+[.)])(?=\s)")  # begins a list or a headin
 def visible(text: str) -> str:
     """Return a text for a terminal: control characters (not tabs and line ends) and bytes that are not UTF-8 become escapes."""
     return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_form(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC); macOS writes é in file names as two characters, which other systems take for one."""
+    return unicodedata.normalize("NFC", name)
 
 
 def csv_cell(value: Any) -> Any:

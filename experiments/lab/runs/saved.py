@@ -12,7 +12,7 @@ from typing import Any
 from lab.config.choices import DATA, TASKS
 from lab.config.errors import UserError
 from lab.config.masks import masked
-from lab.config.schema import FolderConfig, TableConfig, TrackingConfig, TrainConfig
+from lab.config.schema import FolderConfig, ShardsConfig, TableConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.data.listing import held_out_folder
@@ -23,10 +23,11 @@ from lab.tracking.uploader import is_own, read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
-SPLIT = ("split_seed", "held_out", "folds", "fold", "test", "split")
+SPLIT = ("split_seed", "held_out", "folds", "fold", "test", "test_share", "split")
 """Data settings that decide which images are held out; a folder's name is compared by its resolved path."""
 PARTS = {"folder": ("train", "val", "test"), "table": ("file",), "coco": ("train_annotations", "val_annotations", "test_annotations")}
-"""Settings that name the folders or files of the training, the held-out and the test images."""
+PARTS |= {"webdataset": ("shards", "val", "test"), "hf": ("train", "val", "test")}
+"""Settings that name the folders, files or splits of the training, the held-out and the test images."""
 MLFLOW = "runs:/"
 
 
@@ -199,7 +200,7 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     if ours["name"] != theirs["name"]:
         return
     names: Sequence[str] = PARTS.get(ours["name"], ())
-    mine, other = _paths(ours), _paths(theirs)
+    mine, other = sources_of(ours), sources_of(theirs)
     if mine.get("train") == other.get("train"):
         for name in (each for each in SPLIT if each in ours and each not in names):
             if ours[name] != theirs[name]:
@@ -208,20 +209,37 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                     "another split would hold out images that it has seen. Leave it out."
                 )
     for part, setting in zip(("val", "test"), names[1:], strict=False):
-        if part in other and other[part] == mine.get("train"):
+        if other.get(part, set()) & mine.get("train", set()):
             raise UserError(f"data.{setting}={theirs[setting]}: the model was trained on these images; held-out ones are expected.")
-    if "test" in other and other["test"] == mine.get("val"):
+    if other.get("test", set()) & mine.get("val", set()):
         raise UserError(f"data.{names[2]}={theirs[names[2]]}: the best epoch was chosen by these images; split=val scores them.")
 
 
-def _paths(data: dict[str, Any]) -> dict[str, Path]:
-    """Return the paths of a data set's parts that are folders or files."""
-    root = Path.cwd() if data["name"] == "table" else absolute(data.get("root"), ROOT / "data")
+def sources_of(data: dict[str, Any]) -> dict[str, set[str]]:
+    """Return what identifies the images of each part: the real paths of folders and files, or the splits of a Hugging Face data set."""
     names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
-    paths = {part: (root / data[name]).resolve() for part, name in names.items() if data.get(name)}
+    given = {part: str(data[name]) for part, name in names.items() if data.get(name)}
+    if data["name"] == "hf":
+        local = absolute(data.get("path"), "")
+        where = str(local.resolve() if local.exists() else data.get("path"))
+        return {part: {f"{where} {data.get('subset') or ''} {split}"} for part, split in given.items()}
+    if data["name"] == "webdataset":
+        return {part: _shards_of(pattern) for part, pattern in given.items()}
+    root = Path.cwd() if data["name"] == "table" else absolute(data.get("root"), ROOT / "data")
+    found = {part: {str((root / name).resolve())} for part, name in given.items()}
     if data["name"] == "folder" and data.get("val") is None and (held_out := held_out_folder(root)):
-        paths["val"] = (root / held_out).resolve()
-    return paths
+        found["val"] = {str((root / held_out).resolve())}
+    return found
+
+
+def _shards_of(pattern: str) -> set[str]:
+    """Return the real paths of shards; the pattern itself where they are not there any more."""
+    from lab.data.sources.shards import expanded
+
+    try:
+        return {str(path.resolve()) for path in expanded("data.shards", pattern)}
+    except UserError:
+        return {str(absolute(pattern, ""))}
 
 
 def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> None:
@@ -230,10 +248,10 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> 
     samples: the present number of training images.
     """
     data, known = config.data, state["config"]["data"]
-    if not isinstance(data, (FolderConfig, TableConfig)) or known["name"] != data.name or "samples" not in state:
+    if not isinstance(data, (FolderConfig, TableConfig, ShardsConfig)) or known["name"] != data.name or "samples" not in state:
         return
-    mine, other = _paths(known), _paths({item.name: getattr(data, item.name) for item in fields(data)})
-    name = "file" if isinstance(data, TableConfig) else "train"
+    mine, other = sources_of(known), sources_of({item.name: getattr(data, item.name) for item in fields(data)})
+    name = PARTS[data.name][0]
     if mine.get("train") == other["train"] and "val" not in other and not getattr(data, "split", None) and samples != state["samples"]:
         raise UserError(
             f"data.{name}={getattr(data, name)}: has {samples} images to train on, while the model was trained on {state['samples']}; with "

@@ -379,7 +379,7 @@ class Trainer:
         if (data.classes, data.train.samples) != (state["classes"], state["samples"]):
             raise UserError(
                 f"the training data has changed: it has {data.train.samples} samples of {len(data.classes)} classes, "
-                f"while the run has seen {state['samples']} of {len(state['classes'])}."
+                f"while the run has seen {state['samples']} of {len(state['classes'])}.{_renamed(state['classes'], data.classes)}"
             )
         if len(state["rng"]) != distributed.ranks():
             raise UserError(
@@ -469,3 +469,15 @@ class Trainer:
             f"{self.settings.max_nonfinite} updates in a row (trainer.max_nonfinite) had a loss or gradients that are nan or infinite.\n"
             f"The batch of the last one, update {evidence['update']}, is in {path}"
         )
+
+
+def _renamed(before: list[str], now: list[str]) -> str:
+    """Return which classes are gone and which are new, in words; empty if none are."""
+    parts = [
+        f"{what}: {', '.join(map(repr, odd[:5]))}{', …' * (len(odd) > 5)}"
+        for what, odd in (("Gone", [each for each in before if each not in now]), ("New", [each for each in now if each not in before]))
+        if odd
+    ]
+    if not parts and before != now:
+        return f" Their order was {', '.join(before[:5])}, and is {', '.join(now[:5])}."
+    return "".join(f" {part}." for part in parts)

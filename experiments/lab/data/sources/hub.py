@@ -24,6 +24,7 @@ from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
 from lab.data.split import held_out_by
+from lab.runs.formats import one_form
 
 HELD_OUT = ("validation", "valid", "val", "dev")
 MOST_CLASSES = 10000
@@ -201,8 +202,8 @@ def _columns(config: HubConfig, part: Any) -> tuple[str, str]:
 def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], dict[str, int]]:
     """Return the classes' names, and the class of each value of the labels' column, as a text."""
     if names := getattr(part.features[label], "names", None):
-        return [str(name) for name in names], {str(number): number for number in range(len(names))}
-    found = sorted({str(each) for each in _values(part, label)})
+        return [one_form(str(name)) for name in names], {str(number): number for number in range(len(names))}
+    found = sorted({one_form(str(each)) for each in _values(part, label)})
     if not 2 <= len(found) <= MOST_CLASSES:
         raise UserError(f"data.label={label}: has {len(found)} values; 2 to {MOST_CLASSES} classes are expected.")
     return found, {name: number for number, name in enumerate(found)}
@@ -210,7 +211,7 @@ def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], dict[
 
 def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, classes: list[str], index: dict[str, int]) -> HubSamples:
     given = _values(part, label)
-    targets = torch.tensor([index.get(str(each), -1) for each in given])
+    targets = torch.tensor([index.get(one_form(str(each)), -1) for each in given])
     if (targets < 0).any():
         row = int((targets < 0).int().argmax())
         raise UserError(f"data.label={label}, split {name}, row {row}: {given[row]!r} is not one of the classes; leave it out, or name it.")

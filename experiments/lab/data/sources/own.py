@@ -16,6 +16,7 @@ from lab.data.pixels import as_pixels
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.split import held_out_by
+from lab.runs.formats import one_form
 
 SPLITS = ("train", "val", "test")
 
@@ -111,5 +112,5 @@ def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> Own
         wrong = next((target for target in targets if not 0 <= target < len(classes)), None)
         found = f"{len(targets)} targets of {len(dataset)} samples" if wrong is None else f"the class {wrong}"
         raise UserError(f"{setting}: {name} has {found}; each sample needs a class from 0 to {len(classes) - 1}.")
-    keys, names = [str(position) for position in range(len(dataset))], [str(each) for each in classes]
+    keys, names = [str(position) for position in range(len(dataset))], [one_form(str(each)) for each in classes]
     return OwnSamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=channels, dataset=dataset)

@@ -24,6 +24,7 @@ from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.table import by_number
 from lab.data.split import held_out_by
+from lab.runs.formats import one_form
 
 LABELS = ("cls", "txt", "json")
 LONGEST = 2**20  # bytes of a label
@@ -253,7 +254,7 @@ def _label(file: Any, sample: dict[str, Member], config: ShardsConfig) -> str:
         value = value[name]
     if isinstance(value, bool) or not isinstance(value, (int, str)) or value == "":
         raise CorruptError(f".{ending} says {value!r}; the name or number of a class is expected")
-    return str(value).strip()
+    return one_form(str(value).strip())
 
 
 def _targets(samples: ShardSamples, classes: list[str], *, numbers: bool) -> Tensor:

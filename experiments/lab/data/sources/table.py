@@ -17,6 +17,7 @@ from lab.data.samples import Annotations
 from lab.data.sets import Data, Norm, existing_folder
 from lab.data.sources.folder import Files, photos_data, without_corrupt
 from lab.data.split import fold_of, held_out_by, split, split_any
+from lab.runs.formats import one_form
 
 if TYPE_CHECKING:
     import pandas
@@ -50,7 +51,7 @@ def table_data(
     """
     _refuse_unfit(config, kind)
     file = absolute(config.file, "")
-    table = read_table(file)
+    table = read_table(file, config.delimiter)
     root = existing_folder("data.root", absolute(config.root, file.parent))
     names = label_columns(config, kind)
     others = (("image", config.image), ("split", config.split), ("weight", config.weight), ("group", config.group))
@@ -84,15 +85,17 @@ def table_data(
     return data, parts["train"].targets
 
 
-def read_table(file: Path) -> "pandas.DataFrame":
-    """Read a table; a CSV file's cells are texts.
+def read_table(file: Path, delimiter: str | None = None) -> "pandas.DataFrame":
+    """Read a table; a CSV file's cells are texts, divided by `delimiter` (None: found in its first line).
 
     Raises:
         UserError: it is not a table, cannot be read, or has no rows.
     """
     if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         raise UserError(f"data.file={file}: a file .csv, .tsv or .parquet is expected.")
-    table = read_cells(file, "data.file", "\t" if file.suffix.lower() == ".tsv" else ",")
+    if delimiter is not None and len(delimiter) != 1:
+        raise UserError(f"data.delimiter={delimiter!r}: one character is expected.")
+    table = read_cells(file, "data.file", delimiter or ("\t" if file.suffix.lower() == ".tsv" else None))
     if not len(table):
         raise UserError(f"data.file={file}: {'has no rows.' if len(table.columns) else 'cannot be read: it is empty.'}")
     return table
@@ -139,7 +142,7 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
     if kind == "numbers":
         return names, torch.stack([numbers(table, name, where) for name in names], dim=1)
     if kind == "class":
-        cells = [[text] for text in texts(table, names[0], where)]
+        cells = [[one_form(text)] for text in texts(table, names[0], where)]
     elif isinstance(config.label, str):
         cells = [_list(cell, config.separator) for cell in table[names[0]]]
         _refuse_unlike(config, table[names[0]], cells)
@@ -195,7 +198,7 @@ def _list(cell: Any, separator: str) -> list[str]:
     if cell is None:
         return []
     parts = cell.split(separator) if isinstance(cell, str) else cell if hasattr(cell, "__iter__") else [cell]
-    return [text for each in parts if each is not None and (text := str(each).strip())]
+    return [text for each in parts if each is not None and (text := one_form(str(each).strip()))]
 
 
 def _yes(column: Any, name: str, where: Where) -> Tensor:
@@ -212,7 +215,7 @@ def _annotations(config: TableConfig, table: Any, where: Where) -> Annotations:
     if config.weight:
         weight = numbers(table, config.weight, where, 0.0)
     if config.group:
-        given = texts(table, config.group, where)
+        given = [one_form(text) for text in texts(table, config.group, where)]
         names = {name: number for number, name in enumerate(sorted(set(given), key=by_number))}
         group = torch.tensor([names[each] for each in given])
     return Annotations(weight, group)

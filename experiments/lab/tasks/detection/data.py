@@ -308,4 +308,5 @@ def _refuse_different_categories(train: CocoFile, other: CocoFile) -> None:
     ours, others = (set(zip(file.category_ids, file.classes, strict=True)) for file in (train, other))
     if ours != others:
         odd = ", ".join(f"{category_id} {name!r}" for category_id, name in sorted(ours ^ others)[:10])
-        raise UserError(f"{train.path} and {other.path} have different categories; in one of them only: {odd}.")
+        remedy = "write the same list `categories` into both, also those without a box"
+        raise UserError(f"{train.path} and {other.path} have different categories; in one of them only: {odd}. Remedy: {remedy}.")

@@ -27,7 +27,7 @@ from lab.tasks.models import build_model, model_norm, placed
 
 SAME_DATA = (
     *("name", "image_size", "split_seed", "held_out", "test", "folds", "fold", "root", "train", "val"),
-    *("file", "path", "split"),
+    *("file", "path", "split", "shards", "subset", "image", "label", "test_share", "target", "args"),
 )
 """Data settings that must be equal."""
 

@@ -56,7 +56,7 @@ class MaskFolderConfig(MasksConfig):
     """
 
     name: str = setting("mask_folder", "the data set")
-    root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/")
+    root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/", path="always")
     classes: list[str] = setting(
         "???", "names of the classes, in the order of their values in masks, such as [background,cat]", distinct=True
     )

@@ -1,0 +1,151 @@
+"""What an app says, and does, about names, paths and tables that people meet."""
+
+import json
+import os
+import unicodedata
+
+import pytest
+from folder_parts import digit_files
+from PIL import Image
+
+from lab.config.detection_schema import CocoConfig
+from lab.config.errors import UserError
+from lab.config.settings import load
+from lab.data.cells import delimiter_of
+from lab.data.samples import class_of
+from lab.data.sets import Norm
+from lab.tasks.detection.data import load_detection_data
+
+SMALL = ["data.image_size=16", "data.batch_size=4", "data.workers=0", "data.augment=false", "tracking=none"]
+
+
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [
+        ("data.root=/tmp/my data (1)", "data.root='/tmp/my data (1)'"),
+        ("data.train=train (copy)", "data.train='train (copy)'"),
+        ("data.root=/a/[x]", "data.root='/a/[x]'"),
+        ("data.root=a,b", "data.root='a,b'"),
+    ],
+)
+def test_a_value_that_needs_quotes_is_shown_with_them(word, cure):
+    with pytest.raises(UserError) as caught:
+        load(["data=folder", word])
+    assert str(caught.value).startswith(word)
+    assert str(caught.value).endswith(f'quoted: "{cure}"') or str(caught.value).endswith(f'too: "{cure}"')
+    name, _, value = word.partition("=")
+    with pytest.raises(UserError, match=r"Within a list a text with such characters is quoted: \['a \(1\)',b\]"):
+        load(["data=folder", "data.classes=[a (1),b]"])
+    assert getattr(load(["data=folder", cure]).config.data, name.removeprefix("data.")).endswith(value)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_classes_of_other_unicode_forms_are_one_class(make_trainer, tmp_path, form):
+    """macOS writes folders' names in another form than tables and other systems have."""
+    name, other = (unicodedata.normalize(each, "café") for each in (form, "NFD" if form == "NFC" else "NFC"))
+    root = digit_files(tmp_path / "pictures", names=(name, "dog"))
+    (root / "val" / name).rename(root / "val" / other)
+    data = make_trainer("data=folder", f"data.root={root}", *SMALL).data
+    assert data.classes == [unicodedata.normalize("NFC", "café"), "dog"]
+    assert (data.train.samples, data.val.samples) == (16, 12)
+    assert make_trainer("data=folder", f"data.root={root}", *SMALL, f"data.classes=[dog,'{other}']").data.counts.tolist() == [8, 8]
+    rows = [f"train/{name}/{number}.png,{(name, other)[number % 2]}" for number in range(8)]
+    rows += [f"train/dog/{number}.png,dog" for number in range(8)]
+    (root / "t.csv").write_text("\n".join(["path,label", *rows]))
+    assert class_of(other, data.classes, "x") == 0
+    table = make_trainer("data=table", f"data.file={root / 't.csv'}", *SMALL).data
+    assert table.classes == data.classes
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_of_a_table_is_found(make_trainer, tmp_path, delimiter):
+    root = digit_files(tmp_path / "pictures", names=("cat", "dog"))
+    rows = [f'"train/{name}/{number}.png"{delimiter}{name}' for name in ("cat", "dog") for number in range(8)]
+    file = root / "t.csv"
+    file.write_text("\n".join([f"path{delimiter}label", *rows]))
+    assert delimiter_of(file) == delimiter
+    words = ["data=table", f"data.file={file}", *SMALL]
+    assert make_trainer(*words).data.classes == ["cat", "dog"]
+    assert make_trainer(*words, f"data.delimiter='{delimiter}'").data.classes == ["cat", "dog"]
+    with pytest.raises(UserError, match=r"has no such column: 'label' is not known"):
+        make_trainer(*words, "data.delimiter=':'")
+    with pytest.raises(UserError, match=r"data\.delimiter='ab': one character is expected"):
+        make_trainer(*words, "data.delimiter=ab")
+
+
+def test_a_relative_path_is_kept_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    assert load(["data=folder", "data.root=pictures"]).config.data.root == str(tmp_path / "pictures")
+    assert load(["data=table", "data.file=t.csv"]).config.data.file == str(tmp_path / "t.csv")
+    assert load(["data=webdataset", "'data.shards=a-{0..3}.tar'".strip("'")]).config.data.shards == str(tmp_path / "a-{0..3}.tar")
+    assert load(["data=hf", "data.path=set"]).config.data.path == str(tmp_path / "set")
+    assert load(["data=hf", "data.path=ylecun/mnist"]).config.data.path == "ylecun/mnist"
+    assert load(["data=folder", "data.root='~/x'"]).config.data.root == os.path.expanduser("~/x")
+    assert load(["task=detection", "data=coco", "data.root=c"]).config.data.root == str(tmp_path / "c")
+
+
+def test_a_resume_names_the_class_that_was_renamed(make_trainer, tmp_path, run_folder, quiet):
+    root = digit_files(tmp_path / "pictures", names=("cat", "dog"))
+    words = ["data=folder", f"data.root={root}", *SMALL, "trainer.max_updates=1"]
+    trainer = make_trainer(*words)
+    trainer.fit(run_folder, quiet)
+    from lab.runs import checkpoint
+
+    state = checkpoint.load(run_folder.path / "checkpoints" / "last.pt")
+    for part in ("train", "val"):
+        (root / part / "cat").rename(root / part / "lynx")
+    with pytest.raises(UserError, match=r"16 samples of 2 classes, while the run has seen 16 of 2\. Gone: 'cat'\. New: 'lynx'\.$"):
+        make_trainer(*words).restore(state)
+
+
+def coco(folder, change):
+    """A COCO folder of one image with a box, changed by `change(part, tree)`."""
+    Image.new("RGB", (40, 20)).save(folder / "0.png")
+    for part in ("train", "val"):
+        tree = {
+            "images": [{"id": 1, "file_name": "0.png", "height": 20, "width": 40}],
+            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [4, 5, 10, 8]}],
+            "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
+        }
+        change(part, tree)
+        (folder / f"{part}.json").write_text(json.dumps(tree))
+    names = {"train_images": ".", "val_images": ".", "train_annotations": "train.json", "val_annotations": "val.json"}
+    config = CocoConfig(root=str(folder), workers=0, shortest=None, longest=None, augment=False, **names)
+    import torch
+
+    return load_detection_data(config, None, Norm([0.0] * 3, [1.0] * 3), torch.device("cpu"), 0)
+
+
+def test_boxes_follow_from_polygons(tmp_path):
+    def polygons(_part, tree):
+        del tree["annotations"][0]["bbox"]
+        tree["annotations"][0]["segmentation"] = [[4, 5, 9.5, 5, 9.5, 13], [12, 6, 14, 6, 14, 7.5, 12, 7]]
+
+    assert coco(tmp_path, polygons).train.file.boxes.tolist() == [[4, 5, 10, 8]]
+
+    def damaged(_part, tree):
+        polygons(_part, tree)
+        tree["annotations"][0]["segmentation"][0].append(1)
+
+    with pytest.raises(UserError, match=r"bbox None; four finite numbers"):
+        coco(tmp_path, damaged)
+
+
+def test_an_image_without_a_size_has_that_of_its_file(tmp_path):
+    def sizeless(_part, tree):
+        del tree["images"][0]["height"], tree["images"][0]["width"]
+
+    assert coco(tmp_path, sizeless).train.file.sizes == [(20, 40)]
+
+    def gone(part, tree):
+        sizeless(part, tree)
+        tree["images"].append({"id": 2, "file_name": "none.png"})
+
+    with pytest.raises(UserError, match=r"image 2 \(.*none\.png\): has no height and width in the annotations, and no such file"):
+        coco(tmp_path, gone)
+
+
+def test_fewer_categories_are_named_with_the_remedy(tmp_path):
+    with pytest.raises(UserError, match=r"only: 2 'blue'\. Remedy: write the same list `categories` into both"):
+        coco(tmp_path, lambda part, tree: tree["categories"].pop() if part == "val" else None)
