@@ -6,7 +6,7 @@ import importlib.metadata
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
@@ -28,12 +28,43 @@ class Replacement:
         signature: the parameters of the original with which ours was tested, as `signature_of` writes them. Several where versions
             differ; none where the original is not called.
         method: for a class: its method whose parameters are compared, such as "forward".
+        here_only: replace the name in its own module alone, not in other modules that hold the same thing.
     """
 
     name: str
     make: Callable[[Any], Any]
     signature: str | tuple[str, ...] | None = None
     method: str | None = None
+    here_only: bool = False
+
+
+def or_theirs(library: str, ours: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a `make`: ours runs, and where it returns a string, the original runs and the string says why, once."""
+
+    def make(own: Any) -> Any:
+        @functools.wraps(own)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            found = ours(*args, **kwargs)
+            if not isinstance(found, str):
+                return found
+            say_once(f"{library}'s own {own.__qualname__} runs: {found}")
+            return own(*args, **kwargs)
+
+        return run
+
+    return make
+
+
+class Names:
+    """A module in which some names are ours, such as torch.nn.functional in one module of a library."""
+
+    def __init__(self, own: ModuleType, ours: Mapping[str, Any]) -> None:
+        """Make a stand-in for a module. ours: the names that differ."""
+        self._own = own
+        vars(self).update(ours)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
 def signature_of(function: Any) -> str:
@@ -147,12 +178,12 @@ def patch(library: str, tested: str, replacements: Sequence[Replacement], *, opt
             f"{library} {installed} is not as tested ({tested}): {'; '.join(differences)}. Nothing was replaced. Install a version that "
             "was tested, or go on with force=True and compare the training numbers"
         )
-    made = [(each.make(getattr(owner, name)), owner, name, original) for each, owner, name, original in places]
+    made = [(each.make(getattr(owner, name)), owner, name, original, each.here_only) for each, owner, name, original in places]
     done: list[tuple[Any, str, Any, Any]] = []
-    for ours, owner, name, original in made:
+    for ours, owner, name, original, here_only in made:
         if isinstance(original, (staticmethod, classmethod)):
             ours = staticmethod(ours)
-        for other in _holders(owner, name, original):
+        for other in _holders(owner, name, original, here_only):
             done.append((other, name, original if name in vars(other) else _INHERITED, ours))
             setattr(other, name, ours)
     handle = Patch(library, [each.name for each, *_ in places], functools.partial(_restore, library, done))
@@ -176,9 +207,9 @@ def _difference(each: Replacement, original: Any) -> list[str]:
     return [] if found in expected else [f"{each.name} takes {found}, tested with {' or '.join(expected)}"]
 
 
-def _holders(owner: Any, name: str, original: Any) -> list[Any]:
+def _holders(owner: Any, name: str, original: Any, here_only: bool) -> list[Any]:
     """Return the owner of a name, and the loaded modules of its library that imported it."""
-    if not isinstance(owner, ModuleType):
+    if here_only or not isinstance(owner, ModuleType):
         return [owner]
     root = owner.__name__.partition(".")[0]
     of_library = [m for key, m in list(sys.modules.items()) if key.partition(".")[0] == root and isinstance(m, ModuleType)]
