@@ -186,19 +186,21 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case, not only one for each value of each parameter of a test")
+    parser.addoption("--ci", action="store_true", help="run each test with each value of each parameter, whatever its marker `each` names")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    tier = "all" if config.option.all else "each value of each parameter; all combinations with --all, or of a file or -k"
-    return f"cases: {tier}"
+    option = config.option
+    tier = "each value of each parameter" if option.ci else "each value of each parameter that matters"
+    return f"cases: {'all' if option.all else f'{tier}; all combinations with --all, or of a file or -k'}"
 
 
 def values(case: pytest.Function) -> set[Any]:
     """What a case has of its test's parameters: each value, and each loss's dtype. A case of the benchmarks counts as its loss.
 
-    The marker `each` names the parameters that matter; "template" among them is that of the loss.
+    The marker `each` names the parameters that matter without --ci; "template" among them is that of the loss.
     """
-    each = case.get_closest_marker("each")
+    each = None if case.config.option.ci else case.get_closest_marker("each")
 
     def value(given: Any) -> tuple[type, Any]:
         given = getattr(given, "loss", given)

@@ -1,4 +1,7 @@
-"""The default tier and --all: together they leave nothing out, and by default each loss has a case of each promise."""
+"""The default tier, --ci and --all.
+
+None leaves out what --all does not run. By default each loss or template has a case of each promise, with --ci each loss in each dtype.
+"""
 
 import gc
 import itertools
@@ -27,14 +30,9 @@ EVERY_LOSS = {
     "values and gradients in every dtype": "test_values.py::test_against_float64",
     "gradients of the reference": "test_values.py::test_reference_gradients",
     "gradients of the other arguments": "test_values.py::test_other_arguments_get_gradients",
-    "a retained graph": "test_values.py::test_retained_graph",
     "double backward": "test_values.py::test_double_backward",
-    "operators": "test_operators.py::test_opcheck",
-    "torch.compile": "test_operators.py::test_compile_without_graph_breaks",
     "export": "test_operators.py::test_export",
-    "torch.func": "test_operators.py::test_torch_func",
     "forward mode": "test_operators.py::test_forward_mode",
-    "autocast": "test_operators.py::test_autocast_takes_half_precision_logits",
     "modules": "test_modules.py::test_module_computes_its_function",
     "no host synchronisation": "test_gpu.py::test_no_host_synchronisation",
     "CUDA graphs": "test_gpu.py::test_cuda_graph",
@@ -42,8 +40,6 @@ EVERY_LOSS = {
 EVERY_LOSS_BY_ROWS = {
     "all rows ignored": "test_edges.py::test_all_ignored",
     "an ignored row of nan": "test_edges.py::test_ignored_row_of_nan",
-    "an index out of range": "test_edges.py::test_index_out_of_range_raises_with_value_and_row",
-    "an index out of range, unchecked": "test_edges.py::test_index_out_of_range_unchecked_is_nan_in_its_row_alone",
     "mistakes": "test_checks.py::test_every_loss_by_rows",
     "no recompilation": "test_gpu.py::test_no_recompilation",
 }
@@ -52,11 +48,22 @@ IN_PLACE = {loss.template.name for loss in LOSSES.values() if has_inplace(loss)}
 EVERY_TEMPLATE = {
     "the same bits run after run": ("test_values.py::test_repeated_runs_are_bitwise_equal", TEMPLATES),
     "inputs are not written": ("test_values.py::test_inputs_are_not_written", TEMPLATES),
+    "a retained graph": ("test_values.py::test_retained_graph", TEMPLATES),
+    "a second backward": ("test_values.py::test_second_backward_has_the_same_bits", TEMPLATES),
+    "lazy views": ("test_lazy_views.py::test_gives_what_its_values_give", TEMPLATES),
+    "lazy views, in place": ("test_lazy_views.py::test_inplace", TEMPLATES),
+    "operators": ("test_operators.py::test_opcheck", TEMPLATES),
+    "torch.compile": ("test_operators.py::test_compile_without_graph_breaks", TEMPLATES),
+    "torch.func": ("test_operators.py::test_torch_func", TEMPLATES),
+    "fake tensors": ("test_operators.py::test_fake_tensors", TEMPLATES),
+    "autocast": ("test_operators.py::test_autocast_takes_half_precision_logits", TEMPLATES),
     "in place": ("test_values.py::test_inplace", IN_PLACE),
     "in place, compiled": ("test_operators.py::test_compile_inplace", IN_PLACE),
 }
 BY_ROWS = {loss.template.name for loss in LOSSES.values() if loss.template.by_rows}
 EVERY_TEMPLATE |= {
+    "an index out of range": ("test_edges.py::test_index_out_of_range_raises_with_value_and_row", BY_ROWS),
+    "an index out of range, unchecked": ("test_edges.py::test_index_out_of_range_unchecked_is_nan_in_its_row_alone", BY_ROWS),
     "one graph for any number of rows": ("test_operators.py::test_compile_does_not_recompile", BY_ROWS),
     "an index out of range, compiled": ("test_operators.py::test_compile_refuses_an_index_out_of_range", BY_ROWS),
 }
@@ -86,6 +93,12 @@ def by_test(cases: list[dict[str, Any]]) -> dict[str, dict[str, set[str]]]:
     return found
 
 
+def in_dtypes(cases: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """Return each test of losses in dtypes, with each loss and dtype that it has."""
+    of_losses = [case for case in cases if {"loss", "dtype"} <= case["values"].keys()]
+    return {(case["test"], case["values"]["loss"], case["values"]["dtype"]) for case in of_losses}
+
+
 def test_nothing_is_left_out(tmp_path):
     default, whole = collect(tmp_path / "default.json"), collect(tmp_path / "all.json", "--all")
     assert not whole["left out"]
@@ -106,11 +119,16 @@ def test_nothing_is_left_out(tmp_path):
         assert (found["template"] or {LOSSES[name].template.name for name in found["loss"]}) == templates, promise
     assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken  # which asserts that every kernel is compiled
 
-    pairs = [
-        {(case["test"], case["values"]["loss"], case["values"]["dtype"]) for case in cases if {"loss", "dtype"} <= case["values"].keys()}
-        for cases in (default["taken"], whole["taken"])
-    ]
-    assert pairs[0] == pairs[1]
+    assert in_dtypes(default["taken"]) == in_dtypes([*default["taken"], *default["left out"]])
+
+
+def test_a_change_is_tested_with_each_loss_in_each_dtype(tmp_path):
+    """What .ci/run runs of the libraries: each value of each parameter of a test, the losses too where the default tier has templates."""
+    cases = collect(tmp_path / "ci.json", "--ci")
+    every, taken = by_test([*cases["taken"], *cases["left out"]]), by_test(cases["taken"])
+    assert taken == every
+    assert in_dtypes(cases["taken"]) == in_dtypes([*cases["taken"], *cases["left out"]])
+    assert taken["losses/tests/test_values.py::test_retained_graph"]["loss"] == set(LOSSES)
 
 
 SUITE = """

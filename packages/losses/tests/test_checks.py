@@ -52,12 +52,14 @@ def test_every_loss_by_rows(loss, kind, message, x, target, options):
         loss.function(x, target, **options)
 
 
+@pytest.mark.each("template")
 @EACH
 def test_inplace_refuses_a_leaf(loss):
     with pytest.raises(ValueError, match="inplace=True needs logits that are an intermediate result, got a leaf that requires grad"):
         loss.function(X.clone().requires_grad_(), INDEX, inplace=True)
 
 
+@pytest.mark.each("template")
 @EACH
 def test_inplace_refuses_holes_and_overlaps(loss):
     for x in ((torch.rand(3, 8, requires_grad=True) * 1)[:, :4], torch.rand(3, 1, requires_grad=True).expand(3, 4)):

@@ -38,6 +38,7 @@ def both(loss, x, sample, upstream, change=lambda t: t, **options):
     return value.detach(), g
 
 
+@pytest.mark.each("template", "dtype")
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_gives_what_its_values_give(loss, dtype, device):
@@ -53,6 +54,7 @@ def test_gives_what_its_values_give(loss, dtype, device):
             assert torch.equal(gradient, g), (sample.name, options)
 
 
+@pytest.mark.each("template", "mode")
 @EACH
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_inplace(loss, mode, device):

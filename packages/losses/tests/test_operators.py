@@ -44,6 +44,7 @@ def operator_call(call, calls=1) -> tuple[str, tuple]:
     return operators.seen[-1]
 
 
+@pytest.mark.each("template")
 @EACH
 def test_opcheck(loss, device, all_cases):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -85,6 +86,7 @@ def test_schemas_match_their_arguments():
         assert arguments[-len(wanted) :] == wanted
 
 
+@pytest.mark.each("template")
 @EACH
 def test_compile_without_graph_breaks(loss, device, all_cases):
     """fullgraph, and no recompilation when the number of rows or a hyper-parameter changes."""
@@ -215,6 +217,7 @@ def test_compile_refuses_an_index_out_of_range(loss, device):
         compiled(sample.x, target)
 
 
+@pytest.mark.each("template")
 @EACH
 def test_fake_tensors(loss, device):
     """Shapes and dtypes without values, class indices too, as in torch's own tools."""
@@ -260,6 +263,7 @@ def test_export(loss, device):
     torch.testing.assert_close(program.module()(x, sample.target), Model()(x, sample.target))
 
 
+@pytest.mark.each("template")
 @EACH
 def test_torch_func(loss, device):
     sample = plain_sample(loss, device)
@@ -300,6 +304,7 @@ def test_forward_mode(loss, device):
     assert error(slope, (direction * exact.gradient).sum()) < 1e-5
 
 
+@pytest.mark.each("template")
 @EACH
 def test_autocast_takes_half_precision_logits(loss, device):
     sample = plain_sample(loss, device, torch.bfloat16)
