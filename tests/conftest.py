@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from warm import Warm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools"), str(ROOT / "tests")]
@@ -29,20 +32,23 @@ class Done:
 class Clone:
     """A copy of what a run needs, so that its default places (runs/, mlflow.db) are the test's own."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, warm: "Warm") -> None:
+        self.path, self.warm = path, warm
         self.script = "experiments/train.py"
         for name in ("experiments", "conf"):
             shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
-        self.env |= {"PYTHONUNBUFFERED": "1"}
+        self.env = environment()
 
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
         command = [sys.executable, self.script, *words]
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, cwd=self.path, env=self.env | env, **streams)
 
-    def run(self, *words: str, timeout: float = 240, **env: str) -> Done:
+    def run(self, *words: str, timeout: float = 240, fresh: bool = False, **env: str) -> Done:
+        """Run the script to its end. fresh: in a new Python, where its start is what is tested; it is also where the environment is."""
+        if not fresh and not env and self.env == self.warm.env:
+            ran = self.warm.run(self.script, words, self.path, timeout)
+            return Done(ran.returncode, ran.stdout, ran.seconds)
         before = processor_seconds()
         process = self.start(*words, **env)
         output, _ = process.communicate(timeout=timeout)
@@ -54,6 +60,12 @@ class Clone:
 
     def run_folders(self) -> list[Path]:
         return sorted((self.path / "runs").iterdir())
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the apps."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
+    return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def processor_seconds() -> float:
@@ -81,14 +93,24 @@ def key_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def warm(key_of_the_user: None) -> "Iterator[Warm]":
+    """What runs the apps without importing torch, MLflow and timm anew each time."""
+    from warm import Warm
+
+    process = Warm(environment())
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def clone(tmp_path: Path) -> Clone:
-    return Clone(tmp_path / "clone")
+def clone(tmp_path: Path, warm: "Warm") -> Clone:
+    return Clone(tmp_path / "clone", warm)
 
 
 @pytest.fixture(scope="session")
-def new_clone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Clone]:
-    return lambda: Clone(tmp_path_factory.mktemp("clone") / "main")
+def new_clone(tmp_path_factory: pytest.TempPathFactory, warm: "Warm") -> Callable[[], Clone]:
+    return lambda: Clone(tmp_path_factory.mktemp("clone") / "main", warm)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ SMALL = ["suite=small", "shape=64x10,256x1000", "milliseconds=2", "device=cpu"]
 
 def bench(clone, *words):
     clone.script = "experiments/bench.py"
-    return clone.run(*words, TRITON_INTERPRET="0")  # as for someone without a GPU
+    return clone.run(*words, fresh=True, TRITON_INTERPRET="0")  # as for someone without a GPU
 
 
 @pytest.fixture(scope="module")

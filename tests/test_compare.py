@@ -430,11 +430,11 @@ def test_of_several_tasks_the_newest_runs_is_compared(journal, look):
 
 def test_help_answers_at_once_and_cfg_prints(clone):
     clone.script = "experiments/compare.py"
-    done = clone.run("--help")
+    done = clone.run("--help", fresh=True)
     assert (done.status, done.seconds < 1) == (0, True)
     for text in ("sweep=", "baseline=loss=ce", "ui="):
         assert text in done.output
-    done = clone.run("--cfg", "where=loss=ce,data=digits")
+    done = clone.run("--cfg", "where=loss=ce,data=digits", fresh=True)
     assert yaml.safe_load(done.output)["where"] == ["loss=ce", "data=digits"]
     assert done.seconds < 2
 

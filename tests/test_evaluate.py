@@ -4,8 +4,6 @@ import csv
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,8 +31,7 @@ def trained(new_clone):
 
 
 def evaluate(clone, *words):
-    command = [sys.executable, "experiments/evaluate.py", *words]
-    return subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240)
+    return clone.warm.run("experiments/evaluate.py", words, clone.path, apart=True)
 
 
 def metrics(folder):

@@ -67,7 +67,7 @@ KNOWN_TO_CONFIGS = [
 @pytest.mark.parametrize(("words", "said"), KNOWN_TO_CONFIGS, ids=lambda value: " ".join(value))
 def test_mistake_known_to_the_configs(clone, words, said):
     before = clone.contents()
-    done = clone.run(*words)
+    done = clone.run(*words, fresh=True)
     assert done.status == 1, done.output
     assert "Traceback" not in done.output
     assert [text for text in said if text not in done.output] == [], done.output
@@ -246,7 +246,7 @@ def test_data_that_is_not_there_is_named(make_trainer, tmp_path, data, archive):
 
 
 def test_help_answers_at_once_with_groups_and_options(clone):
-    done = clone.run("--help")
+    done = clone.run("--help", fresh=True)
     assert done.status == 0
     assert done.seconds < 1
     for text in ("loss=focal model=resnet50", "preference_bce", "convnext_tiny", "cifar100", "--multirun"):

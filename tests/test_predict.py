@@ -39,8 +39,7 @@ def checkpoint(clone, name):
 
 
 def predict(clone, *words):
-    command = [sys.executable, "experiments/predict.py", *map(str, words)]
-    return subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240)
+    return clone.warm.run("experiments/predict.py", [*map(str, words)], clone.path, apart=True)
 
 
 def lines(folder):

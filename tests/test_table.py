@@ -1,8 +1,6 @@
 """Images and their labels in a table: one class, several, or numbers, with columns for the split, weights and groups."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -134,15 +132,13 @@ def test_numbers_of_one_or_more_columns_are_targets(make_trainer, pictures, tmp_
     torch.testing.assert_close(trainer.model.target_mean, ages.mean(0))
 
 
-def test_a_run_on_a_table_is_scored_again_and_predicts(pictures, tmp_path):
+def test_a_run_on_a_table_is_scored_again_and_predicts(pictures, tmp_path, warm):
     """From the command line, with a table whose images lie elsewhere."""
     (tmp_path / "tables").mkdir()
     file = written(pictures, tmp_path / "tables")
 
     def app(name, *more):
-        done = subprocess.run(
-            [sys.executable, ROOT / "experiments" / name, *more], cwd=tmp_path, capture_output=True, text=True, timeout=240
-        )
+        done = warm.run(str(ROOT / "experiments" / name), more, tmp_path, apart=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -161,13 +157,7 @@ def test_a_run_on_a_table_is_scored_again_and_predicts(pictures, tmp_path):
     assert {each["label"] for each in json.loads(line)["found"]} == {"cat", "dog", "owl"}
     table = pandas.read_csv(file)
     pandas.concat([table, table.assign(path="images/../" + table["path"])]).to_csv(file, index=False)
-    done = subprocess.run(
-        [sys.executable, ROOT / "experiments" / "evaluate.py", f"checkpoint=runs/{run.name}", "tracking=none"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = warm.run(str(ROOT / "experiments" / "evaluate.py"), [f"checkpoint=runs/{run.name}", "tracking=none"], tmp_path, apart=True)
     assert done.returncode == 1
     assert "the split holds out ones that it has seen" in done.stderr
 

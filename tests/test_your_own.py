@@ -133,8 +133,7 @@ def test_runs_and_their_store_are_in_the_folder_of_the_command(clone, tmp_path, 
     mine.mkdir()
 
     def app(name: str, *words: str) -> str:
-        command = [sys.executable, str(clone.path / "experiments" / f"{name}.py"), *words]
-        done = subprocess.run(command, cwd=mine, env=clone.env, capture_output=True, text=True, timeout=300)
+        done = clone.warm.run(str(clone.path / "experiments" / f"{name}.py"), words, mine, apart=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
