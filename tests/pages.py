@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from measure import MEASUREMENTS
+from packaging.requirements import Requirement
 
 from lab.comparison.schema import COMPARE, as_hydra
 from lab.config.settings import BENCH, load, load_for
@@ -171,6 +172,13 @@ def _project() -> dict[str, Any]:
 
 
 @functools.cache
+def _published() -> dict[str, dict[str, Any]]:
+    """Return the projects of `packages/` by the names of their distributions."""
+    projects = [tomllib.loads(path.read_text(encoding="utf-8"))["project"] for path in (ROOT / "packages").glob("*/pyproject.toml")]
+    return {project["name"]: project for project in projects}
+
+
+@functools.cache
 def _installed() -> set[str]:
     """Names of the packages that the locked environment is asked to have."""
     project = _project()
@@ -205,6 +213,11 @@ def check_command(line: str) -> None:
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)
+    if words[:2] == ["pip", "install"]:
+        for requirement in map(Requirement, words[2:]):
+            assert requirement.name in _published(), requirement.name
+            assert requirement.extras <= {*_published()[requirement.name].get("optional-dependencies", ())}, requirement.extras
+        return
     if words[:2] != ["uv", "run"]:
         assert words[0] in ("uv", "git", "python3") or os.access(ROOT / words[0], os.X_OK), words[0]
         _check_paths(words)
@@ -216,7 +229,7 @@ def check_command(line: str) -> None:
         words = words[2:]
     if "--package" in words:
         member = words[words.index("--package") + 1]
-        assert (ROOT / "packages" / member.removeprefix("lossforge-") / "pyproject.toml").is_file()
+        assert member in _published(), member
     elif words[0].endswith(".py"):
         assert (ROOT / words[0]).is_file()
         if words[0].startswith("experiments/"):
