@@ -89,7 +89,7 @@ SAMPLERS = ("balanced", "weighted")
 class ImagesConfig(DataConfig):
     """Images of one class each."""
 
-    image_size: int = number(32, "pixels a side that the model sees", least=8)
+    image_size: int = number(32, "pixels a side that the model sees", least=8, most=8192)
     mixup: float = number(0.0, "α of mixup, which blends pairs of images; 0: none", least=0)
     cutmix: float = number(0.0, "α of cutmix, which pastes a box of another image; 0: none", least=0)
     mix_probability: float = number(1.0, "share of the batches that mixup or cutmix changes", least=0, most=1)
@@ -133,7 +133,7 @@ class PhotosConfig(FoldConfig, ImagesConfig):
     """Images of any size, read by worker processes and resized as the model expects."""
 
     # of all other images a number; here None until `fill_from_model` sets it
-    image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8)  # type: ignore[assignment]
+    image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8, most=8192)  # type: ignore[assignment]
     crop_pct: float | None = number(None, "share of a held-out image's side that is seen; null: the model's", above=0, most=1)
     crop_mode: str | None = choice(None, "center", "border", "squash", meaning="how a held-out image is made square; null: the model's")
     interpolation: str | None = choice(None, "bilinear", "bicubic", "nearest", "lanczos", meaning="for resizing; null: the model's own")

@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from lab.config.errors import UserError, unknown
+from lab.runs.files import open_to_write, read_bytes, read_text
 
 FILE = "lossforge.yaml"
 """Below XDG_CONFIG_HOME, which is ~/.config by default."""
-VARIABLES = {"runs": "LOSSFORGE_RUNS", "tracking_uri": "MLFLOW_TRACKING_URI"}
+VARIABLES = {"runs": "LOSSFORGE_RUNS", "tracking_uri": "MLFLOW_TRACKING_URI", "max_pixels": "LOSSFORGE_MAX_PIXELS"}
 """What the file may set, and the variable that has precedence."""
 KEY = "lossforge/key"
 """The user's key, below XDG_STATE_HOME."""
@@ -47,13 +48,14 @@ def user_settings() -> Mapping[str, str]:
     except RuntimeError:  # the user has no home folder
         return {}
     try:
-        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        tree: Any = yaml.safe_load(read_text(path)) or {}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: settings by name are expected, such as runs: ~/runs; {', '.join(VARIABLES)} are taken.")
+    tree = {name: str(value) if name == "max_pixels" and value is not None else value for name, value in tree.items()}
     for name, value in tree.items():
         if name not in VARIABLES:
             raise unknown(f"{path}", str(name), VARIABLES)
@@ -98,15 +100,15 @@ def _key() -> bytes:
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
-            draft.touch(0o600)
-            draft.write_bytes(secrets.token_bytes(32))
+            with os.fdopen(open_to_write(draft, mode=0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
             try:
                 os.link(draft, path)  # if two processes make a key, the first one wins, with a complete file
             except FileExistsError:
                 pass
             finally:
                 draft.unlink()
-        key = path.read_bytes()
+        key = read_bytes(path)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return b""
     return key if len(key) >= 32 else b""

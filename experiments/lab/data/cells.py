@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError, first_line
+from lab.runs.files import refuse_special
 
 if TYPE_CHECKING:
     import pandas
 
 LONGEST = 2**20  # characters of a table's first line
+LARGEST = 2**34  # bytes of a table
 Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
@@ -40,12 +42,13 @@ def read_cells(file: Path, setting: str, separator: str | None = None) -> "panda
     import pandas
 
     try:
+        refuse_special(file, LARGEST)
         if file.suffix.lower() == ".parquet":
             table = pandas.read_parquet(file)
         else:
             separator = separator or delimiter_of(file)
             with warnings.catch_warnings(record=True, category=pandas.errors.ParserWarning, action="always") as dropped:
-                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator)
+                table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator, compression=None)
             if dropped:
                 _refuse_surplus(file, setting, len(table.columns), separator)
     except pandas.errors.EmptyDataError:

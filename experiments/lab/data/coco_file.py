@@ -32,10 +32,12 @@ from lab.data.images import (
     unreadable,
     with_slashes,
 )
+from lab.runs.files import UnfitFileError, read_bytes
 from lab.runs.formats import one_form
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area
+LARGEST = 2**34  # bytes of an annotation file
 VISIBLE = 0.5  # smallest share of a box inside the image; less is taken as a mistake, such as corners given as width and height
 
 
@@ -144,7 +146,9 @@ def read_coco(
 
 def _load(path: Path, setting: str) -> dict[str, Any]:
     try:
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(read_bytes(path, LARGEST))
+    except UnfitFileError as error:
+        raise UserError(f"{setting}={error}") from None
     except OSError as error:
         raise UserError(f"{setting}={path}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

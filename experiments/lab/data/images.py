@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,12 @@ from PIL import Image
 
 from lab.config.errors import UserError
 from lab.config.settings import ROOT
+from lab.config.user import user_default, user_file
 from lab.data.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
+from lab.runs.files import UnfitFileError, read_bytes, refuse_special, write_text
 from lab.runs.formats import visible
 
+MOST_PIXELS = 89_478_485  # Pillow's own limit, from which on it warns; a picture so large takes 1.5 GB in predict.py
 FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
 Entry = TypeVar("Entry")
@@ -85,8 +87,11 @@ class Faults:
 
 def refuse_pipe(path: ImageFile) -> None:
     """Raise CorruptError for a path that is not a regular file, because opening a pipe waits for ever; OSError if there is nothing."""
-    if not isinstance(path, ImageBytes) and not stat.S_ISREG(os.stat(path).st_mode):
-        raise CorruptError("is not a regular file")
+    if not isinstance(path, ImageBytes):
+        try:
+            refuse_special(path)
+        except UnfitFileError:
+            raise CorruptError("is not a regular file") from None
 
 
 def is_inside(path: str, folder: str | Path) -> bool:
@@ -138,11 +143,39 @@ def open_any_mode(path: ImageFile) -> Image.Image:
         one of UNREADABLE.
     """
     refuse_pipe(path)
+    most_pixels()
     image = Image.open(path, formats=FORMATS)
+    try:
+        refuse_pixels(image.width, image.height)
+    except CorruptError:
+        image.close()
+        raise
     if image.format == "TIFF":
         # without a name Pillow does not map the file into memory, where it mixes up grey pixels that EXIF turns on their side
         image.filename = ""
     return image
+
+
+@cache
+def most_pixels() -> int:
+    """Return the most pixels of an image: LOSSFORGE_MAX_PIXELS, else the user's file, else MOST_PIXELS. Pillow's own limit follows it.
+
+    Raises:
+        UserError: it is not a number of pixels.
+    """
+    given = user_default("max_pixels")
+    if given is not None and not (given.isdecimal() and 0 < len(given) < 16 and int(given)):
+        raise UserError(f"LOSSFORGE_MAX_PIXELS, or max_pixels of {user_file()}: {given}; the most pixels of an image are expected.")
+    Image.MAX_IMAGE_PIXELS = int(given or MOST_PIXELS)
+    return Image.MAX_IMAGE_PIXELS
+
+
+def refuse_pixels(width: int, height: int) -> None:
+    """Raise CorruptError for more pixels than `most_pixels`, before they are decoded: a small file may hold very many."""
+    if width * height > most_pixels():
+        raise CorruptError(
+            f"has {width} x {height} pixels; at most {most_pixels():,} are read, and LOSSFORGE_MAX_PIXELS sets another limit"
+        )
 
 
 def open_image(path: ImageFile) -> Image.Image:
@@ -272,13 +305,10 @@ def cached(fault: Callable[[Entry], str], images: dict[int, Entry], about: Seque
     stamp = CACHE / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
     wrong: set[str] | None = None
     with contextlib.suppress(OSError, ValueError, TypeError):
-        wrong = set(json.loads(stamp.read_bytes()))
+        wrong = set(json.loads(read_bytes(stamp, 2**28)))
     if wrong is not None:
         return _faulty({image_id: images[image_id] for image_id, name in names.items() if name in wrong}, fault)
     found = _faulty(images, fault)
-    with contextlib.suppress(OSError):  # without a writable folder the next start checks all images again
-        CACHE.mkdir(parents=True, exist_ok=True)
-        draft = stamp.with_name(f".{stamp.name}.{os.getpid()}")
-        draft.write_text(json.dumps([names[image_id] for image_id in found]))
-        draft.replace(stamp)
+    with contextlib.suppress(UserError):  # without a writable folder the next start checks all images again
+        write_text(stamp, json.dumps([names[image_id] for image_id in found]))
     return found

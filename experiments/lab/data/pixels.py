@@ -15,7 +15,7 @@ from PIL import Image, ImageSequence
 from torch import Tensor
 
 from lab.data.exif import turned
-from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, open_any_mode, read_rgb, refuse_pipe
+from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, open_any_mode, read_rgb, refuse_pipe, refuse_pixels
 from lab.data.sets import Norm
 
 MOST = 1000  # images by which mean and deviation are measured
@@ -99,8 +99,7 @@ def _deep_png(path: ImageFile) -> Any:
         if not head.startswith(PNG) or head[24:] != b"\x10":
             return None
         width, height = struct.unpack(">II", head[16:24])
-        if Image.MAX_IMAGE_PIXELS and width * height > 2 * Image.MAX_IMAGE_PIXELS:  # as Pillow refuses other images
-            raise CorruptError(f"has {width} x {height} pixels; at most {2 * Image.MAX_IMAGE_PIXELS:,} are read")
+        refuse_pixels(width, height)
         content = bytearray(head + file.read())
     from torchvision.io import ImageReadMode, decode_image
 
@@ -122,6 +121,7 @@ def _numbers(path: ImageFile) -> Any:
         held = file.seek(0, os.SEEK_END) - first
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > held:
             raise CorruptError(f"is cut off: its header says {dtype} of the shape {shape}, and {held:,} bytes follow")
+        refuse_pixels(*(*shape, 1, 1)[:2])
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
 

@@ -12,6 +12,7 @@ from lab.config.errors import UserError, unknown
 from lab.config.objects import find
 from lab.config.schema import OptimConfig
 from lab.processes.parallel import Parts, own_part
+from lab.runs.parts import fault_of_optimizer
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
 # No optimiser says whether it may step a part of a tensor, so they are listed, and tests step each over two processes.
@@ -25,6 +26,11 @@ BY_TENSOR = {"Lamb", "Lars", "Muon"}
 
 
 OWN = "custom"
+OF_SETTINGS = (
+    *("fused", "foreach", "capturable", "differentiable", "maximize", "decoupled_weight_decay"),
+    *("initial_lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad"),
+)
+"""Values of a parameter group that no step changes."""
 
 
 def check_optimizer(config: OptimConfig) -> None:
@@ -205,12 +211,18 @@ class Updater:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state; the schedule follows from the count and this run's length."""
+        """Continue from a state; the schedule follows from the count and this run's length.
+
+        Raises:
+            UserError: a part of the state is not of this optimiser.
+        """
+        if said := fault_of_optimizer(state["optimizer"], self.optimizer.param_groups, whole=not self.parts.sharded):
+            raise UserError(f"the checkpoint's {said}.")
         optimizer = self.parts.spread(state["optimizer"])
         if self.on_parts:
             optimizer = optimizer | {"state": tree_map(own_part, optimizer["state"])}
-        # how to step is decided by this run: a run of an earlier version may have stepped sharded parameters otherwise
-        ways = [{way: group[way] for way in ("fused", "foreach", "capturable") if way in group} for group in self.optimizer.param_groups]
+        # how to step is decided by this run's settings, not by the file
+        ways = [{way: group[way] for way in OF_SETTINGS if way in group} for group in self.optimizer.param_groups]
         groups = [saved | way for saved, way in zip(optimizer["param_groups"], ways, strict=True)]
         self.optimizer.load_state_dict(optimizer | {"param_groups": groups})
         self._make_buffers()

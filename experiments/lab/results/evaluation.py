@@ -120,11 +120,13 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     from lab.tracking.datasets import data_sets
     from lab.training.assemble import assemble
     from lab.training.console import LOG, Console
+    from lab.training.failures import explained
 
     config, state = settings.config, saved.state
     if onnx:
         check_export(config)
-    trainer = assemble(settings, norm=Norm(**state["norm"]))
+    with explained(config):
+        trainer = assemble(settings, norm=Norm(**state["norm"]))
     task, data = trainer.task, trainer.data
     if data.classes != state["classes"]:
         said = f"data={config.data.name} has the classes {_listed(data.classes)}; the model knows {_listed(state['classes'])}."
@@ -161,7 +163,8 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
             said = task.samples(output, batch)
             rows.extend({"sample": loader.keys[i]} | each for i, each in zip(batch.index.tolist() if said else [], said, strict=True))
 
-        result = trainer.evaluate(model, loader, see)
+        with explained(config, trainer.device, run.folder):
+            result = trainer.evaluate(model, loader, see)
         values = result.values
         run.folder.metrics(state["updates"], {f"{split}/{key}": value for key, value in result.values.items()})
         run.folder.evaluation(state["updates"], result.tree())

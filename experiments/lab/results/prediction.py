@@ -125,9 +125,12 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
     from lab.data.pixels import read_image
     from lab.runs.machine import pick_device
     from lab.runs.predict import predictor
+    from lab.training.failures import explained
 
     config = asked.settings.config
-    predict_one = predictor(config, asked.state, pick_device(config.trainer.device), top=asked.top, score=asked.score)
+    device = pick_device(config.trainer.device)
+    with explained(config):
+        predict_one = predictor(config, asked.state, device, top=asked.top, score=asked.score)
     begin_work()
     for path in asked.files:
         try:
@@ -135,7 +138,9 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
         except UNREADABLE as error:
             yield path, None, reason(error)
             continue
-        yield path, image, predict_one(image)
+        with explained(config):
+            prediction = predict_one(image)
+        yield path, image, prediction
 
 
 def predict(asked: AskedPrediction) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickletools
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor
 
 from lab.config.errors import UserError
-from lab.runs.files import write_whole
+from lab.runs.files import open_to_read, write_whole
 
 DIGEST = "sha256"
 """The name in a safetensors file's metadata of the digest of all else that the file holds."""
+
+ALLOCATING = ("builtins bytearray", "__builtin__ bytearray", "torch Tensor", "torch._tensor Tensor")
+"""What torch.load would call with a number of bytes or a shape, and what does not come from the file then fills the memory."""
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -45,16 +49,34 @@ def load(path: Path) -> dict[str, Any]:
     """Read what `save` wrote.
 
     Raises:
-        UserError: a part of the file does not match its checksum, which torch.load would not check.
+        UserError: a part of the file does not match its checksum, which torch.load would not check, or would take more memory than it has.
     """
     try:
-        with zipfile.ZipFile(path) as file:
+        with open_to_read(path) as opened, zipfile.ZipFile(opened) as file:
+            _refuse_more(path, file)
             part = file.testzip()
+    except UserError:
+        raise
     except Exception as error:  # zipfile raises many kinds of errors for a damaged archive
         raise _damaged(path, f"its directory cannot be read ({error})") from None
     if part is not None:
         raise _damaged(path, f"the checksum of its part {part.partition('/')[2] or part} is wrong")
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _refuse_more(path: Path, file: zipfile.ZipFile) -> None:
+    """Raise UserError for a file that is small and would fill the memory: compressed, or by a call that allocates.
+
+    What `save` writes is not compressed, and calls nothing but torch's functions that put tensors together.
+    """
+    size = path.stat().st_size
+    if (unpacked := sum(part.file_size for part in file.infolist())) > size:
+        raise _damaged(path, f"it unpacks to {unpacked:,} bytes from {size:,}, and a checkpoint is not compressed")
+    for part in file.infolist():
+        if part.filename.endswith("data.pkl"):
+            for code, argument, _ in pickletools.genops(file.read(part)):
+                if code.name == "GLOBAL" and argument in ALLOCATING:
+                    raise _damaged(path, f"it holds a {str(argument).replace(' ', '.')}, which train.py does not save")
 
 
 def load_weights(path: Path) -> dict[str, Any]:

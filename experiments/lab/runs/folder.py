@@ -15,9 +15,9 @@ from typing import Any
 
 from lab.config.errors import UserError
 from lab.config.masks import mapped, masked
-from lab.runs.files import refuse_links, remove_unfinished, sha256_of, unwritable, write_text
+from lab.runs.files import open_to_read, open_to_write, refuse_links, remove_unfinished, sha256_of, unwritable, write_text
 from lab.runs.origin import written
-from lab.runs.records import NAME, History, identity_of, read_history, record_of
+from lab.runs.records import LONGEST, NAME, History, identity_of, read_history, record_of
 from lab.tracking.uploader import read_state
 
 LOCK = ".lock"
@@ -67,7 +67,7 @@ class RunFolder:
         self.history: History = read_history(path)
         self.clock = max(time.time(), self.history.time) - _uptime()
         try:
-            self.file = os.open(path / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self.file = open_to_write(path / NAME, os.O_WRONLY | os.O_APPEND, 0o644)
             os.ftruncate(self.file, self.history.size)
             remove_unfinished(path, path / "checkpoints")
         except OSError as error:
@@ -178,15 +178,15 @@ def copied_from(path: Path, history: History) -> Path | None:
 
 
 def _first_line(path: Path) -> bytes:
-    with (path / NAME).open("rb") as file:
-        return file.readline()
+    with open_to_read(path / NAME) as file:
+        return file.readline(LONGEST)
 
 
 def _locked(path: Path) -> bool | None:
     """Return whether another process has the folder's lock, without taking it; None if the file system has no locks."""
     asked = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        with (path / LOCK).open("rb") as file:
+        with open_to_read(path / LOCK) as file:
             return bool(struct.unpack("hhqqi0q", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
     except FileNotFoundError:
         return False
@@ -202,7 +202,7 @@ def _uptime() -> float:
 def _claim(path: Path) -> int:
     """Open and lock a file; the system releases the lock when this process ends in any way, and child processes do not inherit it."""
     try:
-        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_to_write(path / LOCK, os.O_RDWR, 0o644)
     except OSError as error:
         raise unwritable(path / LOCK, error) from None
     try:

@@ -30,13 +30,15 @@ def one_form(name: str) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a value for a CSV file: put an apostrophe before a text that a spreadsheet would calculate; keep numbers."""
-    if not isinstance(value, str) or not value.startswith(FORMULA):
+    """Return a value for a CSV file: `visible`, with an apostrophe before a text that a spreadsheet would calculate; numbers stay."""
+    if not isinstance(value, str):
         return value
+    if not value.startswith(FORMULA):
+        return visible(value)
     with contextlib.suppress(ValueError):
         float(value)
         return value
-    return f"'{value}"
+    return f"'{visible(value)}"
 
 
 def csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, language: str) -> str:
-    """Return a text as a code block; its fence is longer than any in the text."""
+    """Return a text as a code block, `visible`; its fence is longer than any in the text."""
+    text = visible(text)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"

@@ -20,6 +20,7 @@ import yaml
 from lab.config.errors import UserError
 from lab.config.settings import given_names
 from lab.config.user import has_key, hmac_of
+from lab.runs.files import read_text
 
 GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
 """Groups that every run's settings have."""
@@ -170,7 +171,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     """Return a run's settings; None if its folder has no readable ones."""
     path = folder / "config.yaml"
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        text = read_text(path) if path.is_file() else ""
         tree = yaml.load(text, yaml.CSafeLoader) if _is_shallow(text) else None
     except Exception:  # a value that is not of the type that it is marked with raises any error
         return None
@@ -192,7 +193,7 @@ def origin_of(folder: Path) -> Origin:
     tree = read_config(folder)
     if tree is None:
         return Origin.STRANGER
-    *_, last = (folder / "config.yaml").read_text(encoding="utf-8").rstrip("\n").splitlines()
+    *_, last = read_text(folder / "config.yaml").rstrip("\n").splitlines()
     return origin(tree, last.removeprefix(MARK), folder)
 
 

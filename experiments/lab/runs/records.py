@@ -4,14 +4,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import IO, Any
 
 from lab.config.errors import UserError
+from lab.runs.files import open_to_read
 
 NAME = "metrics.jsonl"
+LONGEST = 2**28  # bytes of a record
 
 
 @dataclass
@@ -133,9 +136,9 @@ def records_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 def identity_of(folder: Path) -> bytes:
     """Return the line that makes a run itself, wherever its folder is: its first record, or the last that says it is a copy."""
-    with (folder / NAME).open("rb") as file:
-        found = file.readline()
-        for line in file:
+    with open_to_read(folder / NAME) as file:
+        found = file.readline(LONGEST)
+        for line in _lines(file):
             if line.startswith(b'{"kind": "fork"'):
                 found = line
     return found
@@ -143,9 +146,14 @@ def identity_of(folder: Path) -> bytes:
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
     """Yield a file's lines from an offset on; skip a last line without an end, because its process was killed while writing it."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         file.seek(start)
-        yield from takewhile(lambda line: line.endswith(b"\n"), file)
+        yield from takewhile(lambda line: line.endswith(b"\n"), _lines(file))
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield a file's lines; one that is longer than any record is cut off, so that it does not fill the memory."""
+    return iter(partial(file.readline, LONGEST), b"")
 
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:

@@ -133,7 +133,7 @@ def restore(trainer: Any, earlier: Earlier, state: dict[str, Any]) -> None:
     except UserError:
         raise
     except Exception as error:  # an altered part can raise any error of torch or Python
-        reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        reason = (str(error).strip().splitlines() or [""])[-1].strip()[:300]
         raise UserError(
             f"resume={earlier.checkpoint}: is damaged, or of another version: {type(error).__name__}: {reason}\n"
             "Take another checkpoint of the run, or begin it anew without resume=."

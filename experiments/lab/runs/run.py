@@ -18,7 +18,7 @@ from lab.config.settings import Settings
 from lab.config.user import runs_folder
 from lab.runs.files import write_text
 from lab.runs.folder import RunFolder
-from lab.runs.formats import markdown_code, markdown_text
+from lab.runs.formats import markdown_code, markdown_text, visible
 from lab.tracking.store import NOTE, RUN_PAGE
 from lab.tracking.uploader import MlflowUploader, checked_uri
 from lab.tracking.writers import WriterThread, check_writers
@@ -209,7 +209,7 @@ def description(table: dict[str, str]) -> str:
 
 def write_error(folder: RunFolder, text: str) -> None:
     """Write the error output of a failed run as an artifact."""
-    write_text(folder.path / "error.txt", masked(text))
+    write_text(folder.path / "error.txt", visible(masked(text)))
     folder.artifact(folder.path / "error.txt")
 
 

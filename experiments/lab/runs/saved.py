@@ -2,10 +2,9 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from lab.config.schema import FolderConfig, ShardsConfig, TableConfig, TrackingC
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.data.listing import held_out_folder
-from lab.runs.files import sha256_of
-from lab.runs.origin import Origin, are_settings, checked, is_trusted, naming_code, origin
+from lab.runs.files import open_to_read, sha256_of
+from lab.runs.origin import Origin, checked, is_trusted, naming_code, origin
 from lab.runs.records import NAME, read_history
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
@@ -123,8 +122,7 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None, anywhere
         UserError: the store has no such run, or the run no such artifact, or it is at a place that is refused.
     """
     from lab.comparison.runs import Store
-    from lab.tracking.places import outside
-    from lab.tracking.store import files_at, reason
+    from lab.tracking.store import RefusedError, files_at, reason
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     place = tracking_uri(TrackingConfig(uri=uri))
@@ -132,11 +130,11 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None, anywhere
     with tempfile.TemporaryDirectory() as folder:
         try:
             location = client.get_run(run_id).info.artifact_uri
-            if said := outside(place, location, anywhere):
-                raise UserError(f"checkpoint={name}: {masked(place)}: {said}")
-            path = Path(files_at(place, location).download_artifacts(artifact, folder))
+            path = Path(files_at(place, location, [artifact], anywhere=anywhere).download_artifacts(artifact, folder))
         except UserError:
             raise
+        except RefusedError as error:
+            raise UserError(f"checkpoint={name}: {masked(place)}: {error}") from None
         except Exception as error:  # each kind of store raises other errors
             raise UserError(f"checkpoint={name}: {masked(place)} has no {artifact} of such a run: {reason(error, place)}") from None
         return Saved(name, load_checkpoint(path), {"uri": masked(place), "run_id": run_id})
@@ -278,35 +276,6 @@ def without_teacher(tree: dict[str, Any]) -> dict[str, Any]:
     return tree if spec is None or spec.scored_as is None else tree | {"task": spec.scored_as(tree["task"])}
 
 
-def _are_weights(value: Any) -> bool:
-    from torch import Tensor
-
-    return isinstance(value, dict) and all(isinstance(name, str) and isinstance(each, Tensor) for name, each in value.items())
-
-
-def _is_norm(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"mean", "std"}
-        and all(isinstance(each, (list, tuple)) and all(isinstance(number, (int, float)) for number in each) for each in value.values())
-        and 0 < len(value["mean"]) == len(value["std"])
-        and all(isfinite(number) for number in value["mean"])
-        and all(0 < number < inf for number in value["std"])
-    )
-
-
-PARTS_OF_STATE: dict[str, Callable[[Any], bool]] = {
-    "config": are_settings,
-    "model": _are_weights,
-    "ema": lambda value: value is None or _are_weights(value),
-    "classes": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-    "norm": _is_norm,
-    **dict.fromkeys(("updates", "samples", "epoch", "batch", "skipped", "count"), lambda value: isinstance(value, int)),
-    **dict.fromkeys(("tracking", "values", "best", "clock", "launches", "nonfinite"), lambda value: isinstance(value, dict)),
-}
-"""What every checkpoint holds, and whether a value can be that."""
-
-
 def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     """Read a .pt or .safetensors file, the value of `setting`.
 
@@ -321,7 +290,9 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{setting}={path}: no such file.")
     other = path.suffix == ".safetensors"
-    if not other and not zipfile.is_zipfile(path):  # torch's unpickler gives no clear error
+    with open_to_read(path) as file:
+        archive = file.read(4) == b"PK\3\4"  # by which torch takes a file for an archive
+    if not other and not (archive and zipfile.is_zipfile(path)):  # torch's unpickler gives no clear error
         raise UserError(f"{setting}={path}: cannot be read: it is not a checkpoint, or only a part of one ({path.stat().st_size} bytes).")
     try:
         return (checkpoint.load_weights if other else checkpoint.load)(path)
@@ -343,12 +314,13 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     Raises:
         UserError: the file does not exist, or train.py did not save it.
     """
+    from lab.runs.parts import fault
+
     state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):
         raise UserError(f"{setting}={path}: is none that this version's train.py saved.")
-    wrong = [name for name, fits in PARTS_OF_STATE.items() if name in state and not fits(state[name])]
-    if wrong:
-        raise UserError(f"{setting}={path}: is damaged: {', '.join(wrong)} in it are not what train.py saves.")
+    if wrong := fault(state):
+        raise UserError(f"{setting}={path}: is damaged, or not of train.py: {wrong}.")
     return state | {"origin": origin(state["config"], state.get("signature"), path.parent.parent)}
 
 

@@ -16,7 +16,7 @@ import yaml
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, load, quoted
-from lab.runs.files import try_lock
+from lab.runs.files import open_to_append, read_text, try_lock
 from lab.runs.folder import RunFolder, running
 from lab.runs.formats import visible
 from lab.runs.records import History, read_history
@@ -42,7 +42,7 @@ def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config:
         watched: whether the sweep's process is on this host, so that the job can end when that process has ended.
     """
     folder = Path(sweep)
-    jobs = yaml.safe_load((folder / PLAN).read_text(encoding="utf-8"))["jobs"]
+    jobs = yaml.safe_load(read_text(folder / PLAN))["jobs"]
     name, overrides = jobs[config.job]["name"], jobs[config.job]["words"]
     stop = Stop(folder, watched=watched)
     title = f"job {config.job + 1}/{len(jobs)} {name}"
@@ -77,7 +77,7 @@ class Attempt:
         self.size = self.resumed.size if self.resumed else 0
         self.said = b""  # the end of what the process wrote to stderr
 
-    def run(self, overrides: list[str], lock: IO[str], gpus: Sequence[str], shown: bool, stop: Stop) -> None:
+    def run(self, overrides: list[str], lock: IO[bytes], gpus: Sequence[str], shown: bool, stop: Stop) -> None:
         if self.resumed:
             print(f"{self.title}: continues {self.resumed.path.name}", flush=True)
             overrides = [f"resume={quoted(self.resumed.path)}", *(word for word in overrides if is_tracking(word))]
@@ -91,7 +91,7 @@ class Attempt:
         score = f", {run.monitor} {run.score:.4g}" if run.score is not None else ""
         print(visible(f"{self.title}: {(run.status or 'cut off').lower()}{score}{f', {run.error}' if run.error else ''}"), flush=True)
 
-    def _slot(self, gpus: Sequence[str]) -> tuple[IO[str] | None, dict[str, str]]:
+    def _slot(self, gpus: Sequence[str]) -> tuple[IO[bytes] | None, dict[str, str]]:
         """Lock the lowest number that no running job of this host has; return the lock, and an environment with this number's GPU."""
         if not gpus or self.settings.config.trainer.device not in ("auto", "cuda"):
             return None, {}
@@ -131,7 +131,7 @@ class Attempt:
         if shown:
             return os.fdopen(os.dup(sys.stderr.fileno()), "wb", buffering=0)
         (self.sweep / "logs").mkdir(exist_ok=True)
-        return (self.sweep / "logs" / f"{self.name}.log").open("ab", buffering=0)
+        return open_to_append(self.sweep / "logs" / f"{self.name}.log")
 
     def _copy(self, source: IO[bytes], output: IO[bytes]) -> None:
         while text := os.read(source.fileno(), 65536):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from lab.runs.files import read_text, write_text
 from lab.runs.folder import gone
 
 FILE = ".stop"
@@ -37,7 +38,7 @@ class Stop:
     def requested(self) -> str:
         """Return '' (go on), 'stop' (save a checkpoint and end), 'kill' (end at once) or 'leave' (end without waiting for jobs)."""
         try:
-            return self.file.read_text(encoding="utf-8")
+            return read_text(self.file)
         except FileNotFoundError:
             return "stop" if self.watched and gone(self.sweep) else ""
 
@@ -57,5 +58,5 @@ class Stop:
         if now - self.seen < PAUSE or (wish := next(self.wishes, None)) is None:
             return
         self.seen = now
-        self.file.write_text(wish, encoding="utf-8")
+        write_text(self.file, wish)
         print(SAID[wish], file=sys.stderr, flush=True)

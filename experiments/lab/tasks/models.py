@@ -64,7 +64,7 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
         options["img_size"] = image_size
     try:
         return timm.create_model(timm_name(config.name), pretrained=config.pretrained, **(options | config.args))
-    except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
+    except Exception as error:  # an argument that timm looks up or calculates with raises any error
         reason = first_line(error)
         if config.pretrained:
             reason += f" (model.pretrained=true needs the network once, for the weights of {config.name})"

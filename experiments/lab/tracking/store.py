@@ -1,19 +1,19 @@
 """One run in an MLflow store. Every call here may be repeated, because an answer can be lost after its request was executed."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.config.errors import UserError
 from lab.config.masks import masked
-from lab.runs.files import UNFINISHED
+from lab.runs.files import UNFINISHED, locked
 from lab.tracking.names import valid_name, valid_text
-from lab.tracking.places import outside, sqlite_file
+from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write, sqlite_file
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
@@ -119,7 +119,8 @@ class Store:
         with tempfile.TemporaryDirectory() as place:
             of = {"run_id": self.run_id, "model_id": model.model_id, "location": model.artifact_location}
             write_model(exported, record, Path(place), **of)
-            self._files_at(model.artifact_location).log_artifacts(place)
+            names = [str(path.relative_to(place)) for path in Path(place).rglob("*")]
+            self._files_at(model.artifact_location, names).log_artifacts(place)
         outputs = run.outputs.model_outputs if run.outputs else []
         if model.model_id not in [output.model_id for output in outputs]:
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record["step"])])
@@ -173,19 +174,10 @@ class Store:
         except MlflowException as error:  # MLflow reports it as an internal error, like a failing store's
             raise RefusedError(f"{path.name}: {error}") from None
         self._place = self._place or self.client.get_run(self.run_id).info.artifact_uri
-        self._files_at(self._place).log_artifact(str(path), folder or None)
+        self._files_at(self._place, [os.path.join(folder, path.name)]).log_artifact(str(path), folder or None)
 
-    def _files_at(self, location: str) -> Any:
-        """Return MLflow's access to the files at a location of the store.
-
-        It is opened by the location that was checked, not by a run's id, because an SQLite file can change a location by triggers.
-
-        Raises:
-            RefusedError: the location is outside of the store's folder.
-        """
-        if said := outside(self.uri, location, self.artifacts_outside):
-            raise RefusedError(said)
-        return files_at(self.uri, location)
+    def _files_at(self, location: str, names: Iterable[str]) -> Any:
+        return files_at(self.uri, location, names, anywhere=self.artifacts_outside)
 
     def address(self) -> str | None:
         """Return the address of the run's page in MLflow's UI; None before the run exists there."""
@@ -211,7 +203,8 @@ class Store:
                 if database and not database.exists():
                     # under another name first: if the process ends while MLflow makes it, MLflow could never open it again
                     draft = database.with_name(f"{UNFINISHED}{database.name}")
-                    draft.unlink(missing_ok=True)
+                    for ending in ("", *SQLITES):
+                        draft.with_name(f"{draft.name}{ending}").unlink(missing_ok=True)
                     client_of(f"sqlite:///{draft}")
                     draft.replace(database)
                 self._client = client_of(self.uri)
@@ -314,8 +307,10 @@ def set_environment(uri: str, *, writes: bool = False) -> None:
 
 
 def client_of(uri: str) -> Any:
-    """Return MLflow's client of a store that has answered a first request."""
+    """Return MLflow's client of a store that has answered a first request; raise as `refuse_links_to_write`."""
     set_environment(uri)
+    if database := sqlite_file(uri):
+        refuse_links_to_write(database)
     from mlflow.tracking import MlflowClient
 
     for name in ("alembic", "mlflow"):
@@ -325,16 +320,33 @@ def client_of(uri: str) -> Any:
     return client
 
 
-def files_at(uri: str, location: str) -> Any:
-    """Return MLflow's access to the files at a location, which a store names."""
+def files_at(uri: str, location: str, names: Iterable[str], *, anywhere: bool) -> Any:
+    """Return MLflow's access to files at a location, which a store names.
+
+    It is opened by the location that was checked, not by a run's id, because an SQLite file can change a location by triggers.
+
+    Args:
+        uri: the store's address.
+        location: the folder of the files.
+        names: the files that will be written or read, relative to it.
+        anywhere: whether they may be outside of the store's folder.
+
+    Raises:
+        RefusedError: they are.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    return get_artifact_repository(location, tracking_uri=uri)
+    if said := outside(uri, location, anywhere):
+        raise RefusedError(said)
+    found = get_artifact_repository(location, tracking_uri=uri)
+    if (place := getattr(found, "artifact_dir", None)) and not anywhere and (said := leads_outside(uri, place, names)):
+        raise RefusedError(said)
+    return found
 
 
 def reason(error: BaseException, uri: str) -> str:
     """Return in one line what went wrong: the system's message if a server was not reached, else the error."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, (RefusedError, UserError)):
         return str(error)
     for each in _within(error, set()):
         # errors of the system, not of libraries around them, and not about a file
@@ -365,9 +377,5 @@ def _lock_of(uri: str) -> Iterator[None]:
     if database is None:
         yield
         return
-    with database.with_name(f"{database.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+    with locked(database.with_name(f"{database.name}{LOCK}")):
+        yield

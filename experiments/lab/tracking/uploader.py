@@ -20,9 +20,10 @@ from lab.config.errors import UserError
 from lab.config.masks import MASK, masked
 from lab.config.schema import TrackingConfig
 from lab.config.user import has_key, is_sealed, seal, user_default
-from lab.runs.files import try_lock, write_text
-from lab.runs.formats import visible
+from lab.runs.files import read_text, try_lock, write_text
+from lab.runs.formats import markdown_code, visible
 from lab.runs.records import identity_of, lines_of
+from lab.tracking.names import valid_name
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment
 
@@ -370,8 +371,12 @@ class MlflowUploader(threading.Thread):
 
 
 def _harmless(tags: dict[str, str]) -> dict[str, str]:
-    """Return a stranger's tags without those that MLflow acts on, such as the run under which one is nested."""
-    return {name: value for name, value in tags.items() if name == NOTE or not name.startswith("mlflow.")}
+    """Return a stranger's tags without those that MLflow acts on, such as the run under which one is nested.
+
+    MLflow shows the description as Markdown, whose pictures a browser fetches from their address; so it becomes a block of code.
+    """
+    kept = {name: value for name, value in tags.items() if not valid_name(name).startswith("mlflow.")}
+    return kept | ({NOTE: markdown_code(str(tags[NOTE]), "")} if NOTE in tags else {})
 
 
 def not_taken(aside: list[str]) -> str:
@@ -385,7 +390,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     uri has no credentials; for key see `run_key`, for seal `is_own`.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = json.loads(read_text(folder / STATE))
         return {name: state[name] for name, kind in STATE_KINDS.items() if isinstance(state, dict) and isinstance(state.get(name), kind)}
     return {}
 

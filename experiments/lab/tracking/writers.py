@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lab.config.errors import UserError
 from lab.config.masks import masked
 from lab.config.schema import TrackingConfig
-from lab.runs.files import write_text
+from lab.runs.files import read_text, write_text
 from lab.runs.formats import markdown_text
 from lab.tracking.uploader import print_now, records_from, run_key
 
@@ -149,7 +149,7 @@ class WriterThread(threading.Thread):
         return self._offset() < (self.folder / "metrics.jsonl").stat().st_size
 
     def _offset(self) -> int:
-        return int(json.loads(self.state.read_text(encoding="utf-8"))["offset"]) if self.state.is_file() else 0
+        return int(json.loads(read_text(self.state))["offset"]) if self.state.is_file() else 0
 
     def _write_all(self) -> None:
         records = (record for record, _ in records_from(self.folder, 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config.masks import masked
+from lab.runs.files import open_to_append
 from lab.runs.formats import visible
 
 LOG = "log.txt"
@@ -49,8 +50,8 @@ class Console:
     def note(self, text: str) -> None:
         """Append a text with the time to the log file, if there is one; a disk that is full does not end the run."""
         if self.log is not None:
-            with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(masked(text))}\n")
+            with contextlib.suppress(OSError), open_to_append(self.log) as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(masked(text))}\n".encode())
 
     def advance(self, done: int) -> None:
         if self.bar is not None:

@@ -386,6 +386,10 @@ class Trainer:
                 f"the run was one of {len(state['rng'])} processes, each with its part of every batch; this is one of "
                 f"{distributed.ranks()}. Go on with as many: torchrun's --nproc-per-node times --nnodes, or no torchrun for one."
             )
+        limits = {"epoch": self.settings.epochs, "batch": len(data.train), "updates": self.updates, "count": self.updates}
+        limits |= {"skipped": state["updates"]}
+        if wrong := [name for name, most in limits.items() if state[name] > most]:
+            raise UserError(f"the checkpoint's {wrong[0]}: {state[wrong[0]]}; at most {limits[wrong[0]]} is expected under these settings.")
         self.parallel.load_model_state(state["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])

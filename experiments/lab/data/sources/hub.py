@@ -4,6 +4,7 @@ Rows are read as Arrow holds them, because the library's own decoding opens the 
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
 from lab.data.split import held_out_by
+from lab.runs.files import LARGEST, read_text, refuse_special
 from lab.runs.formats import one_form
 
+STATE = "state.json"  # describes a part of a data set that save_to_disk wrote
 HELD_OUT = ("validation", "valid", "val", "dev")
 MOST_CLASSES = 10000
 
@@ -108,13 +111,14 @@ def _opened(config: HubConfig) -> Any:
     import datasets
 
     local = absolute(config.path, "")
+    parted, single = (local / "dataset_dict.json").is_file(), (local / STATE).is_file()
+    if local.is_dir():
+        _refuse_unfit(local, _folders(config), saved=parted or single)
     try:
-        if local.is_dir() and (local / "dataset_dict.json").is_file():
+        if parted:
             return datasets.load_from_disk(str(local))
-        if local.is_dir() and (local / "state.json").is_file():
+        if single:
             return datasets.DatasetDict({"train": datasets.load_from_disk(str(local))})
-        if local.is_dir():
-            _refuse_leading_out(local, _folders(config))
         return datasets.load_dataset(str(local) if local.exists() else config.path, config.subset)
     except UserError:
         raise
@@ -125,31 +129,59 @@ def _opened(config: HubConfig) -> Any:
         ) from None
 
 
-def _refuse_leading_out(folder: Path, allowed: list[str] | None) -> None:
-    """Raise UserError if a folder's description names files outside of it or addresses, or a link there leads out: the library opens them.
+def _refuse_unfit(folder: Path, allowed: list[str] | None, *, saved: bool) -> None:
+    """Raise UserError if a link in a folder leads out, a pipe or a device is there, or its description names files elsewhere.
 
-    allowed: folders in which files may lie; None for all.
+    The library would open them.
+
+    Args:
+        folder: of the data set.
+        allowed: folders in which files may lie; None for all.
+        saved: whether save_to_disk wrote the data set.
     """
-    outside = (link for link in _links(folder) if allowed is not None and not any(is_inside(link, each) for each in allowed))
-    if link := next(outside, None):
-        raise UserError(f"data.path={folder}: the link {link} leads out of it; data.images_outside=true takes such files.")
+    for path in _entries(folder):
+        if path.is_symlink() and allowed is not None and not any(is_inside(str(path), each) for each in allowed):
+            raise UserError(f"data.path={folder}: the link {path} leads out of it; data.images_outside=true takes such files.")
+        if path.exists() and not path.is_dir():
+            refuse_special(path)
+        if saved and path.name == STATE:
+            _refuse_files_of(path)
+    if not saved:
+        _refuse_description(folder)
+
+
+def _refuse_files_of(state: Path) -> None:
+    """Raise UserError if the description of a saved data set names a file that is not beside it."""
+    try:
+        names = [each["filename"] for each in json.loads(read_text(state))["_data_files"]]
+        wrong = [name for name in names if os.path.basename(name) != name]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{state}: does not describe a data set that save_to_disk wrote: {first_line(error)}") from None
+    if wrong:
+        raise UserError(f"{state}: names the file {wrong[0]!r}; files beside it are expected.")
+
+
+def _refuse_description(folder: Path) -> None:
+    """Raise UserError if a folder's description names files outside of it or addresses: the library opens them."""
     from huggingface_hub import DatasetCard
 
     readme, other = folder / "README.md", folder / ".huggingface.yaml"
+    if readme.is_file():
+        refuse_special(readme, LARGEST)
     found = [DatasetCard.load(readme).data.to_dict()] if readme.is_file() else []
-    found += [yaml.safe_load(other.read_text(encoding="utf-8"))] if other.is_file() else []
+    found += [yaml.safe_load(read_text(other))] if other.is_file() else []
     for text in _texts([each.get("configs") for each in found if isinstance(each, dict)]):
         if os.path.isabs(text) or ".." in Path(text).parts or ":" in text:
             raise UserError(f"data.path={folder}: its description names {text!r}, and files within the folder are expected.")
 
 
-def _links(folder: Path | str) -> Iterator[str]:
+def _entries(folder: Path | str) -> Iterator[Path]:
+    """Yield what is in a folder and in folders there; links are not followed."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_symlink():
-                yield entry.path
-            elif entry.is_dir():
-                yield from _links(entry.path)
+            yield Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(entry.path)
 
 
 def _texts(tree: Any) -> Iterator[str]:

@@ -49,7 +49,7 @@ def build_segmenter(config: SegmenterConfig, *, channels: int, classes: int, ima
         backbone: Any = timm.create_model(name, pretrained=config.pretrained, features_only=True, in_chans=channels, **config.args)
         with torch.no_grad():
             shapes = [tuple(level.shape) for level in backbone.eval()(torch.zeros(2, channels, image_size, image_size))]
-    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, OSError) as error:
+    except Exception as error:  # an argument that timm looks up or calculates with raises any error
         raise UserError(f"model.name={config.name} cannot be a segmenter's backbone: {first_line(error)}") from None
     levels = list(backbone.feature_info.channels())
     if [shape[1] for shape in shapes] != levels or any(len(shape) != 4 for shape in shapes):

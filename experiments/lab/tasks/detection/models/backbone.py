@@ -161,8 +161,9 @@ def backbone(
         channels_last = _levels_are_last(name, probe, image_size)
     try:
         body: Any = timm.create_model(timm_name(name), pretrained=pretrained, **options)
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"model.name={name} cannot be made: {first_line(error)} (model.pretrained=true needs the network once)") from None
+    except Exception as error:  # an argument that timm looks up or calculates with raises any error
+        hint = " (model.pretrained=true needs the network once)" if pretrained else ""
+        raise UserError(f"model.name={name} cannot be made: {first_line(error)}{hint}") from None
     if frozen_norm:
         body = freeze_batch_norm_2d(body)
     if frozen_stride:
@@ -192,7 +193,9 @@ def _probe(name: str, image_size: tuple[int, int], options: dict[str, Any]) -> t
                 raise _refusal(name, f"its levels have the strides {strides}, and detectors need 8, 16 and 32, or 16 alone")
             options = sized | options | {"out_indices": tuple(found[stride] for stride in chosen)}
             return timm.create_model(timm_name(name), **options), options
-        except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # an argument that timm looks up or calculates with raises any error
             reason = error
     raise _refusal(name, first_line(reason))
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.bench import measure
+from lossforge.bench.files import write_text
 from lossforge.bench.run import current_commit, new_report
 from lossforge.losses import box_iou, generalized_box_iou, hungarian_match, matching_cost, task_aligned_assign
 
@@ -213,7 +214,7 @@ def main(arguments: list[str]) -> None:
         report["rows"].append(row)
         print(json.dumps(row), flush=True)
         if arguments:
-            Path(arguments[0]).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            write_text(Path(arguments[0]), json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

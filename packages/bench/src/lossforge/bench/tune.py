@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from lossforge import kernels
+from lossforge.bench.files import write_text
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import trial
@@ -339,7 +340,7 @@ def main(argv: list[str]) -> int:
         quickest = found["trials"][0]
         print(f"{what}: built in {found['built_in_ms']:.4f} ms, best {quickest['ms']:.4f} {quickest['tiles']}", flush=True)
     where = {name: getattr(report, name) for name in ("gpu", "versions", "commit", "date")}
-    Path(argv[0]).write_text(json.dumps({**where, "table": table}, indent=1) + "\n")
+    write_text(Path(argv[0]), json.dumps({**where, "table": table}, indent=1) + "\n")
     return 0
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from lossforge.bench.files import write_text
+
 SCHEMA = 1
 
 
@@ -115,10 +117,7 @@ class Report:
     schema: int = SCHEMA
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.new")
-        beside.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_text(path, json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n")
 
     def by_case(self, suite: str = "*") -> dict[tuple[str, str, str, str], dict[str, Row]]:
         """Group the rows by case and contender, in their order."""

@@ -1,0 +1,186 @@
+"""What a stranger's file says is text wherever it is shown, and a small file does not fill the memory."""
+
+import json
+import shutil
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from PIL import Image
+
+import predict
+import sync
+import train
+from lab.config.errors import UserError
+from lab.data.images import MOST_PIXELS, UNREADABLE, most_pixels, read_rgb
+from lab.data.pixels import read_pixels
+from lab.results.frames import write_rows
+from lab.runs import checkpoint
+from lab.runs.saved import read_checkpoint
+
+QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=1", "loss.implementation=torch"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("runs")
+    assert train.main([*QUICK, "tracking=none", f"trainer.runs={runs}", "name=own"]) == 0
+    (folder,) = runs.iterdir()
+    return folder
+
+
+@pytest.fixture
+def most(monkeypatch):
+    """Sets the limit of pixels."""
+    before = Image.MAX_IMAGE_PIXELS
+
+    def set_to(text):
+        monkeypatch.setenv("LOSSFORGE_MAX_PIXELS", text)
+        most_pixels.cache_clear()
+
+    most_pixels.cache_clear()
+    yield set_to
+    most_pixels.cache_clear()
+    Image.MAX_IMAGE_PIXELS = before
+
+
+def test_a_checkpoint_that_unpacks_to_more_is_refused_before(tmp_path):
+    """Zeros of 1.2 GB in a file of a megabyte; of torch's own files no part is compressed."""
+    whole, packed = tmp_path / "whole.pt", tmp_path / "packed.pt"
+    torch.save({"model": {"x": torch.zeros(2)}}, whole)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for part in source.infolist():
+            if "/data/" not in part.filename:
+                target.writestr(part.filename, source.read(part))
+                continue
+            with target.open(part.filename, "w", force_zip64=True) as file:
+                for _ in range(1200):
+                    file.write(bytes(2**20))
+    assert packed.stat().st_size < 4e6
+    with pytest.raises(UserError, match=r"unpacks to 1,258,\d+,\d+ bytes"):
+        read_checkpoint(packed, "checkpoint")
+    assert read_checkpoint(whole, "checkpoint")["model"]["x"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "call", [b"cbuiltins\nbytearray\n(K\x08tR.", b"c__builtin__\nbytearray\n(K\x08tR.", b"ctorch\nTensor\n(K\x08K\x08tR."]
+)
+def test_a_checkpoint_that_allocates_by_a_call_is_refused(tmp_path, call):
+    """8 bytes here, and as many as a stranger likes elsewhere."""
+    path = tmp_path / "call.pt"
+    torch.save({}, path)
+    with zipfile.ZipFile(path) as source:
+        parts = {each: source.read(each) for each in source.namelist()}
+    with zipfile.ZipFile(path, "w") as target:
+        for name, content in parts.items():
+            target.writestr(name, b"\x80\x02" + call if name.endswith("data.pkl") else content)
+    with pytest.raises(UserError, match="does not save"):
+        read_checkpoint(path, "checkpoint")
+
+
+def test_an_archive_after_other_bytes_is_refused(tmp_path):
+    """torch would read the bytes before it, whose checksums nobody looks at."""
+    path = tmp_path / "joined.pt"
+    torch.save({}, path)
+    old = tmp_path / "old.pt"
+    torch.save({"x": 1}, old, _use_new_zipfile_serialization=False)
+    path.write_bytes(old.read_bytes() + path.read_bytes())
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        read_checkpoint(path, "checkpoint")
+
+
+def picture(path: Path, width: int, height: int, bits: int = 8, kind: int = 0) -> Path:
+    """Write a small PNG of very many pixels."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b""))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["8 bits", "16 bits", "array"])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, most, kind):
+    path = tmp_path / "large"
+    if kind == "array":
+        import numpy as np
+
+        path = tmp_path / "large.npy"
+        np.save(path, np.zeros((13_000, 13_000), bool))
+    else:
+        picture(path, 13_000, 13_000, 16 if kind == "16 bits" else 8, 2)
+    reads = [lambda: read_pixels(path, 1 if kind == "array" else 3), *([] if kind == "array" else [lambda: read_rgb(path)])]
+    for read in reads:
+        with pytest.raises(UNREADABLE, match=r"13000 x 13000 pixels; at most 89,478,485 are read"):
+            read()
+
+
+def test_the_limit_of_pixels_is_one_setting(tmp_path, most, monkeypatch):
+    path = tmp_path / "image.png"
+    Image.new("L", (20, 30)).save(path)
+    assert (read_rgb(path).size, most_pixels()) == ((20, 30), MOST_PIXELS)
+    most("599")
+    with pytest.raises(UNREADABLE, match="20 x 30 pixels; at most 599"):
+        read_rgb(path)
+    most("600")
+    assert read_rgb(path).size == (20, 30)
+    most("many")
+    with pytest.raises(UserError, match="LOSSFORGE_MAX_PIXELS"):
+        read_rgb(path)
+    monkeypatch.delenv("LOSSFORGE_MAX_PIXELS")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "lossforge.yaml").write_text("max_pixels: 599\n")
+    most_pixels.cache_clear()
+    with pytest.raises(UNREADABLE, match="at most 599"):
+        read_rgb(path)
+
+
+def test_predict_names_a_picture_of_too_many_pixels(run, tmp_path, capsys, most):
+    large = picture(tmp_path / "large.png", 13_000, 13_000)
+    assert predict.main([f"checkpoint={run}", f"out={tmp_path / 'out'}", str(large)]) == 1
+    assert "LOSSFORGE_MAX_PIXELS sets another limit" in capsys.readouterr().err
+
+
+def test_control_characters_are_text_in_a_csv_file(tmp_path):
+    path = write_rows(tmp_path / "rows.csv", [{"a\x1b[31m": "\x1b]0;title\x07", "b": "=1+\x1b", "c": "two\nlines\tand a tab", "d": -1.5}])
+    assert path.read_bytes() == b'a\\x1b[31m,b,c,d\r\n\\x1b]0;title\\x07,\'=1+\\x1b,"two\nlines\tand a tab",-1.5\r\n'
+
+
+def test_a_strangers_description_is_shown_as_text(run, tmp_path):
+    """MLflow's page would fetch a picture from the stranger's address."""
+    theirs = shutil.copytree(run, tmp_path / "theirs")
+    file = theirs / "config.yaml"
+    file.write_text(file.read_text().rpartition("# signature")[0])
+    note = "```\n![x](http://127.0.0.1:9/seen) [click](http://127.0.0.1:9)\n\x1b[31m"
+    records = theirs / "metrics.jsonl"
+    first = json.loads(records.read_text().splitlines()[0])
+    text = records.read_text().replace(first["run_folder"], "/elsewhere/run")
+    for kind, field in (("tags", "values"), ("resume", "tags")):
+        text += json.dumps({"kind": kind, "time": 2e9, "step": 1, field: {"mlflow.note.content": note, "theirs": "kept"}}) + "\n"
+        records.write_text(text)
+        store = f"sqlite:///{tmp_path}/{kind}.db"
+        assert sync.main([str(theirs), f"tracking.uri={store}"]) == 0
+        (found,) = MlflowClient(tracking_uri=store).search_runs(["1"])
+        shown = found.data.tags["mlflow.note.content"]
+        assert shown == "````\n" + note.replace("\x1b", "\\x1b") + "\n````"
+        assert found.data.tags["theirs"] == "kept"
+
+
+def test_an_error_of_a_strangers_text_does_not_control_the_terminal(run, tmp_path):
+    from lab.runs.folder import RunFolder
+    from lab.runs.run import write_error
+
+    folder = RunFolder(tmp_path, "run", {})
+    write_error(folder, "cannot read \x1b[2J")
+    folder.release()
+    assert (folder.path / "error.txt").read_text() == "cannot read \\x1b[2J"
+
+
+def test_a_checkpoint_of_our_own_is_as_large_as_its_file(run):
+    for name in ("best.pt", "last.pt"):
+        assert checkpoint.load(run / "checkpoints" / name)["classes"]
