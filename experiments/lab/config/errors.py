@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from lab.config.masks import masked
 from lab.runs.formats import visible
 
+LONGEST = 2000  # characters of a line; a file may hold a name of millions
+
 
 class UserError(Exception):
     """An error of the user's input: the run ends with status 1 and this message, without a traceback; passwords in addresses are masked."""
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(visible(masked(text)))
+        lines = visible(masked(text)).split("\n")
+        super().__init__("\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} …" for line in lines))
 
 
 def first_line(error: BaseException) -> str:

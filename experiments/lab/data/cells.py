@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LONGEST = 2**20  # characters of a table's first line
 LARGEST = 2**34  # bytes of a table
+MOST_ROWS = 50_000_000
 Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
@@ -44,7 +45,7 @@ def read_cells(file: Path, setting: str, separator: str | None = None) -> "panda
     try:
         refuse_special(file, LARGEST)
         if file.suffix.lower() == ".parquet":
-            table = pandas.read_parquet(file)
+            table = _read_parquet(file)
         else:
             separator = separator or delimiter_of(file)
             with warnings.catch_warnings(record=True, category=pandas.errors.ParserWarning, action="always") as dropped:
@@ -59,6 +60,27 @@ def read_cells(file: Path, setting: str, separator: str | None = None) -> "panda
     if (again := table.columns[table.columns.duplicated()]).any():
         raise UserError(f"{setting}={file}: has two columns {again[0]!r}; different names are expected.")
     return table.astype(object).where(table.notna(), None)
+
+
+def _read_parquet(file: Path) -> "pandas.DataFrame":
+    """Read a Parquet file without pandas' own description in it, which may be wrong; a small one may hold very many rows.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as opened:
+            about = opened.metadata
+            unpacked = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            if about.num_rows > MOST_ROWS or unpacked > LARGEST:
+                raise ValueError(f"holds {about.num_rows:,} rows and {unpacked:,} bytes; at most {MOST_ROWS:,} and {LARGEST:,} are read")
+            table = opened.read()
+        table.validate(full=True)  # texts that are not UTF-8 would end the app where they are read
+        return table.to_pandas(ignore_metadata=True)
+    except Exception as error:  # a damaged file raises many kinds
+        raise ValueError(first_line(error)) from None
 
 
 def _refuse_surplus(file: Path, setting: str, columns: int, separator: str) -> None:

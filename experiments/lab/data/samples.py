@@ -14,6 +14,7 @@ from lab.data.cells import numbers, read_cells, rows_of, texts
 from lab.runs.formats import one_form
 
 COLUMNS = ("path", "index", "label", "weight", "group")
+DIGITS = 18  # of a number that names a class or a group; int refuses thousands
 
 
 @dataclass
@@ -73,7 +74,7 @@ def class_of(label: str, classes: Sequence[str], where: str) -> int:
     label = one_form(label)
     if label in classes:
         return list(classes).index(label)
-    if label.isdecimal() and int(label) < len(classes):
+    if label.isdecimal() and len(label) <= DIGITS and int(label) < len(classes):
         return int(label)
     raise unknown(f"{where}: class", label, classes)
 
@@ -103,7 +104,7 @@ def _from_csv(path: Path, targets: Tensor, classes: Sequence[str], keys: Sequenc
         weight = torch.cat([numbers(table, "weight", where, 0.0), torch.ones(1)])[rows]
     if "group" in table:
         given = texts(table, "group", where)
-        if odd := [row for row, text in enumerate(given) if not text.isdecimal()]:
+        if odd := [row for row, text in enumerate(given) if not (text.isdecimal() and len(text) <= DIGITS)]:
             raise UserError(f"{where(odd[0])}, column group: {given[odd[0]]!r}; a whole number of at least 0 is expected.")
         group = torch.tensor([*map(int, given), 0])[rows]
     return Annotations(weight, group)

@@ -54,7 +54,10 @@ def write_onnx(exported: Exported, images: Tensor, path: Path, about: dict[str, 
     lists = {"classes": record["classes"], "mean": exported.norm.mean, "std": exported.norm.std, "input": record["input"]}
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in lists.items()}
     meanings = {"output": record["says"], "step": str(record["step"]), "pixels": record["pixels"], "normalization": "in the graph"}
-    made.model.metadata_props.update(about | texts | meanings)
+    # a name of bytes that are not UTF-8 becomes an escape
+    made.model.metadata_props.update(
+        {name: text.encode(errors="backslashreplace").decode() for name, text in (about | texts | meanings).items()}
+    )
     content = made.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     pixels = _pixels(images, exported)

@@ -172,13 +172,13 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     path = folder / "config.yaml"
     try:
         text = read_text(path) if path.is_file() else ""
-        tree = yaml.load(text, yaml.CSafeLoader) if _is_shallow(text) else None
+        tree = yaml.load(text, yaml.CSafeLoader) if is_shallow(text) else None
     except Exception:  # a value that is not of the type that it is marked with raises any error
         return None
     return tree if isinstance(tree, dict) and are_plain(tree) else None
 
 
-def _is_shallow(text: str) -> bool:
+def is_shallow(text: str) -> bool:
     """Return whether a YAML text has few levels and no references, which may stand for billions of values; a deep one ends the loader."""
     level = 0
     for event in yaml.parse(text, yaml.CSafeLoader):

@@ -6,6 +6,7 @@ Rows are read as Arrow holds them, because the library's own decoding opens the 
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,12 @@ from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
 from lab.data.split import held_out_by
-from lab.runs.files import LARGEST, read_text, refuse_special
+from lab.runs.files import read_text, refuse_special
 from lab.runs.formats import one_form
+from lab.runs.origin import is_shallow
 
-STATE = "state.json"  # describes a part of a data set that save_to_disk wrote
+STATE, PARTS = "state.json", "dataset_dict.json"  # describe a part, and the parts, of a data set that save_to_disk wrote
+FRONT = re.compile(r"\s*---[\r\n]+([\S\s]*?)[\r\n]+---")  # the YAML at the beginning of a README, as the library finds it
 HELD_OUT = ("validation", "valid", "val", "dev")
 MOST_CLASSES = 10000
 
@@ -111,14 +114,16 @@ def _opened(config: HubConfig) -> Any:
     import datasets
 
     local = absolute(config.path, "")
-    parted, single = (local / "dataset_dict.json").is_file(), (local / STATE).is_file()
+    parted, single = (local / PARTS).is_file(), (local / STATE).is_file()
     if local.is_dir():
         _refuse_unfit(local, _folders(config), saved=parted or single)
     try:
-        if parted:
-            return datasets.load_from_disk(str(local))
-        if single:
-            return datasets.DatasetDict({"train": datasets.load_from_disk(str(local))})
+        if parted or single:
+            whole = datasets.load_from_disk(str(local))
+            whole = whole if parted else datasets.DatasetDict({"train": whole})
+            for part in whole.values():
+                part.data.table.validate(full=True)  # a wrong offset in a file that is mapped into memory would end the process
+            return whole
         return datasets.load_dataset(str(local) if local.exists() else config.path, config.subset)
     except UserError:
         raise
@@ -144,7 +149,7 @@ def _refuse_unfit(folder: Path, allowed: list[str] | None, *, saved: bool) -> No
             raise UserError(f"data.path={folder}: the link {path} leads out of it; data.images_outside=true takes such files.")
         if path.exists() and not path.is_dir():
             refuse_special(path)
-        if saved and path.name == STATE:
+        if saved and path.name in (STATE, PARTS):
             _refuse_files_of(path)
     if not saved:
         _refuse_description(folder)
@@ -153,12 +158,13 @@ def _refuse_unfit(folder: Path, allowed: list[str] | None, *, saved: bool) -> No
 def _refuse_files_of(state: Path) -> None:
     """Raise UserError if the description of a saved data set names a file that is not beside it."""
     try:
-        names = [each["filename"] for each in json.loads(read_text(state))["_data_files"]]
-        wrong = [name for name in names if os.path.basename(name) != name]
+        tree = json.loads(read_text(state))
+        names = [each["filename"] for each in tree["_data_files"]] if state.name == STATE else list(tree["splits"])
+        wrong = [name for name in names if os.path.basename(name) != name or name in ("", ".", "..")]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{state}: does not describe a data set that save_to_disk wrote: {first_line(error)}") from None
     if wrong:
-        raise UserError(f"{state}: names the file {wrong[0]!r}; files beside it are expected.")
+        raise UserError(f"{state}: names {wrong[0]!r}; files and folders beside it are expected.")
 
 
 def _refuse_description(folder: Path) -> None:
@@ -166,13 +172,28 @@ def _refuse_description(folder: Path) -> None:
     from huggingface_hub import DatasetCard
 
     readme, other = folder / "README.md", folder / ".huggingface.yaml"
-    if readme.is_file():
-        refuse_special(readme, LARGEST)
-    found = [DatasetCard.load(readme).data.to_dict()] if readme.is_file() else []
-    found += [yaml.safe_load(read_text(other))] if other.is_file() else []
+    found = []
+    try:
+        if readme.is_file():
+            head = FRONT.match(text := read_text(readme))
+            _refuse_expanding(readme, head[1] if head else "")
+            found.append(DatasetCard(text).data.to_dict())
+        if other.is_file():
+            _refuse_expanding(other, text := read_text(other))
+            found.append(yaml.safe_load(text))
+    except UserError:
+        raise
+    except Exception as error:  # values that are not of the type that they are marked with raise any error
+        raise UserError(f"data.path={folder}: its description cannot be read: {first_line(error)}") from None
     for text in _texts([each.get("configs") for each in found if isinstance(each, dict)]):
         if os.path.isabs(text) or ".." in Path(text).parts or ":" in text:
             raise UserError(f"data.path={folder}: its description names {text!r}, and files within the folder are expected.")
+
+
+def _refuse_expanding(path: Path, text: str) -> None:
+    """Raise UserError for YAML with references, which may stand for billions of values, or with very many levels."""
+    if not is_shallow(text):
+        raise UserError(f"{path}: has references (*name) or too many levels; plain YAML is expected.")
 
 
 def _entries(folder: Path | str) -> Iterator[Path]:

@@ -1,5 +1,6 @@
 """Images and their labels in a table: a class, several labels, or numbers for each."""
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from lab.config.settings import absolute
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
 from lab.data.images import leads_out, with_slashes
 from lab.data.pixels import alpha_note
-from lab.data.samples import Annotations
+from lab.data.samples import DIGITS, Annotations
 from lab.data.sets import Data, Norm, existing_folder
 from lab.data.sources.folder import Files, photos_data, without_corrupt
 from lab.data.split import fold_of, held_out_by, split, split_any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 KINDS = {"class": "task=classification", "labels": "task=multilabel", "numbers": "task=regression"}
 PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 YES = {"1": 1.0, "true": 1.0, "yes": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "no": 0.0, "0.0": 0.0}
-DIGITS = 18  # of a number that is a class's name
+
 OF_CLASSES = ("mixup", "cutmix", "class_weight", "class_group", "class_balance")
 """Settings that need one class an image."""
 
@@ -130,7 +131,7 @@ def _refuse_unfit(config: TableConfig, kind: str) -> None:
 
 def _refuse_no_image(config: TableConfig, root: Path, keys: list[str]) -> None:
     """Raise UserError if none of the images exists, because it is then the folder that is wrong, or the column."""
-    if not any((root / key).exists() for key in keys):
+    if not any(os.path.exists(root / key) for key in keys):  # a name that is too long is of no file, too
         raise UserError(
             f"data.root={root}: has none of the images that the column data.image={config.image} names, such as {keys[0]}; "
             "give the folder in which these paths begin."
