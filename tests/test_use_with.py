@@ -38,6 +38,7 @@ def torchrun(folder, *words):
 
 def test_every_page_is_tried():
     tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
+    tried |= {"open_clip"}
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
     assert not blocks_of(f"{FOLDER}/trl.md")  # has no code
@@ -105,12 +106,23 @@ def test_timm(run):
 
 def test_torchvision_detectors(run):
     found = run("torchvision_detectors")
+    found["handle"].undo()
     detector, gradient = found["detector"], found["fused"].cls_logits.weight.grad
     detector.head.classification_head = found["stock"]
     theirs = detector(found["images"], found["targets"])
     torch.testing.assert_close(found["losses"], theirs, **FLOAT32)
     sum(theirs.values()).backward()
     torch.testing.assert_close(gradient, found["stock"].cls_logits.weight.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_open_clip(run):
+    found = run("open_clip")
+    found["handle"].undo()
+    image, text = (found[name].detach().requires_grad_() for name in ("image", "text"))
+    theirs = found["ClipLoss"]()(image, text, torch.tensor(10.0))
+    theirs.backward()
+    torch.testing.assert_close(found["loss"], theirs, **FLOAT32)
+    torch.testing.assert_close((found["image"].grad, found["text"].grad), (image.grad, text.grad), **FLOAT32)
 
 
 def test_torch_compile(run):
