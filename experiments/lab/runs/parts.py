@@ -223,7 +223,9 @@ PARTS: dict[str, Check] = {
     "tracking": mapped(text),
     "values": FIGURES,
     "best": record(score=number(), epoch=whole(), values=optional(FIGURES), stale=whole()),
-    "clock": record(**dict.fromkeys(COUNTS, whole()), **dict.fromkeys(SECONDS, number(0, LARGEST))),
+    "clock": record(
+        loss_ms=listed(number(0, LARGEST), 0, MOST), **dict.fromkeys(COUNTS, whole()), **dict.fromkeys(SECONDS, number(0, LARGEST))
+    ),
     "launches": mapped(whole()),
     "nonfinite": record(total=count, streak=count, longest=count, evidence=optional(evidence)),
     "optimizer": OPTIMIZER,
