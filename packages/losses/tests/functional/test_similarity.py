@@ -1,5 +1,6 @@
 """The contrastive losses of features against the formulas of the libraries that have them, in float64, with the whole matrix."""
 
+import contextlib
 import math
 
 import pytest
@@ -244,6 +245,21 @@ def test_views_of_samples(device):
     flat = sup_contrast(features.flatten(0, 1).double(), of.repeat_interleave(2), reduction="none")
     assert error(supervised_contrastive_loss(features, of, reduction="none"), flat.view(5, 2)) < 3e-6
     assert error(supervised_contrastive_loss(features, of), flat.mean()) < 3e-6
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain torch"])
+def test_gradient_of_a_temperature_where_rows_leave_themselves_out(device, plain):
+    def gradient(function, *inputs, **given):
+        t = torch.tensor(0.5, dtype=inputs[0].dtype, device=inputs[0].device, requires_grad=True)
+        return torch.autograd.grad(function(*inputs, temperature=t, **given), t)[0]
+
+    a, b, of = rows(9, 6, device), rows(9, 6, device), labels(9, 3, device)
+    expected = gradient(nt_xent, *[F.normalize(s.double(), dim=1) for s in (a, b)])
+    exact = gradient(sup_contrast, F.normalize(a.double(), dim=1), of)
+    with plain_torch() if plain else contextlib.nullcontext():
+        found, supervised = gradient(nt_xent_loss, a, b), gradient(supervised_contrastive_loss, a, of)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(supervised.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((), torch.float64), ((1,), torch.float32), ((1, 1), torch.bfloat16)], ids=str)

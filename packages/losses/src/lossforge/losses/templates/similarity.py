@@ -56,7 +56,7 @@ def _softmax(x: Tensor, scale: float | Tensor, counts: Tensor, together: Tensor)
     if not x.numel():
         return x.sum(1)
     number = together.sum(1)
-    x = relative(torch.where(counts, x, -torch.inf), 1) * scale
+    x = torch.where(counts, relative(torch.where(counts, x, -torch.inf), 1), 0.0) * scale  # -inf · scale has a gradient of nan by scale
     least = torch.finfo(x.dtype).min  # of a row that leaves out all, log-sum-exp of -inf would have no gradient
     lse = torch.where(counts, x, -torch.inf).clamp(min=least).logsumexp(1)
     near = torch.where(together, x, 0.0).sum(1) / number.clamp(min=1)
