@@ -24,6 +24,27 @@ def test_readme_is_short():
     assert len(text_of("README.md").splitlines()) <= 180
 
 
+def test_the_figures_of_log_probabilities_are_the_results():
+    figures, errors = [], []
+    of_time = {"loss": "selective_log_softmax", "variant": "with entropy", "use": "llama3-8b"}
+    of_error = {"loss": "logps", "deviation": 4.0, "offset": 0.0, "classes": tables.CLASSES_SHOWN}
+    for who in ("lossforge", "trl"):
+        time, error = (
+            next(row for row in rows if {**case, "contender": who}.items() <= row.items())
+            for rows, case in ((rows_of("linear-h100.json"), of_time), (rows_of("precision-h100.json"), of_error))
+        )
+        assert time["shape"] == [8192, 4096, 128256]
+        figures.append(f"{time['ms']:.1f} ms, {time['peak_mib']:,.0f} MiB")
+        errors.append(f"{error['value']:.1e}")
+    section = text_of("README.md").partition("## Train language models")[2].partition("\n## ")[0]
+    for both in (figures, errors):
+        assert f"{both[0]}; TRL's own {both[1]}." in section
+
+
+def rows_of(name):
+    return json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))["rows"]
+
+
 def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
     report = json.loads((ROOT / "results" / "bench-h200.json").read_text(encoding="utf-8"))
     row = next(r for r in report["rows"] if r["contender"] == "lossforge")

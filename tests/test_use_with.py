@@ -22,8 +22,8 @@ def run(tmp_path, monkeypatch):
     return lambda name, changes=None: run_python(f"{FOLDER}/{name}.md", tmp_path, changes)
 
 
-def history(trainer):
-    return {name: [line[name] for line in trainer.state.log_history if name in line] for name in ("loss", "grad_norm")}
+def history(trainer, names=("loss", "grad_norm")):
+    return {name: [line[name] for line in trainer.state.log_history if name in line] for name in names}
 
 
 def torchrun(folder, *words):
@@ -41,14 +41,28 @@ def test_every_page_is_tried():
     tried |= {"open_clip"}
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
-    assert not blocks_of(f"{FOLDER}/trl.md")  # has no code
+    tried |= {"index"}  # has no code
+    assert not blocks_of(f"{FOLDER}/index.md")
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
 
 
 def test_hugging_face_trainer(run):
     ours = history(run("hugging_face_trainer")["trainer"])
     assert ours["loss"][-1] < ours["loss"][0] - 0.5
-    theirs = history(run("hugging_face_trainer", {"model.loss_function = next_token_loss\n": ""})["trainer"])
+    theirs = history(run("hugging_face_trainer", {"transformers.fuse(model)\n": ""})["trainer"])
+    torch.testing.assert_close(ours, theirs, **FLOAT32)
+
+
+def test_trl(run):
+    names = ("loss", "grad_norm", "entropy", "mean_token_accuracy")
+    found = run("trl", {"trl.patch()": "handle = trl.patch()"})
+    with found["handle"] as handle:
+        assert handle.active
+        ours = history(found["trainer"], names)
+    assert not handle.active
+    assert ours["loss"][-1] < ours["loss"][0] - 0.5
+    theirs = history(run("trl", {"trl.patch()": ""})["trainer"], names)
+    assert len(theirs["entropy"]) == 8
     torch.testing.assert_close(ours, theirs, **FLOAT32)
 
 

@@ -9,8 +9,8 @@ from pages import run_python
 from transformers.loss.loss_utils import LOSS_MAPPING
 
 ACCUMULATION = "gradient_accumulation_steps=2"
-OURS = "model.loss_function = next_token_loss\n"
-MAPPED = "from transformers.loss import loss_utils\nloss_utils.LOSS_MAPPING['ForCausalLM'] = next_token_loss\n"
+OURS = "transformers.fuse(model)\n"
+MAPPED = "from transformers.loss import loss_utils\nloss_utils.LOSS_MAPPING['ForCausalLM'] = transformers.loss_function\n"
 
 
 def trained(changes: dict[str, str]) -> dict[str, torch.Tensor]:
@@ -28,6 +28,8 @@ for steps in ("1", "4"):
     ours, theirs = trained(changes), trained(changes | {OURS: ""})
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     kept = LOSS_MAPPING["ForCausalLM"]
+    of_logits = trained(changes | {OURS: "model.loss_function = transformers.loss_function\n"})
+    torch.testing.assert_close(of_logits, theirs, rtol=1e-4, atol=1e-5)
     mapped = trained(changes | {OURS: MAPPED})  # what the page warns of
     LOSS_MAPPING["ForCausalLM"] = kept
     assert mapped["loss"][0] < 0.995 * theirs["loss"][0]

@@ -14,10 +14,11 @@ from pathlib import Path
 from lossforge import integrations
 from lossforge.integrations.patching import IntegrationError
 
-USAGE = "python -m lossforge.patch LIBRARY[,LIBRARY…] [--force] -- SCRIPT.py | -m MODULE | PROGRAM [ARGUMENT …]"
+USAGE = """python -m lossforge.patch LIBRARY[,LIBRARY…] [--force] --
+       SCRIPT.py | -m MODULE | PROGRAM [ARGUMENT …]"""
 EXAMPLES = """examples:
   python -m lossforge.patch timm -- train.py --model resnet50
-  python -m lossforge.patch ultralytics -- yolo train model=yolo11n.pt data=coco8.yaml
+  python -m lossforge.patch ultralytics -- yolo train data=coco8.yaml
   torchrun --nproc-per-node 8 -m lossforge.patch trl -- grpo.py
 """
 

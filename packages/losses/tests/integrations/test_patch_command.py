@@ -1,0 +1,84 @@
+"""`python -m lossforge.patch`: libraries are patched, and a script, a module or a program runs unedited."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from lossforge.patch.__main__ import main, patchable
+
+SCRIPT = """
+import sys
+
+import torch
+from trl.trainer.utils import selective_log_softmax
+
+if __name__ == "__main__":
+    from beside import NAME
+    print(selective_log_softmax.__module__, NAME, sys.argv[1:])
+    sys.exit(3)
+"""
+
+
+def command(folder, *words):
+    return subprocess.run([sys.executable, "-m", "lossforge.patch", *words], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "the following arguments are required: LIBRARY"),
+        (("trl",), "say what to run after --"),
+        (("trl", "--", "-m"), "say what to run after --"),
+        (("keras", "--", "script.py"), "no integration for keras; there are "),
+        (("trl,keras,flax", "--", "script.py"), "no integration for keras, flax; there are "),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_help_fits_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"one or several of {', '.join(patchable())}, joined by commas" in " ".join(text.split())
+
+
+def test_every_integration_with_a_patch_is_there():
+    assert {"trl"} <= {*patchable()}
+    for library in patchable():
+        assert callable(importlib.import_module(f"lossforge.integrations.{library}").patch)
+
+
+def test_a_script_runs_unedited(tmp_path):
+    pytest.importorskip("trl")
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("NAME = 'beside'\n")
+    done = command(tmp_path, "trl", "--", "scripts/train.py", "--steps", "2")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines()[-1] == "lossforge.integrations.trl beside ['--steps', '2']"
+    assert "lossforge: trl 1." in done.stderr
+    done = command(folder, "trl", "--", "-m", "train", "--steps", "2")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines()[-1] == "lossforge.integrations.trl beside ['--steps', '2']"
+
+
+def test_what_does_not_run_is_named(tmp_path):
+    pytest.importorskip("trl")
+    done = command(tmp_path, "trl", "--", "nothing-of-this-name")
+    assert done.returncode == 1
+    assert "nothing-of-this-name is not a .py file, and no installed Python program has this name" in done.stderr
+    done = command(tmp_path, "trl", "--", "nothing.py")
+    assert done.returncode == 1
+    assert "nothing.py" in done.stderr
