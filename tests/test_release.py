@@ -57,6 +57,10 @@ def test_archives_are_whole(dist, name):
     assert packages_built.faults(ROOT, dist, name) == []
 
 
+def test_archives_pass_the_check_of_the_index(dist):
+    assert packages_built.twine_faults(dist) == []
+
+
 def test_what_an_archive_lacks_is_found(tmp_path):
     """The losses without their licence, their marker of types, a bound of torch, a pinned version and a link."""
     root = copy(tmp_path)
@@ -78,6 +82,9 @@ def test_what_an_archive_lacks_is_found(tmp_path):
         "needs torch>=2.9, which has not both a lower and an upper bound",
         "has not the repository's LICENSE",
     ]
+    said = "\n".join(packages_built.twine_faults(root / "dist"))
+    assert f"twine: Checking {root}/dist/{wheel}: FAILED" in said
+    assert "`long_description` missing" in said
 
 
 def test_files_of_another_build_are_found(dist, tmp_path):

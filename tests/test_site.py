@@ -20,7 +20,7 @@ SIZES = {"desktop": (1400, 900), "phone": (390, 844)}
 PICTURED = ("index", "losses/index", "losses/binary", "know/differences", "know/how_it_works", "benchmarks/losses", "benchmarks/effects")
 FETCHES = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//"""
-    r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//|@import|url\(["']?https?:"""
+    r"""|<link\b(?! rel="canonical")[^>]*\bhref=["']?(?:https?:)?//|@import|url\(["']?https?:"""
 )
 # tables that their page cuts off where nothing scrolls or nothing says that more follows
 CUT = """[...document.querySelectorAll('article table')].filter(table => {
@@ -60,6 +60,15 @@ def test_supported_versions_are_those_of_the_packages(page):
     text = text_of(page)
     for title, package, name in (("PyTorch", "losses", "torch"), ("Triton", "kernels", "triton")):
         assert f"| {title} | {' to '.join(bounds(package, name))} |" in text
+
+
+def test_pages_name_their_address_on_the_site(site):
+    """Search engines read it; the packages link to it."""
+    address = re.search(r"^site_url: (\S+)$", text_of("mkdocs.yml"), re.M)[1]
+    for page in ("index.html", "learn/detect.html"):
+        assert f'<link rel="canonical" href="{address}{page}">' in (site / page).read_text(encoding="utf-8")
+    for package in ("kernels", "losses", "bench"):
+        assert f'\nDocumentation = "{address}"\n' in text_of(f"packages/{package}/pyproject.toml")
 
 
 def test_no_page_fetches_from_elsewhere(site):

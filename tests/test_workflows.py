@@ -118,3 +118,11 @@ def test_the_bug_form_asks_for_the_doctor_first():
     first = form["body"][0]
     assert first["validations"]["required"]
     assert "python -m lossforge.losses.doctor" in first["attributes"]["description"]
+
+
+def test_what_is_published_is_attested():
+    """The publishing action signs attestations by default, for which it needs the job's identity and no password."""
+    job = yaml.safe_load((GITHUB / "workflows" / "release.yml").read_text(encoding="utf-8"))["jobs"]["publish"]
+    (step,) = [step for step in job["steps"] if step["uses"].startswith("pypa/gh-action-pypi-publish@")]
+    assert job["permissions"] == {"id-token": "write"}
+    assert not {"attestations", "password", "user"} & set(step.get("with", {}))

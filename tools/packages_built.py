@@ -1,5 +1,6 @@
 """Build the wheels and source archives of the packages, and look into them. Run as a program: `tools/packages_built.py FOLDER`."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ from packaging.requirements import Requirement
 
 PACKAGES = ("kernels", "losses", "bench")
 LARGEST = 2**20
+TWINE = "twine@7.0.0"
 FIELDS = (
     *("summary", "author", "keywords", "license_expression", "license_files"),
     *("requires_python", "description_content_type", "description", "classifiers"),
@@ -64,9 +66,18 @@ def _metadata(metadata: RawMetadata, version: str) -> list[str]:
     return found
 
 
+def twine_faults(dist: Path) -> list[str]:
+    """Return what twine's strict check, which is PyPI's, says of the archives."""
+    archives = sorted(str(path) for path in dist.glob("lossforge*"))
+    command = ["uv", "tool", "run", "--quiet", TWINE, "--no-color", "check", "--strict", *archives]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "1000"})
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip() and not line.endswith(": PASSED")]
+    return [f"twine: {line}" for line in lines or ["it failed without a word"]] if done.returncode else []
+
+
 def all_faults(root: Path, dist: Path) -> list[str]:
     build(root, dist)
-    return [fault for name in PACKAGES for fault in faults(root, dist, name)]
+    return [*(fault for name in PACKAGES for fault in faults(root, dist, name)), *twine_faults(dist)]
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ def main() -> None:
     from lossforge import kernels, losses
 
     for package in (kernels, losses):
-        name = package.__name__.replace(".", "-")
+        name = "lossforge" if package is losses else "lossforge-kernels"
         assert package.__version__ == version(name), f"{name} says {package.__version__}, its wheel {version(name)}"
         assert "site-packages" in str(package.__file__), f"{package.__file__} is not what was installed"
     ran = {f"{path.parent.name}/{path.name}": run_examples(path) for path in map(Path, sys.argv[1:])}
     tried = try_losses()
-    said = ", ".join(f"{count} examples of {name}" for name, count in ran.items() if count)
-    print(f"torch {torch.__version__}, lossforge {losses.__version__}: {tried} losses and {said} ran in {time.monotonic() - began:.1f} s")
+    said = ", ".join([f"{tried} losses", *(f"{count} examples of {name}" for name, count in ran.items() if count)])
+    print(f"torch {torch.__version__}, lossforge {losses.__version__}: {said} ran in {time.monotonic() - began:.1f} s")
 
 
 if __name__ == "__main__":
