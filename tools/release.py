@@ -129,8 +129,8 @@ CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "lock": (partial(failure, "uv lock --check"), "agrees with the pyproject.toml files"),
     "pins": (pins.unpinned, "images and actions are pinned by digest"),
     "tree": (check_tree, "everything is committed"),
-    "archives": (check_archives, "wheels and source archives are whole, and pass twine's strict check"),
-    "environments": (partial(failure, "tools/smoke_wheels"), "installed by name from an index, it works with the oldest, locked and newest torch"),
+    "archives": (check_archives, "wheels and source archives are whole, and pass twine"),
+    "environments": (partial(failure, "tools/smoke_wheels"), "installed by name, it works with the oldest, locked and newest torch"),
     "docs": (partial(failure, "mkdocs build --strict --quiet"), "the documentation builds without a warning"),
     "benchmark": (check_benchmark, "the committed figures are of these sources"),
 }
