@@ -1,0 +1,207 @@
+"""ultralytics' losses and assignment, patched, against ultralytics' own; and models of its files, which train."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("ultralytics")
+
+from ultralytics.utils.loss import BboxLoss, DFLoss, RotatedBboxLoss, v8DetectionLoss
+from ultralytics.utils.tal import TaskAlignedAssigner
+
+from lossforge.integrations import ultralytics as ours
+from lossforge.integrations.patching import _SAID
+
+STRIDES = (8, 16, 32)
+
+
+def anchors():
+    """Return the points (A, 2) of an image of 64 × 64, in strides, and the strides (A, 1)."""
+    grids = [torch.cartesian_prod(torch.arange(64 // s), torch.arange(64 // s)).flip(1) + 0.5 for s in STRIDES]
+    return torch.cat(grids), torch.cat([torch.full((len(grid), 1), float(s)) for grid, s in zip(grids, STRIDES, strict=True)])
+
+
+def box_inputs(bins, dtype=torch.float32, empty=False):
+    """Return the arguments of BboxLoss for two images, of which some anchors are foreground."""
+    draw = torch.Generator().manual_seed(0)
+    points, stride = anchors()
+    count = len(points)
+    foreground = torch.zeros(2, count, dtype=torch.bool) if empty else torch.rand(2, count, generator=draw) < 0.3
+    target = torch.cat([points - 3 * torch.rand(2, count, 2, generator=draw), points + 20 * torch.rand(2, count, 2, generator=draw)], 2)
+    scores = torch.rand(2, count, 4, generator=draw) * foreground[..., None]
+    spread = torch.randn(2, count, 4 * bins, generator=draw).to(dtype).requires_grad_()
+    reach = 0.2 + 3 * torch.rand(2, count, 4, generator=draw)
+    predicted = torch.cat([points - reach[..., :2], points + reach[..., 2:]], 2).to(dtype).requires_grad_()
+    size = torch.tensor([64.0, 64.0])
+    return spread, predicted, points, target, scores, scores.sum().clamp(min=1), foreground, size, stride
+
+
+def graded(call, leaves):
+    losses = call()
+    parts = losses if isinstance(losses, tuple) else (losses,)
+    return [part.detach() for part in parts], torch.autograd.grad(sum((1.7 + i) * part.sum() for i, part in enumerate(parts)), leaves)
+
+
+def compare(call, leaves, same=False, rtol=1e-4, atol=1e-6):
+    expected = graded(call, leaves)
+    _SAID.clear()
+    with ours.patch():
+        found = graded(call, leaves)
+    assert same or any(not torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("bins", [16, 1], ids=["DFL", "L1"])
+def test_box_losses(bins):
+    inputs = box_inputs(bins)
+    criterion = BboxLoss(bins)
+    compare(lambda: criterion(*inputs), inputs[:2])
+    assert not _SAID
+
+
+@pytest.mark.parametrize("bins", [16, 1], ids=["DFL", "L1"])
+def test_box_losses_without_foreground_keep_the_graph(bins):
+    inputs = box_inputs(bins, empty=True)
+    compare(lambda: BboxLoss(bins)(*inputs), inputs[:2], same=True)
+
+
+@pytest.mark.parametrize("bins", [16, 1], ids=["DFL", "L1"])
+def test_box_losses_of_half_precision(bins):
+    inputs = box_inputs(bins, torch.bfloat16)
+    compare(lambda: BboxLoss(bins)(*inputs), inputs[:2], same=True, rtol=2e-2, atol=1e-4)
+
+
+def test_dfl_alone():
+    spread, target = torch.randn(24, 16, requires_grad=True), 18 * torch.rand(6, 4) - 1
+    compare(lambda: DFLoss(16)(spread, target.clone()), [spread])
+
+
+def test_the_dfl_of_rotated_boxes():
+    points, stride = anchors()
+    spread = torch.randn(1, len(points), 64, requires_grad=True)
+    boxes = torch.cat([points, 1 + 4 * torch.rand(len(points), 2), torch.rand(len(points), 1)], 1)[None]
+    predicted = (boxes + 0.1 * torch.rand_like(boxes)).requires_grad_()
+    foreground, scores = torch.rand(1, len(points)) < 0.3, torch.rand(1, len(points), 2)
+    given = points, boxes, scores, scores.sum(), foreground, torch.tensor([64.0, 64.0]), stride
+    compare(lambda: RotatedBboxLoss(16)(spread, predicted, *given), [spread, predicted])
+
+
+def criterion_of(**changes):
+    """Make a criterion as YOLO's models do. changes: of the model."""
+    head = SimpleNamespace(stride=torch.tensor([8.0, 16.0, 32.0]), nc=4, reg_max=16)
+    model = nn.Linear(1, 1)
+    model.args, model.model = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5), [head]
+    for name, value in changes.items():
+        setattr(model, name, value)
+    return v8DetectionLoss(model)
+
+
+def batch(sides=(24.0, 40.0), images=2):
+    """Return predictions, with a graph, and targets of two boxes an image. sides: of the boxes, in pixels."""
+    draw = torch.Generator().manual_seed(0)
+    count = len(anchors()[0])
+    predictions = {
+        "boxes": (2 * torch.randn(images, 64, count, generator=draw)).requires_grad_(),
+        "scores": torch.randn(images, 4, count, generator=draw).requires_grad_(),
+        "feats": [torch.zeros(images, 8, 64 // s, 64 // s) for s in STRIDES],
+    }
+    boxes = torch.stack([torch.tensor([32.0 + 4 * i, 30.0 - 2 * i, side, side + 1]) / 64 for i in range(images) for side in sides])
+    index = torch.arange(images).repeat_interleave(len(sides)).float()
+    targets = {"batch_idx": index, "cls": torch.arange(len(boxes)) % 4.0, "bboxes": boxes}
+    return predictions, targets
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 1.0, 2.0, 3.0])], ids=["plain", "class weights"])
+def test_the_criterion_of_detection(weights):
+    predictions, targets = batch()
+    leaves = [predictions["boxes"], predictions["scores"]]
+    compare(lambda: criterion_of(class_weights=weights)(predictions, targets)[0], leaves)
+    assert not _SAID
+    with ours.patch():
+        criterion = criterion_of()
+        assert isinstance(criterion.bce, nn.BCEWithLogitsLoss)
+        assert criterion.assigner.topk == 10
+
+
+def test_a_batch_without_boxes():
+    predictions, targets = batch()
+    targets = {name: each[:0] for name, each in targets.items()}
+    compare(lambda: criterion_of()(predictions, targets)[0], [predictions["boxes"], predictions["scores"]])
+
+
+def assigned(assigner, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    points, stride = anchors()
+    centers = 16 + 32 * torch.rand(2, 3, 2, generator=draw)
+    half = 10 + 12 * torch.rand(2, 3, 2, generator=draw)
+    boxes = torch.cat([centers - half, centers + half], 2)
+    mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])[..., None]
+    at = points * stride
+    reach = 8 + 16 * torch.rand(2, len(at), 4, generator=draw)
+    predicted = torch.cat([at - reach[..., :2], at + reach[..., 2:]], 2)
+    scores, labels = torch.rand(2, len(at), 4, generator=draw), torch.randint(4, (2, 3, 1), generator=draw).float()
+    return assigner(scores, predicted, at, labels, boxes * mask, mask)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_assignment(seed):
+    made = {"num_classes": 4, "topk": 5, "alpha": 0.5}
+    labels, boxes, scores, foreground, index = assigned(TaskAlignedAssigner(**made), seed)
+    _SAID.clear()
+    with ours.patch():
+        assigner = TaskAlignedAssigner(**made)
+        assigner.for_boxes_alone = True
+        found = assigned(assigner, seed)
+    assert not _SAID
+    counts = scores.sum(2) > 0
+    torch.testing.assert_close(found[2], scores, rtol=1e-4, atol=1e-6)
+    assert torch.equal(found[3], counts)
+    assert not (counts & ~foreground).any()
+    for ours_of, theirs in zip((found[0], found[1], found[4]), (labels, boxes, index), strict=True):
+        assert torch.equal(ours_of[counts], theirs[counts])
+
+
+@pytest.mark.parametrize("case", ["topk2", "small", "others"])
+def test_assignments_that_are_left_to_ultralytics(case, caplog):
+    made = {"num_classes": 4, "topk": 5, "topk2": 2 if case == "topk2" else None, "stride": [8, 64, 128] if case == "small" else [8, 16]}
+    expected = assigned(TaskAlignedAssigner(**made))
+    _SAID.clear()
+    with ours.patch():
+        assigner = TaskAlignedAssigner(**made)
+        assigner.for_boxes_alone = case != "others"
+        found = assigned(assigner)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    said = {
+        "topk2": "it filters by topk2, which ours does not have",
+        "small": "a box has a side below 64 pixels, to which ultralytics enlarges it",
+        "others": "masks and keypoints count anchors of alignment 0, which ours never assigns",
+    }
+    assert [each.message for each in caplog.records] == [f"ultralytics's own TaskAlignedAssigner.forward runs: {said[case]}"]
+
+
+def trained(folder, *models):
+    """Return what a run prints that compares models of ultralytics' files, task=file, and what it logs."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TRITON_INTERPRET"))}
+    command = [sys.executable, str(Path(__file__).with_name("ultralytics_runs.py")), *models]
+    done = subprocess.run(command, cwd=folder, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("are ultralytics' numbers") == len(models)
+    return done.stderr
+
+
+def test_detectors_train_to_ultralytics_numbers(tmp_path):
+    assert "own" not in trained(tmp_path, "detect=yolov8n.yaml", "detect=yolo11n.yaml")
+    assert "Assigner.forward runs: it filters by topk2" in trained(tmp_path, "detect=yolo26n.yaml")
+
+
+def test_other_tasks_train_to_ultralytics_numbers(tmp_path):
+    """Their box, class and DFL losses are ours, their assignment is not."""
+    said = trained(tmp_path, "segment=yolov8n-seg.yaml", "segment=yolo26n-seg.yaml", "obb=yolo11n-obb.yaml", "pose=yolov8n-pose.yaml")
+    assert "own BboxLoss" not in said
+    assert "Assigner.forward runs: masks and keypoints count" in said
