@@ -41,6 +41,7 @@ def test_every_page_is_tried():
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
+    tried |= {"liger"}
     tried |= {"index"}  # has no code
     assert not blocks_of(f"{FOLDER}/index.md")
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
@@ -71,6 +72,16 @@ def test_hugging_face_trainer_on_two_processes(tmp_path):
     done = torchrun(tmp_path, str(ROOT / "tests" / "trainer_worker.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the objective is the model's own") == 1, done.stdout
+
+
+def test_liger(run):
+    functional = pytest.importorskip("liger_kernel.transformers.functional", reason="needs pip install liger-kernel")
+    own = functional.liger_cross_entropy
+    logits, target = torch.randn(4, 9), torch.arange(4)
+    with run("liger")["handle"]:
+        assert functional.liger_cross_entropy is not own
+        torch.testing.assert_close(functional.liger_cross_entropy(logits, target), torch.nn.functional.cross_entropy(logits, target))
+    assert functional.liger_cross_entropy is own
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"target_modules": ["body"], "target_parameters": ["head.weight"]}], ids=str)

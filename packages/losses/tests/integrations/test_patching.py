@@ -67,12 +67,22 @@ def test_names_are_replaced_where_they_are_imported_and_put_back(library, caplog
         assert "drifting.core:loss" in repr(handle)
     assert len(caplog.records) == 1
     assert core.loss(3, 1) == user.loss(3, 1) == 2
+    assert "replaced by something else" not in caplog.text
     assert core.Trainer().step(1.0) == core.Sub().step(1.0) == 0.9
     assert "step" not in vars(core.Sub)
     assert core.Trainer.scale(2) == 4
     assert not handle.active
     assert "undone" in repr(handle)
     handle.undo()
+
+
+def test_a_module_that_is_loaded_while_patched_has_the_original_after(library):
+    library()
+    with patch("drifting", "1.2", [LOSS]):
+        del sys.modules["drifting.user"]
+        user = importlib.import_module("drifting.user")
+        assert user.loss(3, 1) == ("ours", 2)
+    assert user.loss(3, 1) == 2
 
 
 def test_patching_twice_is_undone_by_two(library):

@@ -43,7 +43,7 @@ def model_of(name):
     return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
-def history_of(model, accumulation):
+def history_of(model, accumulation, **given):
     """Return loss and gradient norm of four updates, and the parameters after them."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
@@ -59,6 +59,7 @@ def history_of(model, accumulation):
             save_strategy="no",
             disable_tqdm=True,
             seed=0,
+            **given,
         )
         trainer = transformers.Trainer(model, arguments, train_dataset=Uneven())
         trainer.train()

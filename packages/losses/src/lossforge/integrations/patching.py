@@ -224,6 +224,10 @@ def _restore(library: str, done: Sequence[tuple[Any, str, Any, Any]]) -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, original)
+    for owner, name, original, ours in done:
+        if isinstance(owner, ModuleType):
+            for other in _holders(owner, name, ours, here_only=False)[1:]:  # modules that were loaded since, and imported ours
+                setattr(other, name, original)
 
 
 def _covers(tested: str, installed: str) -> bool:
