@@ -38,6 +38,7 @@ def torchrun(folder, *words):
 
 def test_every_page_is_tried():
     tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
+    tried |= {"transformers_detection"}
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
@@ -148,6 +149,17 @@ def test_open_clip(run):
     theirs.backward()
     torch.testing.assert_close(found["loss"], theirs, **FLOAT32)
     torch.testing.assert_close((found["image"].grad, found["text"].grad), (image.grad, text.grad), **FLOAT32)
+
+
+def test_transformers_detection(run):
+    found = run("transformers_detection")
+    found["handle"].undo()
+    model, gradient = found["model"], found["model"].bbox_predictor.layers[0].weight.grad.clone()
+    model.zero_grad()
+    theirs = model(pixel_values=found["pixels"], labels=found["labels"]).loss
+    theirs.backward()
+    torch.testing.assert_close(found["loss"], theirs, **FLOAT32)
+    torch.testing.assert_close(gradient, model.bbox_predictor.layers[0].weight.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_torch_compile(run):

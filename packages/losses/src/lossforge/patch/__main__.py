@@ -25,7 +25,7 @@ EXAMPLES = """examples:
 
 def patchable() -> list[str]:
     """Return the libraries whose integration has a `patch`."""
-    names = [each.name for each in pkgutil.iter_modules(integrations.__path__) if each.name != "patching"]
+    names = [each.name for each in pkgutil.iter_modules(integrations.__path__) if each.name != "patching" and not each.name.startswith("_")]
     return [name for name in names if hasattr(importlib.import_module(f"lossforge.integrations.{name}"), "patch")]
 
 

@@ -1,0 +1,190 @@
+"""transformers' detectors: the matchers and losses of DETR and its kin, and the mask losses of Mask2Former, computed by ours.
+
+    from lossforge.integrations import transformers_detection
+
+    transformers_detection.patch()                       # then DetrForObjectDetection, RTDetrForObjectDetection … as before
+
+Methods of transformers' criteria are replaced, so their classes, their attributes and the names in a model's loss_dict stay.
+
+Tested with transformers 5.23.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.integrations.patching import Patch, Replacement, or_theirs
+from lossforge.integrations.patching import patch as patch_names
+from lossforge.losses import (
+    binary_cross_entropy_with_logits,
+    box_iou_loss,
+    box_l1_loss,
+    cross_entropy,
+    dice_loss,
+    distribution_focal_loss,
+    generalized_box_iou_loss,
+    hungarian_match,
+    matching_cost,
+    sigmoid_focal_loss,
+)
+
+TESTED = "5.23"
+SMALLEST = 1e-12
+"""The target of a positive whose overlap is 0: it must not count as a negative."""
+
+
+def _matched(outputs: Any, targets: Any, indices: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Return where the matched queries are in (B, Q), and the classes and boxes that they were matched with."""
+    device = outputs["logits"].device
+    image = torch.cat([torch.full_like(queries, i) for i, (queries, _) in enumerate(indices)]).to(device)
+    query = torch.cat([queries for queries, _ in indices]).to(device)
+    classes = torch.cat([target["class_labels"][chosen] for target, (_, chosen) in zip(targets, indices, strict=True)])
+    boxes = torch.cat([target["boxes"][chosen] for target, (_, chosen) in zip(targets, indices, strict=True)])
+    return (image, query), classes, boxes
+
+
+def _classes(logits: Tensor, where: tuple[Tensor, Tensor], classes: Tensor, background: int) -> Tensor:
+    """Return the class of each query (B, Q)."""
+    index = torch.full(logits.shape[:2], background, dtype=torch.int64, device=logits.device)
+    index[where] = classes.to(torch.int64)
+    return index
+
+
+def _labels_of_softmax(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Any]:
+    logits = outputs["logits"]
+    where, classes, _ = _matched(outputs, targets, indices)
+    index = _classes(logits, where, classes, self.num_classes)
+    return {"loss_ce": cross_entropy(logits.flatten(0, 1), index.flatten(), self.empty_weight)}
+
+
+def _labels_of_focal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
+    logits = outputs["logits"]
+    where, classes, _ = _matched(outputs, targets, indices)
+    index = _classes(logits, where, classes, -1)
+    return {"loss_ce": sigmoid_focal_loss(logits, index, self.focal_alpha, 2.0, "sum") / num_boxes}
+
+
+def _labels_of_varifocal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any, log: bool = True) -> dict[str, Tensor] | str:
+    if importlib.util.find_spec("triton") is None:
+        return "the formula with a held weight needs Triton"
+    from lossforge.integrations._held_varifocal import held_varifocal
+
+    logits = outputs["logits"]
+    where, classes, boxes = _matched(outputs, targets, indices)
+    index = _classes(logits, where, classes, -1)
+    overlap = 1 - box_iou_loss(outputs["pred_boxes"][where].detach().to(boxes.dtype), boxes, format="cxcywh")
+    score = torch.zeros(index.shape, dtype=torch.float32, device=logits.device)
+    score[where] = overlap.to(score.dtype).clamp(min=SMALLEST)
+    loss: Tensor = held_varifocal(logits, index, score=score, alpha=self.alpha, gamma=self.gamma, reduction="sum")
+    return {"loss_vfl": loss / num_boxes}
+
+
+def _boxes(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
+    where, _, boxes = _matched(outputs, targets, indices)
+    predicted = outputs["pred_boxes"][where].to(boxes.dtype)
+    return {
+        "loss_bbox": box_l1_loss(predicted, boxes, "sum") / num_boxes,
+        "loss_giou": generalized_box_iou_loss(predicted, boxes, "sum", format="cxcywh") / num_boxes,
+    }
+
+
+def _distribution(
+    self: Any,
+    pred: Tensor,
+    label: Tensor,
+    weight_right: Tensor,
+    weight_left: Tensor,
+    weight: Tensor | None = None,
+    reduction: Any = "sum",
+    avg_factor: Any = None,
+) -> Tensor:
+    """Return D-FINE's loss of sides. Its two weights sum to 1, so that the target lies at label + weight_right."""
+    target = label.long() + weight_right.reshape(-1)
+    weight = None if weight is None else weight.float()
+    if avg_factor is not None:
+        return distribution_focal_loss(pred, target, "sum", weight=weight) / avg_factor
+    losses = distribution_focal_loss(pred, target, "none", weight=weight)
+    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+
+
+def _match(self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]] | str:
+    if not getattr(self, "use_focal_loss", True):
+        return "matching_cost has no softmax"
+    counts = [len(target["class_labels"]) for target in targets]
+    labels, boxes = (torch.cat([target[name] for target in targets]) for name in ("class_labels", "boxes"))
+    cost = matching_cost(
+        outputs["logits"],
+        outputs["pred_boxes"],
+        labels,
+        boxes,
+        counts,
+        cost_class=self.class_cost,
+        cost_bbox=self.bbox_cost,
+        cost_giou=self.giou_cost,
+        alpha=getattr(self, "alpha", 0.25),
+        gamma=getattr(self, "gamma", 2.0),
+    )
+    return hungarian_match(cost, counts)
+
+
+def _focal_of_masks(inputs: Tensor, targets: Tensor, num_boxes: Any, alpha: float = 0.25, gamma: float = 2) -> Tensor | str:
+    if inputs.ndim < 2 or targets.shape != inputs.shape or not targets.is_floating_point() or targets.requires_grad:
+        return "the targets are not numbers of the logits' shape, or require grad"
+    return sigmoid_focal_loss(inputs, targets, alpha, gamma, "sum") / inputs.shape[1] / num_boxes
+
+
+def _dice(inputs: Tensor, labels: Tensor, num_masks: Any) -> Tensor | str:
+    if labels.shape != inputs.flatten(1).shape or labels.requires_grad:
+        return "the masks are not of the logits' shape, or require grad"
+    one_class = inputs.flatten(1).unsqueeze(1), labels.to(inputs.dtype).unsqueeze(1)
+    return dice_loss(*one_class, activation="sigmoid", smooth_nr=1.0, smooth_dr=1.0, reduction="sum") / num_masks
+
+
+def _bce_of_masks(inputs: Tensor, labels: Tensor, num_masks: Any) -> Tensor | str:
+    if inputs.ndim < 2 or labels.shape != inputs.shape or labels.requires_grad:
+        return "the masks are not of the logits' shape, or require grad"
+    return binary_cross_entropy_with_logits(inputs, labels, reduction="sum") / inputs.shape[1] / num_masks
+
+
+def _dice_of_boxes(inputs: Tensor, targets: Tensor, num_boxes: Any) -> Tensor | str:
+    return _dice(inputs, targets, num_boxes)
+
+
+OF_CRITERION = "(self, outputs, targets, indices, num_boxes)"
+OF_MATCHER = "(self, outputs, targets)"
+DISTRIBUTED = "(self, pred, label, weight_right, weight_left, weight=None, reduction='sum', avg_factor=None)"
+NAMES: dict[str, tuple[Any, str]] = {
+    "loss.loss_for_object_detection:ImageLoss.loss_labels": (_labels_of_softmax, OF_CRITERION),
+    "loss.loss_for_object_detection:ImageLoss.loss_boxes": (_boxes, OF_CRITERION),
+    "loss.loss_for_object_detection:sigmoid_focal_loss": (_focal_of_masks, "(inputs, targets, num_boxes, alpha=0.25, gamma=2)"),
+    "loss.loss_for_object_detection:dice_loss": (_dice_of_boxes, "(inputs, targets, num_boxes)"),
+    "loss.loss_deformable_detr:DeformableDetrImageLoss.loss_labels": (_labels_of_focal, OF_CRITERION),
+    "loss.loss_deformable_detr:DeformableDetrHungarianMatcher.forward": (_match, OF_MATCHER),
+    "loss.loss_rt_detr:RTDetrLoss.loss_labels_vfl": (_labels_of_varifocal, OF_CRITERION[:-1] + ", log=True)"),
+    "loss.loss_rt_detr:RTDetrLoss.loss_boxes": (_boxes, OF_CRITERION),
+    "loss.loss_rt_detr:RTDetrHungarianMatcher.forward": (_match, OF_MATCHER),
+    "loss.loss_d_fine:DFineLoss.unimodal_distribution_focal_loss": (_distribution, DISTRIBUTED),
+    "models.mask2former.modeling_mask2former:dice_loss": (_dice, "(inputs, labels, num_masks)"),
+    "models.mask2former.modeling_mask2former:sigmoid_cross_entropy_loss": (_bce_of_masks, "(inputs, labels, num_masks)"),
+}
+
+
+def patch(force: bool = False) -> Patch:
+    """Replace the matchers and losses of transformers' detectors by ours.
+
+    Args:
+        force: go on where transformers is not as it was tested.
+
+    Returns:
+        a handle: a context manager with `undo()`.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        IntegrationError: transformers' names or parameters are not those that were tested. Nothing was replaced.
+    """
+    replacements = [
+        Replacement(f"transformers.{name}", or_theirs("transformers", ours), signature) for name, (ours, signature) in NAMES.items()
+    ]
+    return patch_names("transformers", TESTED, replacements, force=force)

@@ -1,0 +1,149 @@
+"""transformers' detectors, patched, against themselves: small models of random weights, their loss_dict and all gradients."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from transformers.loss import loss_rt_detr  # noqa: E402
+from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher  # noqa: E402
+
+from lossforge.integrations import transformers_detection as ours  # noqa: E402
+from lossforge.integrations.patching import _SAID  # noqa: E402
+
+BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+TRANSFORMER = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "num_queries": 9,
+    "num_labels": 4,
+    "auxiliary_loss": True,
+    "dropout": 0.0,
+}
+REAL_TIME = {
+    "encoder_hidden_dim": 16,
+    "encoder_ffn_dim": 16,
+    "encoder_in_channels": [8, 8, 8],
+    "num_attention_heads": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 16,
+    "decoder_in_channels": [16, 16, 16],
+    "d_model": 16,
+    "num_queries": 9,
+    "num_labels": 4,
+    "num_denoising": 4,
+    "decoder_layers": 2,
+    "dropout": 0.0,
+    "anchor_image_size": None,
+}
+
+
+def resnet(kind="ResNet", out=None):
+    return getattr(transformers, f"{kind}Config")(**BACKBONE, out_features=out or ["stage2", "stage3", "stage4"])
+
+
+def make(name):
+    torch.manual_seed(0)
+    if name in ("Detr", "ConditionalDetr", "DeformableDetr"):
+        backbone = {"backbone_config": resnet(out=["stage4"]) if name != "DeformableDetr" else resnet()}
+        more = {"num_feature_levels": 3} if name == "DeformableDetr" else {}
+        config = getattr(transformers, f"{name}Config")(**TRANSFORMER, **backbone, **more)
+    elif name == "RTDetr":
+        config = transformers.RTDetrConfig(**REAL_TIME, backbone_config=resnet("RTDetrResNet"), decoder_n_points=2)
+    elif name == "DFine":
+        config = transformers.DFineConfig(**REAL_TIME, backbone_config=resnet("RTDetrResNet"), decoder_n_points=[2, 2, 2])
+    return getattr(transformers, f"{name}ForObjectDetection")(config).train()
+
+
+def inputs():
+    draw = torch.Generator().manual_seed(1)
+    labels = []
+    for count in (2, 3):
+        boxes = torch.cat([0.3 + 0.4 * torch.rand(count, 2, generator=draw), 0.2 + 0.3 * torch.rand(count, 2, generator=draw)], 1)
+        labels.append({"class_labels": torch.randint(4, (count,), generator=draw), "boxes": boxes})
+    return {"pixel_values": torch.randn(2, 3, 64, 64, generator=draw), "labels": labels}
+
+
+def step(model, given):
+    """Return the loss, its parts and the gradients of all parameters. Every step draws the same noise for denoising."""
+    torch.manual_seed(2)
+    state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.zero_grad()
+    found = model(**given)
+    (found.loss * 1.7).backward()
+    for name, buffer in model.named_buffers():
+        buffer.data.copy_(state[name])
+    parts = {name: torch.as_tensor(each).detach().reshape(()) for name, each in (getattr(found, "loss_dict", None) or {}).items()}
+    return found.loss.detach().reshape(()), parts, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare(model, given):
+    expected = step(model, given)
+    _SAID.clear()
+    with ours.patch():
+        found = step(model, given)
+    assert any(not torch.equal(found[2][name], gradient) for name, gradient in expected[2].items())
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    return _SAID
+
+
+@pytest.mark.parametrize("name", ["Detr", "ConditionalDetr", "DeformableDetr", "RTDetr", "DFine"])
+def test_detectors(name):
+    assert not compare(make(name), inputs())
+
+
+@pytest.mark.parametrize("name", ["Detr", "DeformableDetr", "RTDetr"])
+def test_an_image_without_boxes(name):
+    given = inputs()
+    given["labels"][0] = {"class_labels": torch.zeros(0, dtype=torch.int64), "boxes": torch.zeros(0, 4)}
+    assert not compare(make(name), given)
+
+
+def test_a_matcher_of_softmax_is_left_to_transformers():
+    model = make("RTDetr")
+    model.config.use_focal_loss = False
+    assert compare(model, inputs()) == {"transformers's own RTDetrHungarianMatcher.forward runs: matching_cost has no softmax"}
+
+
+def test_the_masks_of_mask2former():
+    torch.manual_seed(0)
+    backbone = transformers.SwinConfig(image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2)
+    backbone._out_features, backbone._out_indices = ["stage1", "stage2", "stage3", "stage4"], [1, 2, 3, 4]
+    sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
+    layers = {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2, "num_queries": 6, "train_num_points": 64}
+    config = transformers.Mask2FormerConfig(backbone_config=backbone, num_labels=4, dropout=0.0, **sizes, **layers)
+    model = transformers.Mask2FormerForUniversalSegmentation(config).train()
+    masks = [torch.zeros(2, 64, 64), torch.zeros(1, 64, 64)]
+    masks[0][0, :30, :40], masks[0][1, 30:], masks[1][0, 10:50, 20:] = 1, 1, 1
+    given = {"pixel_values": torch.randn(2, 3, 64, 64), "mask_labels": masks, "class_labels": [torch.tensor([0, 2]), torch.tensor([3])]}
+    assert not compare(model, given)
+
+
+@pytest.mark.parametrize("name", ["sigmoid_focal_loss", "dice_loss"])
+def test_losses_of_masks(name):
+    logits, masks = torch.randn(3, 20, requires_grad=True), torch.rand(3, 20).round()
+    own = getattr(loss_rt_detr, name)
+    expected = own(logits, masks, 2.5)
+    with ours.patch():
+        assert getattr(loss_rt_detr, name) is not own
+        found = getattr(loss_rt_detr, name)(logits, masks, 2.5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    gradients = (torch.autograd.grad(each, logits, torch.tensor(1.7))[0] for each in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_matches_are_the_same():
+    torch.manual_seed(0)
+    matcher = DeformableDetrHungarianMatcher(2.0, 5.0, 2.0)
+    outputs = {"logits": torch.randn(2, 30, 4), "pred_boxes": torch.rand(2, 30, 4) * 0.5 + 0.1}
+    targets = inputs()["labels"]
+    expected = matcher(outputs, targets)
+    with ours.patch():
+        found = matcher(outputs, targets)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
