@@ -38,7 +38,7 @@ def torchrun(folder, *words):
 
 def test_every_page_is_tried():
     tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
-    tried |= {"transformers_detection"}
+    tried |= {"transformers_detection", "sentence_transformers"}
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
@@ -149,6 +149,16 @@ def test_open_clip(run):
     theirs.backward()
     torch.testing.assert_close(found["loss"], theirs, **FLOAT32)
     torch.testing.assert_close((found["image"].grad, found["text"].grad), (image.grad, text.grad), **FLOAT32)
+
+
+def test_sentence_transformers(run):
+    found = run("sentence_transformers")
+    found["handle"].undo()
+    embeddings = [each.detach().requires_grad_() for each in found["embeddings"]]
+    theirs = found["criterion"].compute_loss_from_embeddings(embeddings, None)
+    theirs.backward()
+    torch.testing.assert_close(found["loss"], theirs, **FLOAT32)
+    torch.testing.assert_close([each.grad for each in found["embeddings"]], [each.grad for each in embeddings], **FLOAT32)
 
 
 def test_transformers_detection(run):

@@ -108,7 +108,7 @@ def test_an_image_without_boxes(name):
 def test_a_matcher_of_softmax_is_left_to_transformers():
     model = make("RTDetr")
     model.config.use_focal_loss = False
-    assert compare(model, inputs()) == {"transformers's own RTDetrHungarianMatcher.forward runs: matching_cost has no softmax"}
+    assert compare(model, inputs()) == {"transformers' own RTDetrHungarianMatcher.forward runs: matching_cost has no softmax"}
 
 
 def test_the_masks_of_mask2former():

@@ -182,7 +182,7 @@ def test_assignments_that_are_left_to_ultralytics(case, caplog):
         "small": "a box has a side below 64 pixels, to which ultralytics enlarges it",
         "others": "masks and keypoints count anchors of alignment 0, which ours never assigns",
     }
-    assert [each.message for each in caplog.records] == [f"ultralytics's own TaskAlignedAssigner.forward runs: {said[case]}"]
+    assert [each.message for each in caplog.records] == [f"ultralytics' own TaskAlignedAssigner.forward runs: {said[case]}"]
 
 
 def trained(folder, *models):

@@ -47,7 +47,7 @@ def or_theirs(library: str, ours: Callable[..., Any]) -> Callable[[Any], Any]:
             found = ours(*args, **kwargs)
             if not isinstance(found, str):
                 return found
-            say_once(f"{library}'s own {own.__qualname__} runs: {found}")
+            say_once(f"{library}'{'' if library.endswith('s') else 's'} own {own.__qualname__} runs: {found}")
             return own(*args, **kwargs)
 
         return run
