@@ -61,12 +61,12 @@ def load(name: str) -> ModuleType:
     if not TRITON:
         raise missing_triton()
     triton_internals()
-    return importlib.import_module(f"lossforge.kernels.{name}")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def of_folder(name: str) -> ModuleType:
     """Return what launches a template: the launch.py of its folder, with `forward` and `backward`."""
-    return sys.modules.get(f"lossforge.kernels.{name}.launch") or load(f"{name}.launch")
+    return sys.modules.get(f"{__name__}.{name}.launch") or load(f"{name}.launch")
 
 
 def __getattr__(name: str) -> Any:

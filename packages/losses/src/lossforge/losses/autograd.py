@@ -18,6 +18,7 @@ from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.base.record import C, FusedTemplate, Prepared, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.engine import FUSED
+from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.state import KERNEL_DTYPES, backend, gradient_in_forward, kernels_apply, plain
 from lossforge.losses.templates import TEMPLATES, reference
 
@@ -199,7 +200,7 @@ def otherwise(prepared: Prepared, tensors: Several, wanted: Sequence[bool]) -> S
 
     others = [place(v) for v in template.flat(call)[1]]
     arguments = (call.loss, *tensors, *others, *[in_forward and want for want in wanted], keep)
-    found = getattr(torch.ops.lossforge, template.name)(torch.stack(numbers) if numbers else None, *arguments)
+    found = getattr(OPERATORS, template.name)(torch.stack(numbers) if numbers else None, *arguments)
     return in_places(present, [t for t, one in zip(found[: len(present)], present, strict=True) if one])
 
 
@@ -275,7 +276,7 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
         spec.planned(key, (*tensors, *kept, *grads, *anew), spec.backward, tensors, kept, grads, anew)
     else:
         arguments = (ctx.numbers, spec.formula, *tensors, *spec.numbers, *kept, *grads, *missing)
-        results = getattr(torch.ops.lossforge, f"{spec.template.name}_backward")(*arguments)
+        results = getattr(OPERATORS, f"{spec.template.name}_backward")(*arguments)
         anew = [g if want else None for g, want in zip((results,) if isinstance(results, Tensor) else results, missing, strict=True)]
     return [g if new is None else new for g, new in zip(found, anew, strict=True)]
 
@@ -314,7 +315,7 @@ def _written_again(ctx: Any, which: Sequence[bool], wanted: Sequence[bool]) -> l
         written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
         unplanned(None, tensors, spec.forward, tensors, written, True)
     else:
-        results = getattr(torch.ops.lossforge, spec.template.name)(ctx.numbers, spec.formula, *tensors, *spec.numbers, *which, False)
+        results = getattr(OPERATORS, spec.template.name)(ctx.numbers, spec.formula, *tensors, *spec.numbers, *which, False)
         written = results[-len(which) :]
     return [g if one and want else None for g, one, want in zip(written, which, wanted, strict=True)]
 

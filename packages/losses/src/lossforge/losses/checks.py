@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lossforge.kernels.call import Head, Logits
 from lossforge.kernels.torch_internals import in_forward_mode, transformed
+from lossforge.losses.namespace import NAMESPACE, OPERATORS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,7 +156,7 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     """
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" and not known(value):
         without_gradient(name, value)
-        return torch.ops.lossforge.number(value.detach(), name, low, high, exclusive)
+        return OPERATORS.number(value.detach(), name, low, high, exclusive)
     value = of_host(name, value)
     if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
@@ -353,7 +354,7 @@ def indices(
     low, end, ignored, validate = allowed
     if (t.device.type == "cpu" or (VALIDATE if validate is None else validate)) and not transformed(x, t):
         if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter):  # there are no values yet
-            checked: Tensor = torch.ops.lossforge.checked_indices(t, name, low, end, ignored)
+            checked: Tensor = OPERATORS.checked_indices(t, name, low, end, ignored)
             t = checked
         else:
             in_range(name, t, low, end, ignored)
@@ -390,7 +391,7 @@ def _checked_indices(t: Tensor, name: str, low: int, end: int, ignored: int | No
 
 
 _SCHEMA = "checked_indices(Tensor t, str name, SymInt low, SymInt end, SymInt? ignored) -> Tensor"
-_LIBRARY = torch.library.Library("lossforge", "FRAGMENT")
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _LIBRARY.define(_SCHEMA, tags=[torch.Tag.pt2_compliant_tag])
 _LIBRARY.impl("checked_indices", _checked_indices, "CompositeExplicitAutograd")
-torch.library.register_fake("lossforge::checked_indices", lambda t, *_: torch.empty_like(t), lib=_LIBRARY)
+torch.library.register_fake(f"{NAMESPACE}::checked_indices", lambda t, *_: torch.empty_like(t), lib=_LIBRARY)

@@ -7,6 +7,8 @@ Their files must not import Triton. So a name is a placeholder here, which `cust
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lossforge import kernels
+
 if TYPE_CHECKING:
     import triton.language as tl
 
@@ -30,7 +32,7 @@ class Placeholder:
         """
         if self.name == "tl":
             return importlib.import_module("triton.language")
-        math, box = (importlib.import_module(f"lossforge.kernels.{file}") for file in ("math", "formulas.box"))
+        math, box = (importlib.import_module(f".{file}", kernels.__name__) for file in ("math", "formulas.box"))
         return getattr(math if hasattr(math, self.name) else box, self.name)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from lossforge import kernels
 from lossforge.kernels.call import Formulas
 
 R = TypeVar("R", bound=Callable[..., Tensor])
@@ -26,7 +27,7 @@ class DeviceFunctions:
     """
 
     def __getattr__(self, file: str) -> Any:
-        return importlib.import_module(f"lossforge.kernels.formulas.{file}")
+        return importlib.import_module(f".formulas.{file}", kernels.__name__)
 
     def __call__(self, function: Callable[..., Any], variables: int = 1) -> Any:
         from lossforge.losses.custom.derive import differentiated

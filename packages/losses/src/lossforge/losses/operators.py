@@ -19,10 +19,11 @@ from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, gradients, remember
 from lossforge.losses.base.record import Several, Template
 from lossforge.losses.linear.engine import FUSED
+from lossforge.losses.namespace import NAMESPACE
 from lossforge.losses.state import plain
 from lossforge.losses.templates import TEMPLATES
 
-LIBRARY = torch.library.Library("lossforge", "DEF")
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
 _TYPES = {
     str: "str",
@@ -133,7 +134,7 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     LIBRARY.define(schema, tags=[torch.Tag.pt2_compliant_tag])
     for device in DEVICES:
         LIBRARY.impl(name, implementation, device)
-    torch.library.register_fake(f"lossforge::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
 
 
 def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
@@ -147,11 +148,11 @@ def no_double_backward(name: str) -> None:
 
     def refuse(ctx: Any, *grad_outputs: Tensor | None) -> None:
         raise RuntimeError(
-            f"lossforge::{name} cannot be differentiated. Differentiate the loss twice with torch.autograd.grad(..., create_graph=True) "
+            f"{NAMESPACE}::{name} cannot be differentiated. Differentiate the loss twice with torch.autograd.grad(..., create_graph=True) "
             "outside of torch.compile, or call the loss under lossforge.losses.plain_torch()."
         )
 
-    torch.library.register_autograd(f"lossforge::{name}", refuse, lib=LIBRARY)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", refuse, lib=LIBRARY)
 
 
 def filled(numbers: Tensor | None, arguments: Sequence[Any]) -> Sequence[Any]:
@@ -175,6 +176,6 @@ def _checked_number(value: Tensor, name: str, low: float, high: float, exclusive
 
 LIBRARY.define("number(Tensor value, str name, float low, float high, bool exclusive) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
 LIBRARY.impl("number", _checked_number, "CPU")
-torch.library.register_fake("lossforge::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
+torch.library.register_fake(f"{NAMESPACE}::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
 for _template in (*TEMPLATES.values(), *FUSED.values()):
     _register(_template)

@@ -10,6 +10,7 @@ from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.base.options import weights_of_classes
 from lossforge.losses.functional import cross_entropy
+from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import LIBRARY, define, launched
 from lossforge.losses.reference import accurate, relative
 from lossforge.losses.state import kernels_apply
@@ -84,7 +85,7 @@ def seesaw_loss(
     least = math.log(checks.number("eps", eps, 0.0, 1.0, exclusive=True))
     log_counts = counts.detach().clamp(min=1).log()
     if kernels_apply(input) and not any(isinstance(n, Tensor) for n in (p, q)):
-        x = torch.ops.lossforge.seesaw(input.resolve_neg(), target.contiguous(), log_counts, p, q, least)
+        x = OPERATORS.seesaw(input.resolve_neg(), target.contiguous(), log_counts, p, q, least)
     else:
         x = seesaw_reference(input, target, log_counts, p, q, least)
     return cross_entropy(x, target, weight, ignore_index=ignore_index, reduction=reduction, normalizer=normalizer)

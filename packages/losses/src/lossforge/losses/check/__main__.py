@@ -21,7 +21,7 @@ def main() -> int:
     given = parser.parse_args()
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":  # chosen before anything imports triton
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        os.execve(sys.executable, [sys.executable, "-m", "lossforge.losses.check", *sys.argv[1:]], environment)
+        os.execve(sys.executable, [sys.executable, "-m", __package__, *sys.argv[1:]], environment)
     from lossforge import kernels, losses
     from lossforge.losses.check import check
     from lossforge.losses.custom.find import find

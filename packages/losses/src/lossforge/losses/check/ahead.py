@@ -15,6 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from lossforge import kernels
 from lossforge.losses.check.report import Report
 from lossforge.losses.custom.source import Source, compiled, is_device_function, parsed
 from lossforge.losses.formulas import FORMULAS
@@ -32,7 +33,7 @@ def check_ahead(loss: Loss, report: Report) -> None:
     tensors, results = len(loss.template.variables), 1 + loss.template.slopes
     sent = {"functions": pack(formula), "tensors": tensors, "numbers": len(parsed(formula).arguments) - tensors, "results": results}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    argv = [sys.executable, "-m", "lossforge.losses.check.ahead"]
+    argv = [sys.executable, "-m", f"{__package__}.ahead"]
     done = subprocess.run(argv, input=json.dumps(sent), env=environment, capture_output=True, text=True)
     if done.returncode in (0, REFUSED):
         report.add(SECTION, NAME, done.returncode == 0, done.stdout.strip())
@@ -60,7 +61,7 @@ def pack(function: Any) -> list[dict[str, Any]]:
             return {"constant": value.value}
         if isinstance(value, tl.dtype):
             return {"of": ["triton.language", value.name]}
-        if is_device_function(value) and value.fn.__module__.startswith("lossforge.kernels"):
+        if is_device_function(value) and value.fn.__module__.startswith(kernels.__name__):
             return {"of": [value.fn.__module__, value.fn.__name__]}
         if is_device_function(value):
             return {"function": place(value)}

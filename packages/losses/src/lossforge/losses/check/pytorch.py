@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from lossforge.losses.check.report import Report
 from lossforge.losses.custom.written import SecondDerivativeError
+from lossforge.losses.namespace import NAMESPACE, OPERATORS
 from lossforge.losses.registry import Loss
 from lossforge.losses.testing import Sample, error, has_inplace, plain_sample, run
 
@@ -25,7 +26,7 @@ class Operators(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         library, _, name = str(function).partition(".")
-        if library == "lossforge":
+        if library == NAMESPACE:
             self.seen.append((name.partition(".")[0], args))
         return function(*args, **(kwargs or {}))
 
@@ -53,7 +54,7 @@ def _opcheck(loss: Loss, sample: Sample, exact: torch.Tensor, device: str) -> st
             loss.function(x, sample.target, **sample.kwargs, reduction="mean", gradient=mode)
         tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
         for name, args in operators.seen:
-            result = torch.library.opcheck(getattr(torch.ops.lossforge, name).default, args, test_utils=tests, raise_exception=False)
+            result = torch.library.opcheck(getattr(OPERATORS, name).default, args, test_utils=tests, raise_exception=False)
             wrong = {test: str(outcome) for test, outcome in result.items() if outcome != "SUCCESS"}
             if wrong:
                 return str(wrong)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.torch_internals import transformed
+from lossforge.losses.namespace import NAMESPACE, OPERATORS
 from lossforge.losses.operators import LIBRARY, define
 
 
@@ -123,7 +124,7 @@ define(
     lambda loss, value, *tensors: value.clone(),
     lambda loss, value, *tensors: value.clone(),
 )
-torch.library.register_autograd("lossforge::written", _differentiate, setup_context=_setup, lib=LIBRARY)
+torch.library.register_autograd(f"{NAMESPACE}::written", _differentiate, setup_context=_setup, lib=LIBRARY)
 
 
 def with_written_gradient(name: str, compute: Callable[..., Sequence[Any]], variables: Sequence[Tensor], others: Sequence[Any]) -> Tensor:
@@ -149,7 +150,7 @@ def with_written_gradient(name: str, compute: Callable[..., Sequence[Any]], vari
     compiling = torch.compiler.is_compiling()
     found: Tensor
     if (compiling or torch.jit.is_tracing()) and not transformed(*variables):
-        found = torch.ops.lossforge.written(name, value, [*variables], slopes, given)
+        found = OPERATORS.written(name, value, [*variables], slopes, given)
     else:
         found = (_Written if compiling else _WrittenForward).apply(name, len(variables), value, *variables, *slopes, *given)
     return found

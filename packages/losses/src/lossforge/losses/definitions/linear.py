@@ -38,6 +38,7 @@ __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
 Accumulate = Literal["float32", "weight"]
 LogitsDtype = Literal["float32", "weight"]
 PER_ROW = (*ROWS, "score")
+FUNCTIONAL = f"{checks.__package__}.functional"
 
 
 LINEAR = TemplateDocs(
@@ -293,7 +294,7 @@ def _in_shape(rows: "_Rows", kept: Tensor | None, finish: Callable[[Any], Any], 
 
 def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what checks the calls of a public function: it takes a layer in place of logits."""
-    if function.__module__ == "lossforge.losses.functional":
+    if function.__module__ == FUNCTIONAL:
         return DECLARED[function.__name__].definition
     return inspect.unwrap(function)
 
@@ -334,13 +335,13 @@ def _is_fused(name: str) -> bool:
 
 def _is_loss(function: Any) -> bool:
     """Return whether a function is a public loss or a custom one: no wrapper, partial or function that only calls one."""
-    library = vars(sys.modules["lossforge.losses.functional"]).get(getattr(function, "__name__", ""))
+    library = vars(sys.modules[FUNCTIONAL]).get(getattr(function, "__name__", ""))
     return function is library or getattr(function, "entry", None) is function
 
 
 def _function_of(loss: Any) -> Any:
     """Return the function of a module or of a custom loss, and anything else as it is."""
-    custom = sys.modules["lossforge.losses.custom.loss"].CustomLoss
+    custom = sys.modules[f"{checks.__package__}.custom.loss"].CustomLoss
     return _function_of(loss.function) if isinstance(loss, (LossModule, custom)) else loss
 
 
@@ -353,7 +354,7 @@ def _hooked(module: nn.Module) -> bool:
 def _check_loss(loss: Any, name: str) -> None:
     if not isinstance(loss, LossModule):
         return
-    own = type(loss).compute is not LossModule.compute or not type(loss).forward.__module__.startswith("lossforge.")
+    own = type(loss).compute is not LossModule.compute or not type(loss).forward.__module__.startswith(f"{checks.__package__}.")
     if own or _hooked(loss):
         raise TypeError(
             f"loss must not have hooks or a forward of its own, which a fused loss would not run, got {_full_name(loss)}: fuse {name} "
@@ -386,7 +387,7 @@ class FusedLoss:
             raise TypeError(
                 f"loss must be a loss of lossforge.losses that takes logits, a custom loss, or the module of either, got {name}"
             )
-        if self.function.__module__ in ("lossforge.losses.functional", "lossforge.losses.seesaw") and not _is_fused(name):
+        if self.function.__module__ in (FUNCTIONAL, f"{checks.__package__}.seesaw") and not _is_fused(name):
             raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}")
         if not _is_loss(self.function):
             raise TypeError(

@@ -8,6 +8,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses import checks
 from lossforge.losses.detection.pairwise import pairwise_reference
+from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define, launched
 from lossforge.losses.reference import accurate
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
@@ -128,7 +129,7 @@ def task_aligned_assign(
     by_kernels = narrow and kernels_apply(tensors[0]) and tensors[4].numel()
     # traced, plain torch runs within the operator, because the number of its pairs depends on the data
     if (by_kernels or torch.compiler.is_compiling()) and not any(isinstance(n, Tensor) for n in numbers):
-        found = torch.ops.lossforge.task_aligned_assign(*tensors, *numbers)
+        found = OPERATORS.task_aligned_assign(*tensors, *numbers)
     else:
         found = assignment_reference(*tensors, *numbers)
     label, box, score, quality, foreground, index = found

@@ -13,6 +13,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define, launched
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
@@ -95,7 +96,7 @@ def matching_cost(
     arguments: tuple[Any, ...] = (*tensors, of_image, *numbers, format == "cxcywh")
     narrow = boxes.dtype in KERNEL_DTYPES and target_boxes.dtype in KERNEL_DTYPES
     if narrow and kernels_apply(tensors[0]) and len(target_boxes) and not any(isinstance(n, Tensor) for n in numbers):
-        found: Tensor = torch.ops.lossforge.matching_cost(*arguments)
+        found: Tensor = OPERATORS.matching_cost(*arguments)
         return found
     return matching_cost_reference(*arguments)
 

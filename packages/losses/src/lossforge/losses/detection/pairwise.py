@@ -11,6 +11,7 @@ from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.definitions.iou import overlap_ratio
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import LIBRARY, define, launched, no_double_backward
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
@@ -148,7 +149,7 @@ def _matrix(name: str, boxes1: Tensor, boxes2: Tensor, fmt: str, eps: float) -> 
         return pairwise_reference(boxes1, boxes2, name, eps, fmt == "cxcywh")
     count = math.prod(outer)
     flat = [b.resolve_neg().expand(*outer, *b.shape[-2:]).reshape(count, *b.shape[-2:]) for b in (boxes1, boxes2)]
-    found: Tensor = torch.ops.lossforge.pairwise(*flat, name, eps, fmt == "cxcywh")
+    found: Tensor = OPERATORS.pairwise(*flat, name, eps, fmt == "cxcywh")
     return found.view(*outer, boxes1.shape[-2], boxes2.shape[-2])
 
 
@@ -206,7 +207,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         found = iter(torch.autograd.grad(pairwise_reference(*tensors, *ctx.numbers), inputs, grad, create_graph=True))
         gradients = [next(found) if want else None for want in wanted]
     else:
-        written = torch.ops.lossforge.pairwise_backward(grad, *tensors, *ctx.numbers, *wanted)
+        written = OPERATORS.pairwise_backward(grad, *tensors, *ctx.numbers, *wanted)
         gradients = [g if want else None for g, want in zip(written, wanted, strict=True)]
     return *gradients, None, None, None
 
