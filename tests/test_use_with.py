@@ -42,7 +42,7 @@ def test_every_page_is_tried():
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
-    tried |= {"liger"}
+    tried |= {"liger", "verl", "megatron"}
     tried |= {"index"}  # has no code
     assert not blocks_of(f"{FOLDER}/index.md")
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
@@ -83,6 +83,22 @@ def test_liger(run):
         assert functional.liger_cross_entropy is not own
         torch.testing.assert_close(functional.liger_cross_entropy(logits, target), torch.nn.functional.cross_entropy(logits, target))
     assert functional.liger_cross_entropy is own
+
+
+@pytest.mark.parametrize(
+    ("page", "module", "name"),
+    [
+        ("verl", "verl.utils.kernel.linear_cross_entropy", "linear_cross_entropy"),
+        ("megatron", "megatron.core.tensor_parallel", "vocab_parallel_cross_entropy"),
+    ],
+)
+def test_patches_of_names(page, module, name, run):
+    """What they compute is tried beside the integrations."""
+    library = pytest.importorskip(module, reason=f"needs pip install {page}")
+    own = getattr(library, name)
+    with run(page)["handle"]:
+        assert getattr(library, name).__module__ == f"lossforge.integrations.{page}"
+    assert getattr(library, name) == own
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"target_modules": ["body"], "target_parameters": ["head.weight"]}], ids=str)

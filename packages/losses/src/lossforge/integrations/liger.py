@@ -60,19 +60,21 @@ def _of_hidden(own: Any) -> Any:
         chunk_mem_const: int = 1,
     ) -> Any:
         asked: Any = {"return_z_loss": return_z_loss, "return_correct": return_token_accuracy, "return_argmax": return_predicted_tokens}
-        layer: Any = input, weight.to(input.dtype), target, None if bias is None else bias.to(input.dtype)
+        weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
         capped: Any = {"ignore_index": ignore_index, "softcap": softcap, "empty": "zero"}
         added: Any = {"loss_weight": ce_weight, "label_smoothing": label_smoothing, "z_loss": lse_square_scale}
         within: Any = "none" if use_token_scaling else reduction
-        more: Any = {"accumulate": "float32" if accum_dtype == torch.float32 and within != "none" else None}
-        found: Any = linear_cross_entropy(*layer, reduction=within, return_lse=True, **capped, **added, **asked, **more)
+        more: Any = {"reduction": within, "return_lse": True}
+        if accum_dtype == torch.float32 and within != "none":
+            more["accumulate"] = "float32"
+        found: Any = linear_cross_entropy(input, weight, target, bias, **capped, **added, **asked, **more)
         loss, z_loss = found.loss, found.z_loss if return_z_loss else None
         if use_token_scaling:  # each token's loss times its probability, which is not differentiated
             if ce_weight is None and not label_smoothing and not lse_square_scale:
                 nll = loss.detach()
             else:
                 with torch.no_grad():
-                    nll = linear_cross_entropy(*layer, reduction="none", **capped)
+                    nll = linear_cross_entropy(input, weight, target, bias, reduction="none", **capped)
             counts = target != ignore_index
             factor = torch.where(counts, (-nll).exp(), 0.0)
             # Liger divides what is weighted by the weights' sum, and the rest by the number of tokens.

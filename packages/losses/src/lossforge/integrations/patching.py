@@ -27,7 +27,7 @@ class Replacement:
         make: from the original to ours, so that ours can call the original.
         signature: the parameters of the original with which ours was tested, as `signature_of` writes them. Several where versions
             differ; none where the original is not called.
-        method: for a class: its method whose parameters are compared, such as "forward".
+        method: for a class: its method whose parameters are compared, such as "forward"; "__self__.forward" for its `apply`.
         here_only: replace the name in its own module alone, not in other modules that hold the same thing.
     """
 
@@ -203,7 +203,7 @@ def _difference(each: Replacement, original: Any) -> list[str]:
     if each.signature is None:
         return []
     expected = (each.signature,) if isinstance(each.signature, str) else each.signature
-    found = signature_of(getattr(original, each.method) if each.method else original)
+    found = signature_of(functools.reduce(getattr, each.method.split("."), original) if each.method else original)
     return [] if found in expected else [f"{each.name} takes {found}, tested with {' or '.join(expected)}"]
 
 

@@ -1,0 +1,95 @@
+"""verl: log-probabilities and entropies of its fused head, computed by ours.
+
+    from lossforge.integrations import verl
+
+    verl.patch()                      # in each worker; with model.use_fused_kernels=True
+
+Both backends of `fused_kernel_options.impl_backend` are replaced: "torch" (and "liger"), a module, and "triton", a function. Over a process
+group, whose processes share the classes, verl's own function runs.
+
+Tested with verl 0.9.1.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from lossforge.integrations.patching import Patch, Replacement, say_once
+from lossforge.integrations.patching import patch as patch_names
+from lossforge.losses import linear_selective_log_softmax
+
+TESTED = "0.9"
+
+
+def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    found = linear_selective_log_softmax(
+        hidden, weight.to(hidden.dtype), labels.long().view(hidden.shape[:-1]), temperature=temperature, return_entropy=True
+    )
+    return found.logps, found.entropy
+
+
+def _module(own: Any) -> Any:
+    def forward(
+        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        if not isinstance(temperature, (int, float)):
+            say_once("verl's own FusedLinearForPPO runs: a temperature that is a tensor is not in lossforge")
+            found: tuple[Tensor, Tensor] = own(self, hidden_states, vocab_weights, input_ids, temperature)
+            return found
+        return _log_probs(hidden_states, vocab_weights, input_ids, temperature)
+
+    return forward
+
+
+def _function(own: Any) -> Any:
+    def linear_cross_entropy(
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        temperature: float = 1.0,
+        reduction: str = "none",
+        dist_process_group: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        reasons = {
+            "its classes lie on several processes": dist_process_group is not None,
+            f"reduction={reduction!r} is not in lossforge": reduction.lower() != "none",
+        }
+        if why := [reason for reason, holds in reasons.items() if holds]:
+            say_once(f"verl's own linear_cross_entropy runs: {why[0]}")
+            found: tuple[Tensor, Tensor] = own(hidden, weight, labels, temperature, reduction, dist_process_group)
+            return found
+        logps, entropy = _log_probs(hidden, weight, labels, temperature)
+        return logps.flatten(), entropy.flatten()  # as verl's kernel gives them
+
+    return linear_cross_entropy
+
+
+REPLACED = (
+    Replacement(
+        "verl.utils.experimental.torch_functional:FusedLinearForPPO.forward",
+        _module,
+        "(self, hidden_states, vocab_weights, input_ids, temperature=1.0)",
+    ),
+    Replacement(
+        "verl.utils.kernel.linear_cross_entropy:linear_cross_entropy",
+        _function,
+        "(ctx, hidden, weight, labels, temperature=1.0, reduction='none', dist_process_group=None)",
+        method="__self__.forward",  # of the autograd function whose `apply` it is
+    ),
+)
+
+
+def patch(force: bool = False) -> Patch:
+    """Replace the functions of verl's fused heads by ours. Call it in each worker's process.
+
+    Args:
+        force: go on where verl has other parameters than those that were tested.
+
+    Returns:
+        a handle: `undo()` puts verl's own functions back.
+
+    Raises:
+        ModuleNotFoundError: verl is not installed.
+        IntegrationError: verl is not as it was tested; the message says what differs.
+    """
+    return patch_names("verl", TESTED, REPLACED, force=force)
