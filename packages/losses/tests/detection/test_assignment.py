@@ -39,7 +39,7 @@ def problem(device: str, seed: int = 0, boxes: int = 6, classes: int = 5) -> tup
     return tuple(t.to(device) for t in (scores, predicted, anchors, labels, targets, mask))
 
 
-def one_image(scores, predicted, anchors, labels, targets, mask, topk, alpha, beta, style, iou, margin=1e-9, eps=1e-9):
+def one_image(scores, predicted, anchors, labels, targets, mask, topk, alpha, beta, style, iou, margin=1e-9, eps=1e-9, min_side=0.0):
     """Index and quality of each anchor, in float64: ultralytics' rules as "yolo", mmdetection's as "tood"."""
     real = [g for g in range(len(targets)) if mask[g]]
     u = IOUS[iou](targets.double(), predicted.double()).clamp(min=0).tolist()
@@ -48,8 +48,8 @@ def one_image(scores, predicted, anchors, labels, targets, mask, topk, alpha, be
     t = [[s[a][classes[g]] ** alpha * u[g][a] ** beta for a in range(len(at))] for g in range(len(corners))]
 
     def inside(g, a):
-        (x, y), (x1, y1, x2, y2) = at[a], corners[g]
-        return min(x - x1, y - y1, x2 - x, y2 - y) > margin
+        half = [max(corners[g][i + 2] - corners[g][i], min_side) / 2 for i in (0, 1)]
+        return min(half[i] - abs(at[a][i] - (corners[g][i] + corners[g][i + 2]) / 2) for i in (0, 1)) > margin
 
     chosen_by = [[] for _ in anchors]
     for g in real:
@@ -101,6 +101,21 @@ def test_as_ultralytics_and_mmdetection(style, iou, topk, alpha, beta, device):
     assert assigned >= 5
     wide = tuple(t.double() if t.is_floating_point() else t for t in given)
     assert check(wide, task_aligned_assign(*wide, **options), **options) == assigned
+
+
+@STYLES
+def test_anchors_of_small_boxes(style, device):
+    """Sides below min_side reach as far from their centre as min_side does; overlaps are those of the boxes as they are."""
+    scores, predicted, anchors, labels, targets, mask = problem(device, seed=7)
+    low, sides = targets[..., :2], torch.rand(2, 6, 2, generator=torch.Generator().manual_seed(1)).to(device) * 20
+    given = scores, predicted, anchors, labels, torch.cat([low, low + sides + 0.5], -1), mask
+    options = {"style": style, "topk": 4}
+    few = check(given, task_aligned_assign(*given, **options), **options)
+    for least in (9.0, 16.0):
+        found = task_aligned_assign(*given, min_side=least, **options)
+        assert check(given, found, min_side=least, **options) > few
+    wide = tuple(t.double() if t.is_floating_point() else t for t in given)
+    check(wide, task_aligned_assign(*wide, min_side=16.0, **options), min_side=16.0, **options)
 
 
 def test_the_styles_differ(device):

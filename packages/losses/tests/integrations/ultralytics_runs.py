@@ -25,14 +25,14 @@ LABELS["obb"] = LABELS["segment"]
 
 
 def write_data(task):
-    """Write six images of 64 × 64 pixels with one or two coloured boxes each, of at least 20 pixels a side."""
+    """Write six images of 64 × 64 pixels with one or two coloured boxes each, some of which have sides below 16 pixels."""
     draw = np.random.default_rng(0)
     for part in ("images", "labels"):
         Path(task, part).mkdir(parents=True)
     for index in range(6):
         pixels, lines = draw.integers(0, 60, (64, 64, 3), dtype=np.uint8), []
         for kind in range(1 + index % 2):
-            w, h = draw.integers(20, 36, 2)
+            w, h = draw.integers(10, 36, 2)
             left, top = draw.integers(0, 64 - w), draw.integers(0, 64 - h)
             pixels[top : top + h, left : left + w, kind] = 255
             numbers = LABELS[task]((left + w / 2) / 64, (top + h / 2) / 64, w / 64, h / 64)

@@ -68,9 +68,6 @@ def _assign(
         return "it filters by topk2, which ours does not have"
     if not gt_bboxes.shape[1]:
         return "no image of the batch has a box"
-    sides = gt_bboxes[..., 2:] - gt_bboxes[..., :2]
-    if bool(((sides < self.stride_val) & (mask_gt != 0)).any()):
-        return f"a box has a side below {self.stride_val:g} pixels, to which ultralytics enlarges it"
     self.bs, self.n_max_boxes = pd_scores.shape[0], gt_bboxes.shape[1]
     found = task_aligned_assign(
         pd_scores,
@@ -83,6 +80,7 @@ def _assign(
         alpha=self.alpha,
         beta=self.beta,
         eps=self.eps,
+        min_side=self.stride_val,
         dense=False,
     )
     labels = found.labels.clamp(min=0)

@@ -77,8 +77,17 @@ def load_points(given, a, mask):
 
 
 @triton.jit
-def is_inside(x, y, x1, y1, x2, y2, margin):
-    """Return whether points lie in a box, further than `margin` from its sides."""
+def grown(low, high, least):
+    """Return the ends of a side, moved from their centre so that they are `least` apart, where they are nearer."""
+    center, short = (low + high) * 0.5, high - low < least
+    return tl.where(short, center - 0.5 * least, low), tl.where(short, center + 0.5 * least, high)
+
+
+@triton.jit
+def is_inside(x, y, x1, y1, x2, y2, margin, least):
+    """Return whether points lie in a box, further than `margin` from its sides, of which none counts as shorter than `least`."""
+    x1, x2 = grown(x1, x2, least)
+    y1, y2 = grown(y1, y2, least)
     return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
 
 
@@ -108,9 +117,21 @@ def alignment_of(given, batch, a, label, mask, overlap, alpha, beta):
     return tl.where(some, power(s, alpha) * power(overlap, beta), 0.0)
 
 
-@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "k", "alpha", "beta", "margin"))
+@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "k", "alpha", "beta", "margin", "least"))
 def choose_kernel(
-    given, chosen, boxes, anchors, classes, k, alpha, beta, margin, similarity: tl.constexpr, INSIDE: tl.constexpr, BLOCK: tl.constexpr
+    given,
+    chosen,
+    boxes,
+    anchors,
+    classes,
+    k,
+    alpha,
+    beta,
+    margin,
+    least,
+    similarity: tl.constexpr,
+    INSIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Choose the anchors of a box.
 
@@ -130,7 +151,7 @@ def choose_kernel(
         mask = a < anchors
         if INSIDE:
             x, y = load_points(given, a, mask)
-            mask = mask & is_inside(x, y, x1, y1, x2, y2, margin)
+            mask = mask & is_inside(x, y, x1, y1, x2, y2, margin, least)
         if tl.max(mask.to(tl.int32), 0) > 0:
             u = overlap_of(given, batch, a, mask, x1, y1, x2, y2, similarity)
             alignment = alignment_of(given, batch, a, label, mask, u, alpha, beta)
@@ -145,15 +166,27 @@ def choose_kernel(
     anchor = tl.where(found, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), -1)
     if not INSIDE:
         x, y = load_points(given, anchor, found)
-        anchor = tl.where(found & is_inside(x, y, x1, y1, x2, y2, margin), anchor, -1)
+        anchor = tl.where(found & is_inside(x, y, x1, y1, x2, y2, margin, least), anchor, -1)
     tl.store(chosen.anchors_ptr + program * chosen.PLACES + place, anchor)
     tl.store(chosen.alignment_ptr + program, 0)
     tl.store(chosen.overlap_ptr + program, 0)
 
 
-@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "alpha", "beta", "margin"))
+@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "alpha", "beta", "margin", "least"))
 def resolve_kernel(
-    given, chosen, assigned, boxes, anchors, classes, alpha, beta, margin, similarity: tl.constexpr, ANY: tl.constexpr, BLOCK: tl.constexpr
+    given,
+    chosen,
+    assigned,
+    boxes,
+    anchors,
+    classes,
+    alpha,
+    beta,
+    margin,
+    least,
+    similarity: tl.constexpr,
+    ANY: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Give each anchor of a block to one box.
 
@@ -185,7 +218,7 @@ def resolve_kernel(
             index, most = tl.where(several, -1, index), tl.where(several, 0.0, most)
             for g in range(boxes):
                 x1, y1, x2, y2, _, counts = load_target(given, batch, batch * 0 + g, classes)
-                within = several & counts & is_inside(x, y, x1, y1, x2, y2, margin)
+                within = several & counts & is_inside(x, y, x1, y1, x2, y2, margin, least)
                 if tl.max(within.to(tl.int32), 0) > 0:
                     u = overlap_of(given, batch, a, within, x1, y1, x2, y2, similarity)
                     better = within & ((u > most) | (index < 0))

@@ -33,6 +33,7 @@ class Numbers(NamedTuple):
     beta: float
     eps: float
     margin: float
+    min_side: float
     iou: str
     tood: bool
     logits: bool
@@ -68,7 +69,7 @@ def assign(
         new(torch.int64, *of_anchor),
     )
     assigned = Assigned(*found)._replace(scores_ptr=found[2] if numbers.dense else None)
-    sizes, exponents = (several, count, classes), (numbers.alpha, numbers.beta, numbers.margin)
+    sizes, exponents = (several, count, classes), (numbers.alpha, numbers.beta, numbers.margin, numbers.min_side)
     similarity, inside = formula(numbers.iou), not numbers.tood
     choose = (given, chosen, *sizes, numbers.topk, *exponents)
     Launch(choose_kernel, (batch * several,), choose, similarity=similarity, INSIDE=inside, BLOCK=CHOOSE, num_warps=4).start()

@@ -58,6 +58,7 @@ def task_aligned_assign(
     beta: float = 6.0,
     eps: float = 1e-9,
     margin: float = 1e-9,
+    min_side: float = 0.0,
     iou: Literal["iou", "giou", "diou", "ciou"] = "ciou",
     style: Literal["yolo", "tood"] = "yolo",
     from_logits: bool = False,
@@ -69,8 +70,8 @@ def task_aligned_assign(
     `topk` anchors inside it with the largest t. An anchor that several boxes chose goes to the one that overlaps its prediction most. The
     target is t, scaled for each box so that its largest is its largest u.
 
-    It is the assigner of ultralytics before 8.4. Since then theirs has a second choice, `topk2`, and counts a box of few pixels as one of a
-    least size. Targets then differ, most for small boxes, and a training by it is not repeated here.
+    It is the assigner of ultralytics before 8.4. Since then theirs counts a box of few pixels as one of a least size, as `min_side` does
+    here, and has a second choice, `topk2`, which ours has not: YOLO26's one-to-one head takes it.
 
     It does not wait for the device, and takes no memory of anchors × boxes; in float64 and in plain torch it waits. Anchors with t = 0 are
     never chosen (in YOLOv8 they are, where fewer than topk others are inside; their target is 0). Ties go to the anchor and the box that
@@ -89,6 +90,8 @@ def task_aligned_assign(
         beta: β of at least 0, the exponent of the overlap.
         eps: of at least 0, added to the divisor of the targets' scale.
         margin: how far from a box's sides an anchor must be to be inside, in the units of the boxes. TOOD in mmdetection takes 0.01.
+        min_side: of at least 0: a shorter side of a box counts as this long, from its centre, where it is decided which anchors are inside.
+            ultralytics from 8.4 on takes the second stride, 16, so that small boxes have anchors.
         iou: "ciou" as YOLOv8, "iou" as TOOD and PP-YOLOE, "giou" or "diou". Negative values are 0.
         style: "yolo" as ultralytics before 8.4, mmyolo and PP-YOLOE: the topk of the anchors inside; an anchor that several chose may go to
             any box that it lies in. "tood" as mmdetection: the topk of all anchors, of which those outside are then dropped; an anchor that
@@ -119,7 +122,7 @@ def task_aligned_assign(
     topk = checks.whole_number("topk", topk)
     if not 1 <= topk <= MOST:
         raise ValueError(f"topk must be 1 to {MOST}, got {topk}")
-    positive = {"alpha": alpha, "beta": beta, "eps": eps, "margin": margin}
+    positive = {"alpha": alpha, "beta": beta, "eps": eps, "margin": margin, "min_side": min_side}
     positive = {name: checks.number(name, value, 0.0) for name, value in positive.items()}
     checks.one_of("iou", iou, IOUS)
     checks.one_of("style", style, STYLES)
@@ -175,6 +178,7 @@ def assignment_reference(
     beta: float,
     eps: float,
     margin: float,
+    min_side: float,
     iou: str,
     tood: bool,
     logits: bool,
@@ -186,7 +190,7 @@ def assignment_reference(
     """
     (batch, count, classes), several = scores.shape, targets.shape[1]
     label = labels.long().clamp(0, classes - 1)
-    corners, points, predicted = accurate(targets), accurate(anchors).mT.contiguous().mT, accurate(boxes)
+    corners, points, predicted = _grown(accurate(targets), min_side), accurate(anchors).mT.contiguous().mT, accurate(boxes)
 
     def aligned(b: Tensor, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         s = accurate(scores[b, a, label[b, g]])
@@ -245,6 +249,13 @@ def assignment_reference(
     return label_of, box_of, score, quality.to(accurate(scores[:0]).dtype), index >= 0, index
 
 
+def _grown(boxes: Tensor, least: float) -> Tensor:
+    """Return boxes (B, G, 4) whose sides below `least` are this long, about the same centre."""
+    low, high = boxes[..., :2], boxes[..., 2:]
+    center, short = (low + high) / 2, high - low < least
+    return torch.cat([torch.where(short, center - least / 2, low), torch.where(short, center + least / 2, high)], -1)
+
+
 def _first_best(row: Tensor, t: Tensor, rows: int, k: int) -> Tensor:
     """Return whether each pair is among the k of its row with the largest t above 0, of equal ones the first. row: ascending."""
     if len(row) == 0:
@@ -296,7 +307,7 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 define(
     "task_aligned_assign(Tensor scores, Tensor boxes, Tensor anchors, Tensor labels, Tensor targets, Tensor mask, int topk, float alpha, "
-    "float beta, float eps, float margin, str iou, bool tood, bool logits, bool dense) "
+    "float beta, float eps, float margin, float min_side, str iou, bool tood, bool logits, bool dense) "
     "-> (Tensor labels, Tensor boxes, Tensor scores, Tensor quality, Tensor foreground, Tensor index)",
     _assign,
     _fake,
