@@ -42,7 +42,7 @@ def test_every_page_is_tried():
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
-    tried |= {"liger", "verl", "megatron"}
+    tried |= {"liger", "verl", "megatron", "torchtitan"}
     tried |= {"index"}  # has no code
     assert not blocks_of(f"{FOLDER}/index.md")
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
@@ -83,6 +83,11 @@ def test_liger(run):
         assert functional.liger_cross_entropy is not own
         torch.testing.assert_close(functional.liger_cross_entropy(logits, target), torch.nn.functional.cross_entropy(logits, target))
     assert functional.liger_cross_entropy is own
+
+
+def test_torchtitan(run):
+    wrapper = pytest.importorskip("torchtitan.components.loss", reason="needs pip install torchtitan").ChunkedLossWrapper
+    assert isinstance(run("torchtitan")["loss"].build(), wrapper)  # by which the trainer knows that it takes the head
 
 
 @pytest.mark.parametrize(
