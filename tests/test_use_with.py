@@ -1,14 +1,18 @@
 """The recipes of docs/use_with with the real libraries: each page's own code runs, and gives what it gives without lossforge."""
 
+import importlib
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from pages import ROOT, blocks_of, files_of, run_python
+from pages import ROOT, blocks_of, files_of, run_python, text_of
 
+from lossforge import integrations
 from lossforge.losses import FusedLinear, cross_entropy
 
 FOLDER = "docs/use_with"
@@ -46,6 +50,15 @@ def test_every_page_is_tried():
     tried |= {"index"}  # has no code
     assert not blocks_of(f"{FOLDER}/index.md")
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
+
+
+def test_the_table_of_stacks_has_every_integration_and_its_version():
+    names = {each.name for each in pkgutil.iter_modules(integrations.__path__) if not each.name.startswith("_")} - {"patching"}
+    rows = [line for line in text_of(f"{FOLDER}/index.md").splitlines() if line.startswith("| ")]
+    for name in names:
+        (row,) = (row for row in rows if re.search(rf"`(config\.loss = )?{name}\.(patch|fuse|Loss)\b", row))
+        tested = getattr(importlib.import_module(f"lossforge.integrations.{name}"), "TESTED", "5.23")
+        assert tested in row.split("|")[4], row
 
 
 def test_hugging_face_trainer(run):

@@ -169,6 +169,31 @@ def test_torchs_cross_entropy_where_liger_takes_its_place(before):
         F.cross_entropy = own
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "token scaling"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_ligers_own_kernels(layer, name, reduction, scaled):
+    options = {"ignore_index": -100, **OPTIONS[name]}
+    x, w, b, class_weight, target = (t.cuda() for t in layer)
+    target = target.where(target != (-100 if options["ignore_index"] == IGNORED else IGNORED), 3)
+    b = b if options.pop("bias", False) else None
+    options["ce_weight"] = class_weight if options.pop("weight", False) else None
+    asked = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True, "use_token_scaling": scaled}
+
+    def computed():
+        inputs = [t.clone().requires_grad_() for t in (x, w, b) if t is not None]
+        bias = inputs[2] if b is not None else None
+        found = functional.liger_fused_linear_cross_entropy(*inputs[:2], target, bias, reduction=reduction, **options, **asked)
+        gradients = torch.autograd.grad(found.loss * 1.7, inputs)
+        return [found.loss.detach(), found.z_loss.detach(), found.token_accuracy, found.predicted_tokens, *gradients]
+
+    theirs = computed()
+    with ours.patch():
+        torch.testing.assert_close(computed(), theirs, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_trainer_with_liger_has_the_models_own_numbers(processes, tmp_path):
     """One and two processes, accumulation 1 and 4, uneven labels; Liger's other kernels, which need a GPU, are off."""
