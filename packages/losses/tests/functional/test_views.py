@@ -131,7 +131,7 @@ def test_operator_and_compile(mode, device):
         ({"num_splits": 1}, "num_splits must be at least 2 and at most 64, got 1"),
         ({"num_splits": 4}, r"input must have shape \(S N, C\) with S = num_splits = 4, got \(6, 4\)"),
         ({"alpha": -1.0}, "alpha must be finite and at least 0, got -1"),
-        ({"smoothing": 2.0}, "label_smoothing must be finite and at least 0 and at most 1, got 2"),
+        ({"smoothing": 2.0}, "smoothing must be finite and at least 0 and at most 1, got 2"),
     ],
 )
 def test_refused_arguments(options, message):

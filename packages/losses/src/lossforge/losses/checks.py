@@ -23,8 +23,16 @@ Name = TypeVar("Name", bound=str)
 REDUCTIONS = ("none", "mean", "sum")
 MODES = (None, "forward", "backward")
 EMPTY = ("nan", "zero")
-MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
-"""The largest finite float32, and the smallest normal one: its reciprocal is finite, too."""
+
+
+def limits() -> tuple[float, float]:
+    """Return the smallest normal float32, whose reciprocal is finite, too, and the largest finite one.
+
+    They stand here and not in globals, which torch.compile(dynamic=True) takes for inputs: it would trace a call twice.
+    """
+    return 1.1754943508222875e-38, 3.4028234663852886e38
+
+
 VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "yes")
 """Whether class indices of CUDA tensors are checked too, at the price of a host synchronisation a call: LOSSFORGE_VALIDATE=1."""
 
@@ -171,14 +179,16 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
 
 def in_float32(name: str, value: float) -> None:
     """Refuse a number that is neither 0 nor a normal number of float32."""
-    if value != 0 and not LEAST <= abs(value) <= MOST:
-        raise ValueError(f"{name} must be 0 or of a size from {LEAST:.3g} to {MOST:.3g}, the range of float32, got {told(value)}")
+    least, most = limits()
+    if value != 0 and not least <= abs(value) <= most:
+        raise ValueError(f"{name} must be 0 or of a size from {least:.3g} to {most:.3g}, the range of float32, got {told(value)}")
 
 
 def factor(what: str, value: float) -> None:
     """Refuse a factor that options together make too large for float32; infinity is that of a normalizer of 0."""
-    if isinstance(value, float) and MOST < abs(value) < math.inf:
-        raise ValueError(f"{what} must be at most {MOST:.3g} in size, the range of float32, got {value:.3g}")
+    _, most = limits()
+    if isinstance(value, float) and most < abs(value) < math.inf:
+        raise ValueError(f"{what} must be at most {most:.3g} in size, the range of float32, got {value:.3g}")
 
 
 def without_gradient(name: str, value: Tensor) -> None:
