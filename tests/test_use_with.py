@@ -42,7 +42,7 @@ def torchrun(folder, *words):
 
 def test_every_page_is_tried():
     tried = {"hugging_face_trainer", "trl", "lightning", "timm", "torchvision_detectors", "torch_compile", "mixed_precision"}
-    tried |= {"transformers_detection", "sentence_transformers", "segmentation_models_pytorch"}
+    tried |= {"transformers_detection", "sentence_transformers", "segmentation_models_pytorch", "monai"}
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
@@ -195,8 +195,9 @@ def test_sentence_transformers(run):
     torch.testing.assert_close([each.grad for each in found["embeddings"]], [each.grad for each in embeddings], **FLOAT32)
 
 
-def test_segmentation_models_pytorch(run):
-    found = run("segmentation_models_pytorch")
+@pytest.mark.parametrize("page", ["segmentation_models_pytorch", "monai"])
+def test_segmentation_losses(run, page):
+    found = run(page)
     found["handle"].undo()
     logits = found["logits"].detach().requires_grad_()
     theirs = found["criterion"](logits, found["target"])

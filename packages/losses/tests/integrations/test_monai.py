@@ -1,0 +1,77 @@
+"""MONAI's Dice loss, and those that contain it, patched, against MONAI's own: value and gradient."""
+
+import pytest
+import torch
+
+losses = pytest.importorskip("monai.losses")
+
+from lossforge.integrations import monai as ours  # noqa: E402
+from lossforge.integrations.patching import _SAID  # noqa: E402
+
+WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.5])
+INDICES = {"softmax": True, "to_onehot_y": True}
+
+
+def compare(name, options, kind="indices", exact=False):
+    draw = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(2, 4, 6, 5, generator=draw), torch.randint(3, (2, 1, 6, 5), generator=draw)
+    targets = {
+        "indices": target,
+        "partial": target.masked_fill(torch.rand(2, 1, 6, 5, generator=draw) < 0.2, 255),
+        "masks": torch.rand(2, 4, 6, 5, generator=draw).round(),
+        "soft": torch.rand(2, 4, 6, 5, generator=draw),
+    }
+    logits.requires_grad_()
+    module = getattr(losses, name)(**options)
+
+    def graded():
+        value = module(logits, targets[kind])
+        return value.detach(), torch.autograd.grad(value, logits, 1.7 + torch.arange(value.numel()).view(value.shape))[0]
+
+    expected = graded()
+    _SAID.clear()
+    with ours.patch():
+        found = graded()
+    assert exact == bool(_SAID), _SAID
+    torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}))
+    assert exact or not torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("more", [{}, {"squared_pred": True}, {"jaccard": True, "smooth_nr": 0.5, "smooth_dr": 0.7}], ids=str)
+@pytest.mark.parametrize(("shape", "kind"), [(INDICES, "indices"), ({"sigmoid": True}, "masks"), ({"sigmoid": True}, "soft")], ids=str)
+def test_dice(shape, kind, more, reduction):
+    compare("DiceLoss", {**shape, **more, "reduction": reduction}, kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("DiceLoss", {**INDICES, "weight": WEIGHT, "batch": True}, "indices"),
+        ("DiceLoss", {**INDICES, "weight": WEIGHT[1:], "include_background": False}, "indices"),
+        ("DiceLoss", {**INDICES, "weight": 2.0}, "indices"),
+        ("DiceLoss", {**INDICES, "ignore_index": 255}, "partial"),
+        ("DiceCELoss", {**INDICES, "lambda_ce": 2.0}, "indices"),
+        ("DiceFocalLoss", {**INDICES}, "indices"),
+        ("DiceLoss", {"softmax": True, "weight": WEIGHT}, "masks"),
+        ("DiceCELoss", {"softmax": True}, "soft"),
+    ],
+    ids=str,
+)
+def test_options_and_losses_that_contain_it(name, options, kind):
+    compare(name, options, kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"sigmoid": True, "soft_label": True}, "soft"),
+        ({"other_act": torch.tanh}, "masks"),
+        ({}, "masks"),
+        ({"sigmoid": True, "include_background": False}, "masks"),
+        ({**INDICES, "ignore_index": 1}, "indices"),
+    ],
+    ids=str,
+)
+def test_what_ours_lacks_is_left_to_monai(options, kind):
+    compare("DiceLoss", options, kind, exact=True)
