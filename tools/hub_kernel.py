@@ -1,7 +1,7 @@
 """Write the losses and their kernels as a kernel of the Hugging Face hub, which `kernels.get_kernel` loads without an installation.
 
 The hub loads several versions in one process, each under a name of its own. So imports become relative, and the operators' namespace is
-that name. Integrations, the doctor and the command lines are left out.
+that name. Integrations, the doctor, the command lines and what only tests compare with are left out.
 
 usage: tools/hub_kernel.py [FOLDER]    writes the repository to upload, with README.md, LICENSE and build/; build/hub by default
 """
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAME = "lossforge"
 VARIANTS = {"torch-universal": "cuda"}
 """Folders of build/, and the backend that their metadata names."""
-LEFT_OUT = ("__main__.py", "doctor.py")
+LEFT_OUT = {"__main__.py", "doctor.py", "oracles"}
 MAIN = '''"""Loss functions as fused Triton kernels: everything that `lossforge.losses` has."""
 
 from .losses import *
@@ -92,8 +92,8 @@ def sources(root: Path) -> dict[str, str]:
     for package in ("kernels", "losses"):
         folder = root / "packages" / package / "src" / NAME
         for path in sorted((folder / package).rglob("*.py")):
-            if path.name not in LEFT_OUT:
-                file = path.relative_to(folder)
+            file = path.relative_to(folder)
+            if not LEFT_OUT & set(file.parts):
                 found[file.as_posix()] = relative(path.read_text(encoding="utf-8"), file)
     return found
 
