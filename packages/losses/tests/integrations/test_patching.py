@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lossforge.integrations.patching import IntegrationError, Replacement, patch
+from lossforge.integrations.patching import IntegrationError, Names, Replacement, or_theirs, patch
 
 OWN = """
 def loss(input, target, *, reduction="mean"):
@@ -129,3 +129,30 @@ def test_what_others_replaced_later_is_left(library, caplog):
 def test_a_library_that_is_not_installed_is_named():
     with pytest.raises(ModuleNotFoundError, match="pip install drifting-nowhere"):
         patch("drifting-nowhere", "1", [])
+
+
+def test_a_reason_runs_the_original_and_is_said_once(library, caplog):
+    core, _ = library()
+
+    def positive(input, target, *, reduction="mean"):
+        return ("ours", input - target) if input > target else "the difference is negative"
+
+    with patch("drifting", "1.2", [Replacement("drifting.core:loss", or_theirs("drifting", positive), LOSS.signature)]):
+        assert core.loss(3, 1) == ("ours", 2)
+        assert core.loss(1, target=3) == core.loss(0, 2) == -2
+        assert core.loss.__name__ == "loss"
+    assert [each.message for each in caplog.records] == ["drifting's own loss runs: the difference is negative"]
+
+
+def test_names_of_a_module_are_replaced_in_one_module_alone(library):
+    core, user = library("import math\n" + OWN)
+    user.math = core.math
+
+    def changed(own):
+        return Names(own, {"floor": lambda x: ("ours", own.floor(x))})
+
+    with patch("drifting", "1.2", [Replacement("drifting.core:math", changed, here_only=True)]):
+        assert core.math.floor(1.5) == ("ours", 1)
+        assert core.math.ceil(1.5) == 2
+        assert user.math.floor(1.5) == 1
+    assert core.math is user.math
