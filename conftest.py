@@ -244,7 +244,7 @@ def asked_for(config: pytest.Config, items: Iterable[pytest.Item]) -> set[pytest
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept, tests = asked_for(config, items), defaultdict(list)
     for item in items:
-        if item.get_closest_marker("trains") and not config.option.ci:
+        if item.get_closest_marker("slow") and not config.option.ci:
             continue
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)

@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_every_kernel_gets_its_parameters(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {

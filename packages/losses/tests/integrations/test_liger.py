@@ -194,7 +194,7 @@ def test_ligers_own_kernels(layer, name, reduction, scaled):
         torch.testing.assert_close(computed(), theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_trainer_with_liger_has_the_models_own_numbers(processes, tmp_path):
     """One and two processes, accumulation 1 and 4, uneven labels; Liger's other kernels, which need a GPU, are off."""

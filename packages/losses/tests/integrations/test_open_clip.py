@@ -81,7 +81,7 @@ def test_what_ours_lacks_is_left_to_open_clip(case, caplog):
     assert [each.message for each in caplog.records if "own" in each.message] == [f"open_clip's own ClipLoss.forward runs: {said}"]
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_distributed_variant(count, tmp_path):
     assert "8 variants have open_clip's numbers" in processes.run("open_clip_runs.py", processes=count, folder=tmp_path)

@@ -54,7 +54,7 @@ def test_what_ours_lacks_is_left_to_the_library(options):
     compare(options, exact=True)
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_trainer(count, tmp_path):
     """With one micro-batch an update and with four, embeddings gathered or not."""

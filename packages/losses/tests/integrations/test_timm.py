@@ -199,7 +199,7 @@ def trained(tmp_path, patched, processes):
     return torch.tensor(json.loads(line))
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_script_trains_unedited(tmp_path, processes):
     """With accumulation over 1 and 4 micro-batches, in the script."""

@@ -84,7 +84,7 @@ def test_mistakes_are_named():
         ours.patch  # noqa: B018
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 def test_under_fsdp2(tmp_path):
     """Two processes, accumulation 1 and 4, uneven labels, float32 and mixed precision."""
     printed = run("torchtitan_runs.py", processes=2, folder=tmp_path)

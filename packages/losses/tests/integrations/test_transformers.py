@@ -288,7 +288,7 @@ def test_the_loss_of_logits_is_theirs(dtype):
         )  # the interpreter truncates bf16
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_trainers_numbers_are_its_own(processes, tmp_path):
     """One and two processes, accumulation 1 and 4, uneven labels, three architectures."""

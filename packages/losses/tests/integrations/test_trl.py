@@ -101,13 +101,13 @@ def test_generalized_jsd(trainer, reduction, beta):
                 )
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 def test_every_logged_number_of_one_process(tmp_path):
     printed = run("trl_runs.py", "all", folder=tmp_path)
     assert printed.count("equal:") > 45
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 def test_every_logged_number_of_two_processes(tmp_path):
     """Accumulation 1 and 4, uneven rows, three architectures: where a recipe that divides once more would show."""
     printed = run("trl_runs.py", "few", processes=2, folder=tmp_path)

@@ -196,13 +196,13 @@ def trained(folder, *models):
     return done.stderr
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 def test_detectors_train_to_ultralytics_numbers(tmp_path):
     assert "own" not in trained(tmp_path, "detect=yolov8n.yaml", "detect=yolo11n.yaml")
     assert "Assigner.forward runs: it filters by topk2" in trained(tmp_path, "detect=yolo26n.yaml")
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 def test_other_tasks_train_to_ultralytics_numbers(tmp_path):
     """Their box, class and DFL losses are ours, their assignment is not."""
     said = trained(tmp_path, "segment=yolov8n-seg.yaml", "segment=yolo26n-seg.yaml", "obb=yolo11n-obb.yaml", "pose=yolov8n-pose.yaml")
