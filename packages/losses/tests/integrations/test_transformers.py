@@ -233,6 +233,18 @@ def test_a_model_that_does_more_to_its_logits_is_refused(kind, said):
     model(**batch()).loss.backward()
 
 
+def test_a_model_without_memory_is_fused():
+    """As FSDP makes large ones: on the meta device, and filled later."""
+    expected, inputs = make("Granite"), batch()
+    with torch.device("meta"):
+        model = transformers.GraniteForCausalLM(expected.config)
+    ours.fuse(model)
+    model.to_empty(device="cpu").load_state_dict(expected.state_dict())
+    model.model.rotary_emb = copy.deepcopy(expected.model.rotary_emb)
+    assert model.get_output_embeddings().how.scale == 0.125
+    torch.testing.assert_close(trained(model.train(), inputs)[1], trained(expected, inputs)[1], rtol=1e-4, atol=1e-6)
+
+
 def test_fusing_twice_is_harmless():
     model, inputs = make("Granite"), batch()
     expected = trained(model, inputs)

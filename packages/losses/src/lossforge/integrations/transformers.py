@@ -291,10 +291,11 @@ def _measure(model: Any, head: nn.Linear, options: dict[str, Any]) -> _How:
     name = getattr(model.loss_function, "__name__", type(model.loss_function).__name__)
     if name not in LABELS_OF:
         _refuse(model, f"knows the losses {', '.join(LABELS_OF)}, the model has {name}")
-    probes = torch.tensor([0.0, 1.0, -3.0, 40.0, 1e9], dtype=torch.float64, device=head.weight.device)
-    tokens = torch.zeros((1, 1), dtype=torch.int64, device=head.weight.device)
-    hidden = head.weight.new_zeros((1, 1, head.in_features))
-    sent = {"num_items_in_batch": torch.ones((), device=tokens.device), "ignore_index": -7, "shift_labels": tokens + 1}
+    device = "cpu" if head.weight.is_meta else head.weight.device
+    probes = torch.tensor([0.0, 1.0, -3.0, 40.0, 1e9], dtype=torch.float64, device=device)
+    tokens = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    hidden = torch.zeros((1, 1, head.in_features), dtype=head.weight.dtype, device=device)
+    sent = {"num_items_in_batch": torch.ones((), device=device), "ignore_index": -7, "shift_labels": tokens + 1}
 
     def record(*args: Any, **kwargs: Any) -> NoReturn:
         raise _LossReached(*args, **kwargs)
