@@ -284,6 +284,7 @@ class _Hidden:
 def _measure(model: Any, head: nn.Linear, options: dict[str, Any]) -> _How:
     """Run the model's own forward without its body on a few numbers as logits, up to its loss, and read off what it does to them."""
     body = getattr(model, "base_model", model)
+    body = getattr(model, "model", model) if body is model else body  # a vision-language model before transformers 5
     if body is model:
         _refuse(model, "needs a model whose body is a module of its own (base_model_prefix)")
     if not hasattr(type(model), "loss_function"):
