@@ -8,6 +8,7 @@ import pytest
 import torch
 from processes import run
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 transformers = pytest.importorskip("transformers")
 
@@ -300,6 +301,13 @@ def test_the_loss_of_logits_is_theirs(dtype):
         torch.testing.assert_close(
             results[1], results[0], rtol=1e-5 if dtype == torch.float32 else 2**-6, atol=1e-6
         )  # the interpreter truncates bf16
+
+
+def test_the_number_of_items_may_be_on_another_device():
+    with FakeTensorMode():
+        logits, labels = torch.empty(2, 9, 53, device="cuda:1"), torch.zeros(2, 9, dtype=torch.int64, device="cuda:0")
+        found = ours.loss_function(logits, labels, vocab_size=53, num_items_in_batch=torch.ones((), device="cuda:0"))
+    assert found.device == torch.device("cuda:1")
 
 
 @pytest.mark.slow

@@ -6,7 +6,10 @@ import torch
 import torch.distributed
 import transformers
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import Dataset
 
 from lossforge.integrations import transformers as ours
@@ -67,22 +70,43 @@ def history_of(model, accumulation, **given):
     return torch.tensor(lines), nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+def own_batch():
+    """Return four rows of this process's own."""
+    rows = [Uneven()[torch.distributed.get_rank() * 4 + i] for i in range(4)]
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
 def sharded_gradients(model):
-    """Return loss and whole gradients of a model under FSDP2, with a batch of its own on each process."""
+    """Return loss and whole gradients of a model under FSDP2, with a batch of its own on each process; and whether there were logits."""
     for part in (*model.model.layers, model.lm_head):
         fully_shard(part)
     fully_shard(model)
-    rows = [Uneven()[torch.distributed.get_rank() * 4 + i] for i in range(4)]
-    output = model(**{name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+    output = model(**own_batch())
     output.loss.backward()
-    return output.loss.detach(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    return (output.loss.detach(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}), output.logits is not None
 
 
 def check_fsdp2(name):
-    theirs = sharded_gradients(model_of(name))
+    theirs, _ = sharded_gradients(model_of(name))
     model = model_of(name)
     ours.fuse(model)
-    torch.testing.assert_close(sharded_gradients(model), theirs, rtol=2e-4, atol=2e-6, msg=lambda m: f"{name} under FSDP2: {m}")
+    found, logits = sharded_gradients(model)
+    torch.testing.assert_close(found, theirs, rtol=2e-4, atol=2e-6, msg=lambda m: f"{name} under FSDP2: {m}")
+    assert not logits, f"{name} under FSDP2 computed logits"
+
+
+def check_tensor_parallel():
+    """Check that a head whose classes lie on both processes keeps the model's own loss."""
+    results = []
+    for parallel in (False, True):
+        model = model_of("Llama")
+        if parallel:
+            ours.fuse(model)
+            mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+            parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Replicate()))
+        output = model(**{name: t[None] for name, t in Uneven()[0].items()})
+        results.append((output.logits.detach(), output.loss.detach()))
+    torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-6)
 
 
 def main():
@@ -90,6 +114,7 @@ def main():
     if torch.distributed.get_world_size() > 1:
         for name in MODELS:
             check_fsdp2(name)
+        check_tensor_parallel()
     for name in MODELS:
         for accumulation in (1, 4):
             theirs = history_of(model_of(name), accumulation)

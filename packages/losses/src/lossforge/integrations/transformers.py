@@ -51,8 +51,16 @@ def loss_function(
     target = _next(labels, ignore_index) if shift_labels is None else shift_labels
     logits = logits if vocab_size is None else logits.reshape(-1, vocab_size)
     return cross_entropy(
-        logits.flatten(0, -2), target.flatten().to(logits.device), ignore_index=ignore_index, normalizer=num_items_in_batch
+        logits.flatten(0, -2),
+        target.flatten().to(logits.device),
+        ignore_index=ignore_index,
+        normalizer=_beside(logits, num_items_in_batch),
     )
+
+
+def _beside(x: Tensor, number: Tensor | int | None) -> Tensor | int | None:
+    """Return a number on the device of x: where a model is spread over devices, the Trainer's is on the first."""
+    return number.to(x.device) if isinstance(number, Tensor) else number
 
 
 def _next(labels: Tensor, ignore_index: int) -> Tensor:
@@ -66,6 +74,7 @@ class _Asked:
     labels: Tensor
     given: dict[str, Any]
     loss: Tensor | None = None
+    declined: str = ""  # why the head gave logits in its place
 
 
 class _StandIn(torch.autograd.Function):
@@ -91,6 +100,10 @@ class FusedHead(nn.Linear):
         asked = self.asked
         if asked is None:
             return super().forward(input)
+        # only here does FSDP2 have the weight gathered
+        if type(self.weight).__name__ == "DTensor":
+            asked.declined = "its head's weight is a DTensor, whose classes lie on several processes"
+            return super().forward(input)
         given = asked.given
         ignore_index = given.get("ignore_index", -100)
         target = given.get("shift_labels")
@@ -102,7 +115,7 @@ class FusedHead(nn.Linear):
             target.to(input.device),
             self.bias,
             ignore_index=ignore_index,
-            normalizer=given.get("num_items_in_batch"),
+            normalizer=_beside(input, given.get("num_items_in_batch")),
             scale=self.how.scale,
             softcap=self.how.softcap,
             **self.how.options,
@@ -141,17 +154,23 @@ def _fused_class(own: Any) -> Any:
         if reason := _why_not(head):
             say_once(f"{own.__name__}: {reason}: its own head and loss run")
             return own.forward(self, **kwargs)
-        head.asked = _Asked(labels, {name: kwargs[name] for name in head.how.passed if kwargs.get(name) is not None})
+        head.asked = asked = _Asked(labels, {name: kwargs[name] for name in head.how.passed if kwargs.get(name) is not None})
         try:
-            return _without_logits(own.forward(self, **kwargs))
+            output = own.forward(self, **kwargs)
         finally:
             head.asked = None
+        if asked.declined:
+            say_once(f"{own.__name__}: {asked.declined}: its own head and loss run")
+            return output
+        return _without_logits(output)
 
     def find_loss(self: Any) -> Callable[..., Tensor]:
         head = self.get_output_embeddings()
         asked = getattr(head, "asked", None)
-        found: Callable[..., Tensor] = own.loss_function.fget(self) if asked is None else functools.partial(_arrive, head.how, asked)
-        return found
+        if asked is None or asked.declined:
+            found: Callable[..., Tensor] = own.loss_function.fget(self)
+            return found
+        return functools.partial(_arrive, head.how, asked)
 
     named = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
     members = {
@@ -177,8 +196,6 @@ def _why_not(head: Any) -> str:
     """Return why a head cannot compute the loss now; "" if it can."""
     if not isinstance(head, FusedHead):
         return f"its head is a {type(head).__module__}.{type(head).__qualname__} now (adapters that came after fuse?)"
-    if type(head.weight).__name__ == "DTensor":
-        return "its head's weight is a DTensor, whose classes lie on several processes"
     return ""
 
 
