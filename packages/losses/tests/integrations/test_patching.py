@@ -3,10 +3,11 @@
 import importlib
 import logging
 import sys
+from types import ModuleType
 
 import pytest
 
-from lossforge.integrations.patching import IntegrationError, Names, Replacement, or_theirs, patch
+from lossforge.integrations.patching import IntegrationError, Names, Patch, Replacement, or_theirs, patch
 
 OWN = """
 def loss(input, target, *, reduction="mean"):
@@ -83,6 +84,35 @@ def test_a_module_that_is_loaded_while_patched_has_the_original_after(library):
         user = importlib.import_module("drifting.user")
         assert user.loss(3, 1) == ("ours", 2)
     assert user.loss(3, 1) == 2
+
+
+def test_a_name_that_another_library_took_has_the_original_after(library, monkeypatch):
+    core, _ = library()
+    other = ModuleType("elsewhere")
+    monkeypatch.setitem(sys.modules, "elsewhere", other)
+    with patch("drifting", "1.2", [LOSS]):
+        other.cross_entropy = core.loss  # as Liger puts its own into torch.nn.functional
+    assert other.cross_entropy is core.loss
+    assert other.cross_entropy(3, 1) == 2
+
+
+def test_an_undo_that_fails_can_be_repeated():
+    failures = [RuntimeError("changed since: undo that first")]
+    undone = []
+
+    def undo():
+        if failures:
+            raise failures.pop()
+        undone.append(True)
+
+    handle = Patch("drifting", ["loss"], undo)
+    with pytest.raises(RuntimeError, match="changed since"):
+        handle.undo()
+    assert handle.active
+    handle.undo()
+    handle.undo()
+    assert undone == [True]
+    assert not handle.active
 
 
 def test_patching_twice_is_undone_by_two(library):

@@ -118,11 +118,10 @@ class Patch:
         return self._uses > 0
 
     def undo(self) -> None:
-        """Put the originals back. After patching twice, the second undo does. More do nothing."""
+        """Put the originals back. After patching twice, the second undo does. More do nothing. One that fails can be repeated."""
+        if self._uses == 1:
+            self._undo()
         self._uses = max(self._uses - 1, 0)
-        if not self._uses:
-            undo, self._undo = self._undo, _nothing
-            undo()
 
     def __enter__(self) -> "Patch":
         return self
@@ -133,9 +132,6 @@ class Patch:
     def __repr__(self) -> str:
         state = "" if self.active else " (undone)"
         return f"<lossforge in {self.library}{state}: {', '.join(self.replaced)}>"
-
-
-def _nothing() -> None: ...
 
 
 _INHERITED = object()
@@ -224,10 +220,12 @@ def _restore(library: str, done: Sequence[tuple[Any, str, Any, Any]]) -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, original)
-    for owner, name, original, ours in done:
-        if isinstance(owner, ModuleType):
-            for other in _holders(owner, name, ours, here_only=False)[1:]:  # modules that were loaded since, and imported ours
-                setattr(other, name, original)
+    # modules that were loaded since, and imported ours; under another name too, as Liger's in torch
+    originals = {id(ours): original for owner, _, original, ours in done if isinstance(owner, ModuleType)}
+    for module in [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]:
+        for name, value in list(vars(module).items()):
+            if id(value) in originals:
+                setattr(module, name, originals[id(value)])
 
 
 def _covers(tested: str, installed: str) -> bool:
