@@ -71,6 +71,11 @@ def test_nll_loss_edges(reduction):
         value.backward()
         assert value.isnan()
         assert leaf.grad[[0, 1, 3]].isnan().all()
+        leaf.grad = None
+        value = nll_loss(leaf, target, torch.zeros(5), empty="zero")
+        value.backward()
+        assert value == 0
+        assert not leaf.grad.any()
     else:
         compare(nll_loss, F.nll_loss, x, torch.tensor([0, 4, -100, 1]), weight=torch.zeros(5), reduction=reduction)
     compare(nll_loss, F.nll_loss, torch.zeros(0, 5), torch.zeros(0, dtype=torch.long), reduction=reduction)

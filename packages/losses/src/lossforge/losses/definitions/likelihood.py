@@ -116,7 +116,8 @@ def nll_loss(
         if target_b is not None and lam is not None:
             of_row = lam * of_row + (1 - lam) * counted(target_b)
         given["normalizer"] = total = of_row.sum()
-        if weight is not None:  # 0 / 0 is nan, also in the gradient: weights of 0 alone would leave the rows out
+        if weight is not None and options.get("empty") != "zero":
+            # 0 / 0 is nan, also in the gradient: weights of 0 alone would leave the rows out
             weight = torch.where(total == 0, torch.nan, weight)
     per_class = None if weight is None else weight.view(-1, *(1,) * (input.ndim - dim - 1))
     prepared = elementwise_loss(ElementwiseCall("nll", input, target, weight=per_class, reduction=reduction), given, mean="rows")
