@@ -9,12 +9,12 @@ Methods of transformers' criteria are replaced, so their classes, their attribut
 Tested with transformers 5.23.
 """
 
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lossforge import kernels
 from lossforge.integrations.patching import Patch, Replacement, or_theirs
 from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
@@ -67,7 +67,7 @@ def _labels_of_focal(self: Any, outputs: Any, targets: Any, indices: Any, num_bo
 
 
 def _labels_of_varifocal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any, log: bool = True) -> dict[str, Tensor] | str:
-    if importlib.util.find_spec("triton") is None:
+    if not kernels.TRITON:
         return "the formula with a held weight needs Triton"
     from lossforge.integrations._held_varifocal import held_varifocal
 
