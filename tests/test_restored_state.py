@@ -87,6 +87,7 @@ CASES: list[tuple[str, Any]] = [
     ("rng.0.numpy", ("x",)),
     ("rng.0.mix", 7),
     *[("tracking", value) for value in ({"uri": 7}, {1: "x"}, 7)],
+    ("seal", 7),
     *[("norm.mean", value) for value in ([HUGE], [True], [1e300], [math.nan], [0.5] * 4, [], 7)],
     *[("norm.std", value) for value in ([0.0], [-1.0], [1e-320], [HUGE], ["x"])],
     *[("classes", value) for value in (["x" * 20_000], [1], "x")],

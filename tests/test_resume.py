@@ -105,7 +105,7 @@ def assert_as_the_whole_run(runs: Runs, name: str) -> None:
     folder, whole = runs.folder(name), runs.folder("whole")
     for part in ("last", "best"):
         ours, wanted = state(folder, part), state(whole, part)
-        apart = {"config", "signature", "tracking", "clock", "values"}  # names, places and times
+        apart = {"config", "signature", "seal", "tracking", "clock", "values"}  # names, places and times
         kept = [{key: value for key, value in each.items() if key not in apart} for each in (ours, wanted)]
         for each in kept:
             for rng in each.get("rng", []):

@@ -18,6 +18,8 @@ import train
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import COMPARE
 from lab.config.settings import load_for
+from lab.runs.origin import seal_of
+from lab.runs.saved import open_checkpoint
 from lab.sweep.job import PLAN
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=4"]
@@ -95,6 +97,24 @@ def test_another_store_gets_a_tag_alone(trained, tmp_path):
     tags = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["tags"]
     assert tags["trained.run_id"] == trained.id
     assert "mlflow.parentRunId" not in tags
+
+
+def test_a_place_in_mlflow_counts_as_its_run_signed_it(trained, tmp_path):
+    """A checkpoint without its run's folder says where its run is; whoever alters that, with settings that stay signed, is not believed."""
+    state = torch.load(trained.folder / "checkpoints" / "last.pt", weights_only=True)
+    place = {"uri": trained.uri, "run_id": trained.id}
+    ours = state | {"tracking": place, "seal": seal_of(place, state["signature"])}
+    altered = [
+        ours | {"tracking": place | {"uri": "http://127.0.0.1:9/elsewhere"}},
+        ours | {"tracking": place | {"run_id": "1" * 32}},
+        ours | {"seal": seal_of(place, "of another run")},
+        ours | {"seal": ""},
+        {name: each for name, each in ours.items() if name != "seal"},
+        ours | {"signature": ""},
+    ]
+    for number, (each, known) in enumerate([(ours, place), (state, state["tracking"]), *((each, {}) for each in altered)]):
+        torch.save(each, path := tmp_path / f"{number}.pt")
+        assert open_checkpoint(str(path), []).run == known, number
 
 
 def test_a_run_id_leads_to_its_folder(trained):

@@ -58,6 +58,20 @@ def origin(tree: Mapping[str, Any], signed: object, folder: Path) -> Origin:
     return Origin.HERE if user and here else Origin.USER if user else Origin.STRANGER
 
 
+def seal_of(place: Mapping[str, str], signed: str) -> str:
+    """Return the user's signature of a run's place in MLflow and of its settings' signature; empty if the user has no key."""
+    return hmac_of(json.dumps(["place", signed, place], sort_keys=True))
+
+
+def own_place(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the run's place in MLflow that a checkpoint holds; empty unless this user wrote it, and for this run."""
+    place, given = state.get("tracking"), state.get("seal")
+    if state["origin"] is Origin.STRANGER or not place or not isinstance(given, str):
+        return {}
+    expected = seal_of(place, state["signature"])
+    return place if hmac.compare_digest(expected.encode(), given.encode(errors="replace")) else {}
+
+
 def is_trusted(trust: str | None, path: Path) -> bool:
     """Return whether the user's `trust=` names the file, its folder or a folder above."""
     return bool(trust) and path.resolve().is_relative_to(Path(str(trust)).expanduser().resolve())

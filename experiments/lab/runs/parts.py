@@ -221,6 +221,7 @@ PARTS: dict[str, Check] = {
     "epoch": whole(1),
     "epoch_ended": truth,
     "tracking": mapped(text),
+    "seal": text,
     "values": FIGURES,
     "best": record(score=number(), epoch=whole(), values=optional(FIGURES), stale=whole()),
     "clock": record(

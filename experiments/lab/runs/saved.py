@@ -16,7 +16,7 @@ from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quo
 from lab.config.user import runs_folder
 from lab.data.listing import held_out_folder
 from lab.runs.files import open_to_read, sha256_of
-from lab.runs.origin import Origin, checked, is_trusted, naming_code, origin
+from lab.runs.origin import checked, is_trusted, naming_code, origin, own_place
 from lab.runs.records import NAME, read_history
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
@@ -88,8 +88,8 @@ def _in_folder(path: Path) -> Saved:
     if digest and sha256_of(path) != digest:
         raise UserError(f"checkpoint={path}: is not the file whose digest {folder / NAME} holds: it is damaged, or another one.")
     sent = read_state(folder)
-    known = state.get("tracking") if state["origin"] is not Origin.STRANGER else None
-    return Saved(str(path), state, sent if is_own(sent, folder) else known or {})
+    run = sent if is_own(sent, folder) else own_place(state)
+    return Saved(str(path), state, run)
 
 
 def file_of(path: Path, setting: str) -> Path:

@@ -26,7 +26,7 @@ from lab.runs import checkpoint
 from lab.runs.export import export_best
 from lab.runs.folder import RunFolder
 from lab.runs.machine import memory
-from lab.runs.origin import signature
+from lab.runs.origin import seal_of, signature
 from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
@@ -335,6 +335,7 @@ class Trainer:
         if distributed.rank() > 0:
             return
         state["signature"] = signature(self.tree, self.folder.path)
+        state["seal"] = seal_of(state["tracking"], state["signature"])
         for path in (self.folder.path / "checkpoints" / name for name in names):
             checkpoint.save(state, path)
             if not whole:
