@@ -1,10 +1,12 @@
 """Each value of a checkpoint that is restored has a type and a range: another one is refused by its name."""
 
 import copy
+import io
 import math
 from typing import Any
 
 import pytest
+import timm.optim
 import torch
 from PIL import Image
 
@@ -12,7 +14,7 @@ import predict
 import train
 from lab.config.errors import UserError
 from lab.runs import checkpoint
-from lab.runs.parts import PARTS, fault
+from lab.runs.parts import PARTS, fault, fault_of_optimizer
 from lab.runs.resume import named, restore
 from lab.runs.saved import load_checkpoint
 from lab.training.assemble import assemble
@@ -114,6 +116,30 @@ def test_a_whole_checkpoint_is_restored(run):
     assert set(state) - set(PARTS) <= {"schedule", "signature", "origin"}
     restore(trainer, earlier, state)
     assert (trainer.done, trainer.epoch, trainer.updater.count) == (state["updates"], state["epoch"], state["count"])
+
+
+OF_ONE_DEVICE = ("adahessian", "bnb", "fused")  # needs a second derivative; need libraries that need CUDA
+
+
+@pytest.mark.parametrize("name", [name for name in timm.optim.list_optimizers() if not name.startswith(OF_ONE_DEVICE)])
+def test_the_state_of_each_optimiser_fits_it(name, monkeypatch):
+    """NovoGrad has one number for a parameter where Adam has a tensor, and Kron keeps a generator beside its state."""
+    monkeypatch.setattr("timm.optim.kron.has_dynamo", False)  # it compiles parts of itself, which takes a minute
+    made = []
+    for _ in range(2):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+        made.append((model, timm.optim.create_optimizer_v2(model, opt=name, lr=1e-3, weight_decay=0.05, momentum=0.9)))
+    (model, stepped), (_, fresh) = made
+    for _ in range(2):
+        stepped.zero_grad()
+        model(torch.randn(2, 3, 4, 4)).square().sum().backward()
+        stepped.step()
+    torch.save({"optimizer": stepped.state_dict()}, file := io.BytesIO())
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    assert fault(saved) == ""
+    assert fault_of_optimizer(saved["optimizer"], fresh.param_groups, whole=True) == ""
+    fresh.load_state_dict(saved["optimizer"])
 
 
 def test_hyper_parameters_come_from_the_settings(run):

@@ -29,7 +29,7 @@ def fault_of_optimizer(state: Any, groups: list[dict[str, Any]], *, whole: bool)
         groups: the optimiser's parameter groups, with their values in this run.
         whole: whether the groups have whole parameters, not a rank's parts of them.
     """
-    if said := OPTIMIZER(state, "optimizer"):
+    if said := optimizer(state, "optimizer"):
         return said
     saved = state["param_groups"]
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
@@ -39,17 +39,19 @@ def fault_of_optimizer(state: Any, groups: list[dict[str, Any]], *, whole: bool)
             if said := _like(ours[name], value, f"optimizer.param_groups.{number}.{name}") if name in ours and name != "params" else "":
                 return said
     numbers = [each for group in saved for each in group["params"]]
-    shapes = [tuple(each.shape) for group in groups for each in group["params"]]
+    shapes = dict(zip(numbers, [tuple(each.shape) for group in groups for each in group["params"]], strict=True))
+    fused = all("fused" in group for group in groups)
     for number, values in state["state"].items():
-        if number not in numbers:
+        if number not in shapes:
             return f"optimizer.state.{_shown(number)}: is of no parameter"
         for name, value in values.items():
             where = f"optimizer.state.{number}.{name}"
             if name == "step" and (said := _step(value, where)):
                 return said
-            # fused optimisers read memory by the parameter's size
-            if whole and name in LIKE_PARAMETERS and (not isinstance(value, Tensor) or tuple(value.shape) != shapes[numbers.index(number)]):
-                return f"{where}: {_shown(value)}; a tensor of its parameter's shape {shapes[numbers.index(number)]} is expected"
+            # torch's fused optimisers read memory by the parameter's size; others, such as NovoGrad, have one number for a parameter
+            fits = isinstance(value, Tensor) and tuple(value.shape) == shapes[number]
+            if whole and fused and name in LIKE_PARAMETERS and not fits:
+                return f"{where}: {_shown(value)}; a tensor of its parameter's shape {shapes[number]} is expected"
     return ""
 
 
@@ -198,10 +200,14 @@ WEIGHTS = mapped(tensor())
 FIGURES = mapped(number(nan=True))
 COUNTS = ("timed_updates", "window_updates")
 SECONDS = ("timed_images", "timed_seconds", "timed_waited", "waited", "window_seconds")
-OPTIMIZER = record(
-    state=mapped(mapped(any_value), int),
-    param_groups=listed(lambda value, name: _group(value, name), 1, MOST),
-)
+
+
+def optimizer(value: Any, name: str) -> str:
+    """Return what is wrong with an optimiser's state, which may hold more than every optimiser's, such as Kron's generator."""
+    if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
+        return _said(value, name, "a mapping of state, param_groups")
+    of = {"state": mapped(mapped(any_value), int), "param_groups": listed(_group, 1, MOST)}
+    return _first(check(value[inner], f"{name}.{inner}") for inner, check in of.items())
 
 
 def _group(value: Any, name: str) -> str:
@@ -229,7 +235,7 @@ PARTS: dict[str, Check] = {
     ),
     "launches": mapped(whole()),
     "nonfinite": record(total=count, streak=count, longest=count, evidence=optional(evidence)),
-    "optimizer": OPTIMIZER,
+    "optimizer": optimizer,
     "scaler": mapped(number(0, LARGEST)),
     "window": tensor(1),
     "rng": listed(mapped(any_value), 1, MOST),
