@@ -1,5 +1,6 @@
 """ZLPR and the two-way loss beside timm's classes: values, gradients, layouts, modes, edges, and what every operator promises."""
 
+import contextlib
 import math
 
 import pytest
@@ -140,6 +141,19 @@ def test_infinite_wrong_answers(mode, device):
     third = 1 / 3
     expected = torch.tensor([[NAN, third, third], [-0.5, NAN, 0.0], [-0.5, NAN, NAN]], device=device)
     torch.testing.assert_close(g, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("path", [contextlib.nullcontext, plain_torch])
+def test_an_infinite_right_answer(path, device):
+    """The one positive of its sample and of its class adds neither loss nor gradient."""
+    x = torch.tensor([[INF, 0.0, 1.0], [0.5, 2.0, -1.0]], device=device)
+    y = torch.tensor([[1, 0, 0], [0, 1, 0]], device=device)
+    sure = x.double().clamp(max=500).requires_grad_()
+    expected = two_way(sure, y)
+    expected.backward()
+    with path():
+        value, g = gradient_of(two_way_loss, x, y)
+    torch.testing.assert_close((value, g), (expected.detach().float(), sure.grad.float()))
 
 
 @MODES

@@ -29,7 +29,8 @@ def _of_rows(a: MultilabelCall) -> Tensor:
 def _log_sum(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
     """Return the largest of each row, and ln Σ exp relative to it, of rate · x. A sum of both keeps its digits under a common offset."""
     top = largest(x, 1)
-    return top.squeeze(1), ((x - top) * rate).logsumexp(1)
+    nothing = (x == -torch.inf).all(1, keepdim=True)  # its log-sum-exp has no gradient
+    return top.squeeze(1), ((x - top) * rate).masked_fill(nothing, torch.finfo(x.dtype).min).logsumexp(1)
 
 
 MULTILABEL = Template(
