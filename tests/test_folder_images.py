@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import unicodedata
 
 import pytest
 import torch
@@ -234,6 +235,23 @@ def test_a_class_whose_name_is_not_utf_8_is_refused(make_trainer, pictures):
     with pytest.raises(UserError, match="its name is not UTF-8") as caught:
         make_trainer(*words(pictures))
     assert "caf\\udce9" in str(caught.value)
+
+
+def test_names_of_either_form_of_unicode_have_one_order(make_trainer, pictures):
+    """macOS writes é as e and an accent, which sorts before f, while é in one character sorts after z."""
+    seen = []
+    for form in ("NFC", "NFD"):
+        shutil.rmtree(target := pictures.with_name(form), ignore_errors=True)
+        shutil.copytree(pictures, target)
+        for part in ("train", "val"):
+            (target / part / "cat").rename(target / part / unicodedata.normalize(form, "élan"))
+            dogs = (target / part / "dog").rename(target / part / "whippet")
+            for name in ("z.png", "écru.png"):
+                shutil.copy(dogs / "0.png", dogs / unicodedata.normalize(form, name))
+        data = make_trainer(*words(target)).data
+        seen.append([data.classes, [unicodedata.normalize("NFC", key) for key in data.train.keys]])
+    assert seen[0] == seen[1]
+    assert seen[0][0] == ["whippet", "élan"]
 
 
 def test_hidden_files_and_folders_are_not_seen(make_trainer, pictures):

@@ -102,8 +102,8 @@ class ClassFolders:
     file_links: list[tuple[Place, str]] = field(default_factory=list)
 
     def of(self, part: str) -> dict[str, list[str]]:
-        """Return the images of each class folder of a part."""
-        return {name: files for (each, name), files in self.images.items() if each == part}
+        """Return the images of each class folder of a part, sorted by name."""
+        return dict(sorted((name, files) for (each, name), files in self.images.items() if each == part))
 
     def passed_in(self, part: str) -> Counter[str]:
         return sum((counts for (each, _), counts in self.passed.items() if each == part), Counter())
@@ -198,5 +198,5 @@ def read_class_folders(parts: Mapping[str, Path], kinds: tuple[str, ...]) -> Cla
         found._part(part, folder)
     found._follow()
     for files in found.images.values():
-        files.sort(key=os.path.split)
+        files.sort(key=lambda file: os.path.split(one_form(file)))  # the same order, and so the same split, on each system
     return found
