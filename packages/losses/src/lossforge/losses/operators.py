@@ -25,6 +25,7 @@ from lossforge.losses.templates import TEMPLATES
 
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 DEVICES = ("CUDA", "CPU")  # on CPU the operators are reached only where the kernels are interpreted
+ANY_DEVICE = ("CompositeExplicitAutograd",)
 _TYPES = {
     str: "str",
     str | None: "str?",
@@ -128,12 +129,12 @@ def _define(schema: str, implementation: Callable[..., Any], fake: Callable[...,
     define(schema, lambda numbers, *args: implementation(*filled(numbers, args)), lambda _, *args: fake(*args))
 
 
-def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define an operator by a function, and by one that only makes its results."""
+def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any], keys: Sequence[str] = DEVICES) -> None:
+    """Define an operator by a function, and by one that only makes its results. keys: ANY_DEVICE where plain torch runs within it."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=[torch.Tag.pt2_compliant_tag])
-    for device in DEVICES:
-        LIBRARY.impl(name, implementation, device)
+    for key in keys:
+        LIBRARY.impl(name, implementation, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
 
 

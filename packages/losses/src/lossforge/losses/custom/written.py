@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses.namespace import NAMESPACE, OPERATORS
-from lossforge.losses.operators import LIBRARY, define
+from lossforge.losses.operators import ANY_DEVICE, LIBRARY, define
 
 
 class SecondDerivativeError(RuntimeError):
@@ -123,6 +123,7 @@ define(
     "written(str loss, Tensor value, Tensor[] variables, Tensor[] slopes, Tensor[] others) -> Tensor",
     lambda loss, value, *tensors: value.clone(),
     lambda loss, value, *tensors: value.clone(),
+    ANY_DEVICE,
 )
 torch.library.register_autograd(f"{NAMESPACE}::written", _differentiate, setup_context=_setup, lib=LIBRARY)
 

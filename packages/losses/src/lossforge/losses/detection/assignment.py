@@ -9,7 +9,7 @@ from lossforge import kernels
 from lossforge.losses import checks
 from lossforge.losses.detection.pairwise import pairwise_reference
 from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define, launched
+from lossforge.losses.operators import ANY_DEVICE, define, launched
 from lossforge.losses.reference import accurate
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 
@@ -311,4 +311,5 @@ define(
     "-> (Tensor labels, Tensor boxes, Tensor scores, Tensor quality, Tensor foreground, Tensor index)",
     _assign,
     _fake,
+    ANY_DEVICE,
 )
