@@ -1,6 +1,7 @@
 """Images and their labels in a table: one class, several, or numbers, with columns for the split, weights and groups."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+import train
 from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.data import images
+from lab.runs.resume import named
+from lab.runs.saved import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNT = 24
@@ -301,3 +305,21 @@ def test_a_path_leads_out_of_the_folder_only_where_it_may(make_trainer, pictures
     with pytest.raises(UserError, match=r"row 6, column path: .* leads out of .*data.images_outside=true"):
         make_trainer(*asked)
     make_trainer(*asked, "data.images_outside=true")
+
+
+def test_a_run_goes_on_with_its_table_in_another_folder(pictures, tmp_path):
+    """A run's settings have the table's whole path, which a renamed project does not have any more."""
+    (old := tmp_path / "old").mkdir()
+    (tmp_path / "images").rename(old / "images")
+    pictures.to_csv(old / "table.csv", index=False)
+    small = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=2", "trainer.save_updates=1", "tracking=none"]
+    of_table = ["data=table", f"data.file={old / 'table.csv'}", "data.label=species", "data.image_size=16", "data.workers=0"]
+    assert train.main([*small, *of_table, "data.batch_size=4", f"trainer.runs={tmp_path / 'runs'}"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    new = old.rename(tmp_path / "new")
+    shutil.copy(new / "table.csv", new / "other.csv")
+    more = [f"resume={run}", "trainer.max_updates=3"]
+    with pytest.raises(UserError, match=r"would change what the run learns:\n  data.file=.*other\.csv"):
+        named(str(run), [*more, f"data.file={new / 'other.csv'}"])
+    assert train.main([*more, f"data.file={new / 'table.csv'}"]) == 0
+    assert load_checkpoint(run / "checkpoints" / "last.pt")["updates"] == 3

@@ -1,9 +1,10 @@
 """Resume an interrupted run: find it, and check whether the given settings agree with its own."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lab.config.choices import DATA
 from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, load, reload, value_of
@@ -159,9 +160,20 @@ def _harmless(name: str) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in HARMLESS)
 
 
+def _moved(before: dict[str, str], now: dict[str, str]) -> set[str]:
+    """Return the data's settings that name a file by its whole path, where it has the same name in another folder."""
+    schema = DATA.get(now.get("data.name", ""))
+    paths = [f"data.{item.name}" for item in fields(schema) if item.metadata.get("path") == "always"] if schema else []
+    given = [name for name in paths if "None" not in (before.get(name, "None"), now.get(name, "None"))]
+    return {name for name in given if Path(before[name]).name == Path(now[name]).name}
+
+
 def _changed(given: str, before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     changed = {name: now.get(name, "nothing") for name in {**before, **now} if now.get(name) != before.get(name)}
-    refused = [name for name in changed if not _harmless(name) and not (name in LENGTHS and _longer(before[name], now[name]))]
+    moved = _moved(before, now)
+    refused = [
+        name for name in changed if name not in moved and not _harmless(name) and not (name in LENGTHS and _longer(before[name], now[name]))
+    ]
     if refused:
         lines = [f"  {name}={changed[name]}, while the run has {before.get(name, 'none')}" for name in refused]
         raise UserError(
