@@ -20,6 +20,7 @@ MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "training": ("measure_training", "training-h200.json", ("--small",), 0),
     "throughput": ("measure_throughput", "throughput-h100.json", ("--small",), 1),
     "detection": ("measure_detection", "detection.json", ("--small", "--parts", "--with"), 0),
+    "integrations": ("measure_integrations", "integrations.json", ("--small", "--parts"), 1),
     "effects": ("measure_effects", "effects.json", ("--parts",), 0),
     "several_gpus": ("measure_several_gpus", "several-gpus-h100.json", ("--small",), 2),
 }

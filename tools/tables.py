@@ -242,6 +242,43 @@ def detection(file: Path) -> str:
     return "\n\n".join(f"{place}.\n\n{table(header, cells, rows)}" for place, rows in places.items())
 
 
+LIBRARIES = ("transformers", "trl", "liger_kernel", "ultralytics", "open_clip_torch")
+STACKS = {
+    "trl": ("TRL", "logps_error", "error of log-probabilities, nats"),
+    "trainer": ("A training step of transformers", "value_error", "error of the loss"),
+    "detectors": ("Detectors", "value_error", "difference from theirs"),
+    "open_clip": ("open_clip, forward and backward", "value_error", "error of the loss"),
+}
+"""Of each part of results/integrations.json: its title, and its error that is shown."""
+
+
+def integrations(file: Path) -> str:
+    """Return what training with other libraries takes, with their own losses and with ours; or why there is no figure."""
+    found, texts = found_in(file), list[str]()
+    for part, (title, error, named) in STACKS.items():
+        if part not in found:
+            continue
+        runs = found[part]["runs"]
+        header, cells = "case | loss of | step, ms", "{case} | {contender} | {step_ms:,.2f}"
+        if part == "detectors":
+            header += " | waits | criterion, ms | waits"
+            cells += " | {step_waits:d} | {criterion_ms:,.2f} | {criterion_waits:d}"
+        shown = table(
+            f"{header} | peak MiB | {named}",
+            f"{cells} | {{peak_mib:,.0f}} | {{{error}:.1e}}",
+            (run for run in runs if "step_ms" in run),
+        )
+        reasons: dict[str, list[str]] = {}
+        for run in runs:
+            if "step_ms" not in run:
+                reason = (run.get("failed") or run["left_out"]).splitlines()[0][:200]
+                reasons.setdefault(reason, []).append(f"{run['contender']} ({run['case']})")
+        without = "".join(f"\n\nWithout figures: {', '.join(names)}: {reason}." for reason, names in reasons.items())
+        place = source(found[part], *(name for name in LIBRARIES if name in found[part]))
+        texts.append(f"### {title}\n\n{place}.\n\n{shown}{without}")
+    return "\n\n".join(texts)
+
+
 def steps(part: str, header: str, cells: str, file: Path) -> str:
     """Return what steps of detectors take, and how much of it loss and assignment do; a loss that is a setting is shown as code."""
     found = found_in(file)[part]
@@ -530,6 +567,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "detectors": (detectors, DETECTION),
     "detector_steps": (detector_steps, DETECTION),
     "retinanet": (retinanet, DETECTION),
+    "integrations": (integrations, RESULTS / "integrations.json"),
     "assignment": (assignment, RESULTS / "assignment-h200.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),

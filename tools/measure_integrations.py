@@ -1,0 +1,638 @@
+"""Measure other libraries' training with their own losses and with ours: time, peak memory, waits for the device, and errors.
+
+The parts are trl, trainer, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as TRL does and with
+`trl.patch()`; GRPO generates once, before the steps that count. `trainer` takes training steps of the same models with their own loss,
+with Liger's and after `transformers.fuse`. `detectors` has YOLO models of ultralytics and detectors of transformers, `open_clip` its
+loss from features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a library that is not installed
+is named. The weights of the models' last norm have random signs, without which a head tied to the embedding repeats
+the last token, and a size that gives logits a standard deviation of 4, as those of trained models.
+"""
+
+import contextlib
+import gc
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import tables
+import torch
+from measure_precision import STEP, exactly, logps_of
+from measuring import Request, free_memory, peak_mib, relative
+from torch import Tensor
+from torch.utils import _pytree
+
+from lossforge.bench.measure import synchronize
+
+PARTS = ("trl", "trainer", "detectors", "open_clip")
+DEVIATION = 4.0
+AGREE_LOGPS, AGREE, AGREE_GRADIENT = 0.25, 1e-2, 3e-2
+"""Of log-probabilities, in nats; of a loss and of gradients, relative. Logits in bfloat16 are off by up to 0.06 where they are near 16."""
+AGREE_EXACTLY, AGREE_GRADIENT_EXACTLY = 1e-3, 1e-2
+"""Of a loss and of gradients from outputs in float32."""
+TIED = {"tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "max_position_embeddings": 4096}
+QWEN = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+LLAMA = {"vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+RESNET = {"layer_type": "bottleneck", "depths": [3, 4, 6, 3]}
+TINY_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+TINY_DETR = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+TINY_RT = {"encoder_hidden_dim": 16, "encoder_in_channels": [8, 8, 8], "decoder_in_channels": [16] * 3, "d_model": 16}
+TINY_RT |= {"num_attention_heads": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 2, "num_queries": 20}
+
+
+class Sizes(NamedTuple):
+    """Sizes of all parts. models: the kind and shape of each language model. detectors: the configuration of each of transformers'."""
+
+    models: dict[str, tuple[str, dict[str, Any]]]
+    rows: int
+    tokens: int
+    generations: int
+    yolo: tuple[str, ...]
+    detectors: dict[str, dict[str, Any]]
+    images: int
+    side: int
+    boxes: int
+    pairs: tuple[int, ...]
+    features: int
+    warm_up: int
+    steps: int
+
+
+FULL = Sizes(
+    models={
+        "Qwen3-0.6B": ("Qwen3", QWEN | {"num_key_value_heads": 8, "head_dim": 128}),
+        "Llama-3.2-1B": ("Llama", LLAMA | {"num_key_value_heads": 8, "head_dim": 64}),
+    },
+    rows=8,
+    tokens=1024,
+    generations=8,
+    yolo=("yolov8n", "yolo26n"),
+    detectors={"DeformableDetr": {"backbone": RESNET}, "RTDetr": {"backbone": RESNET}},
+    images=16,
+    side=640,
+    boxes=20,
+    pairs=(4096, 16_384),
+    features=512,
+    warm_up=3,
+    steps=7,
+)
+SMALL = Sizes(
+    models={"tiny Qwen3": ("Qwen3", TINY | {"num_key_value_heads": 2, "head_dim": 16})},
+    rows=2,
+    tokens=16,
+    generations=2,
+    yolo=("yolov8n", "yolo26n"),
+    detectors={
+        "DeformableDetr": {"backbone": TINY_RESNET, **TINY_DETR, "num_feature_levels": 3, "num_queries": 20},
+        "RTDetr": {"backbone": TINY_RESNET, **TINY_RT, "num_denoising": 4},
+    },
+    images=2,
+    side=64,
+    boxes=3,
+    pairs=(24,),
+    features=16,
+    warm_up=1,
+    steps=1,
+)
+Context = contextlib.AbstractContextManager[Any]
+Row = dict[str, Any]
+
+
+class WrongError(RuntimeError):
+    """A contender's result is not the right one."""
+
+
+def integrations(request: Request) -> int:
+    sizes, device = SMALL if request.small else FULL, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found, wrong = request.saved(), False
+    for part in request.parts or PARTS:
+        runs: list[Row] = []
+        for row in {"trl": trl, "trainer": trainer, "detectors": detectors, "open_clip": open_clip}[part](sizes, device):
+            runs.append(row)
+            wrong |= row["contender"] == "lossforge" and "failed" in row
+            print(json.dumps(row), flush=True)
+            found[part] = {**request.source("triton"), **versions(), "runs": runs}
+            request.save(found)
+    print(tables.integrations(request.out))
+    return int(wrong)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are installed here."""
+    found = {}
+    for name in tables.LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def missing(*modules: str) -> str | None:
+    """Return which of some modules is not installed."""
+    return next((f"{name} is not installed" for name in modules if importlib.util.find_spec(name) is None), None)
+
+
+def attempt(case: str, contender: str, run: Callable[[], Row], *needed: str) -> Row:
+    """Return a contender's figures, or why there are none."""
+    row: Row = {"case": case, "contender": contender}
+    if absent := missing(*needed):
+        return row | {"left_out": absent}
+    try:
+        return row | run()
+    except Exception as problem:  # of a library, of any kind
+        return row | {"failed": f"{type(problem).__name__}: {problem}"[:400]}
+    finally:
+        free_memory()
+
+
+def require(errors: dict[str, float], bounds: dict[str, float]) -> dict[str, float]:
+    """Return errors that are within their bounds.
+
+    Raises:
+        WrongError: one is not, or is no number.
+    """
+    for name, bound in bounds.items():
+        if not errors[name] <= bound:
+            raise WrongError(f"{name} is {errors[name]:.2e}, above {bound:.0e}")
+    return errors
+
+
+def clocked(step: Callable[[], object], device: torch.device, sizes: Sizes, what: str = "step_ms") -> Row:
+    """Return the median time of a step by the wall's clock, its range, and the most memory that was allocated."""
+    for _ in range(sizes.warm_up):
+        step()
+    free_memory()
+    taken = []
+    for _ in range(sizes.steps):
+        synchronize(device)
+        began = time.perf_counter()
+        step()
+        synchronize(device)
+        taken.append((time.perf_counter() - began) * 1e3)
+    return {what: statistics.median(taken), f"{what}_range": [min(taken), max(taken)], "peak_mib": peak_mib()}
+
+
+def waits(call: Callable[[], object]) -> int | None:
+    """Count how often a call waits for the device; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(each.message) for each in said)
+
+
+def ours(module: str, *given: Any) -> Context:
+    """Return the handle of our integration of a library."""
+    found = importlib.import_module(f"lossforge.integrations.{module}")
+    handle: Context = found.fuse(*given) if given else found.patch()
+    return handle
+
+
+# Language models
+
+
+def model_of(name: str, sizes: Sizes, device: torch.device, seed: int = 0) -> Any:
+    import transformers
+
+    kind, shape = sizes.models[name]
+    config = getattr(transformers, f"{kind}Config")(**shape, **TIED)
+    torch.manual_seed(seed)
+    with device:
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    weight = model.model.norm.weight.data
+    weight.bernoulli_(0.5).sub_(0.5).mul_(2 * DEVIATION / (config.initializer_range * config.hidden_size**0.5))
+    return model.train()
+
+
+def trainer(sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield what a training step takes with each loss."""
+    if absent := missing("transformers"):
+        yield {"case": "all", "contender": "transformers", "left_out": absent}
+        return
+    losses: dict[str, Callable[[Any], Context]] = {
+        "transformers": lambda model: contextlib.nullcontext(),
+        "liger": liger,
+        "lossforge": partial(ours, "transformers"),
+    }
+    for name in sizes.models:
+        for loss, made in losses.items():
+            yield attempt(name, loss, partial(trainer_row, name, made, sizes, device), *(["liger_kernel"] if loss == "liger" else []))
+
+
+def liger(model: Any) -> Context:
+    """Give a model Liger's loss, fused with its head, and nothing else of Liger's."""
+    import liger_kernel.transformers as library
+
+    others = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False)
+    apply = getattr(library, f"apply_liger_kernel_to_{model.config.model_type}")
+    apply(model=model, fused_linear_cross_entropy=True, **others)
+    return contextlib.nullcontext()
+
+
+def trainer_row(name: str, loss: Callable[[Any], Context], sizes: Sizes, device: torch.device) -> Row:
+    model = model_of(name, sizes, device)
+    generator = torch.Generator(device).manual_seed(0)
+    tokens = torch.randint(2, model.config.vocab_size, (sizes.rows, sizes.tokens), device=device, generator=generator)
+    few = tokens[:2]
+    exact = exact_loss(model, few)
+    with loss(model):
+        found = against(exact, model, few)
+        del exact
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+
+        def step() -> None:
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        optimizer.zero_grad()
+        return found | clocked(step, device, sizes)
+
+
+def exact_loss(model: Any, tokens: Tensor) -> tuple[float, tuple[Tensor, Tensor]]:
+    """Return the loss that follows in float64 from the model's last hidden states, and the gradients of its last norm and of its head."""
+    norm, head = model.model.norm.weight, model.get_output_embeddings().weight
+    hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1].flatten(0, 1)
+    target = tokens[:, 1:].flatten()
+    upstream = torch.full((len(target),), -1 / len(target), device=target.device)
+    exact = exactly(hidden.detach(), head.detach(), target, upstream)
+    of_norm, of_embedding = torch.autograd.grad(hidden, (norm, head), exact.of_input.to(hidden.dtype))  # the head is the embedding, too
+    return -exact.values.mean().item(), (of_norm, of_embedding.double() + exact.of_weight)
+
+
+def against(exact: tuple[float, tuple[Tensor, Tensor]], model: Any, tokens: Tensor) -> Row:
+    value, gradients = exact
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    leaves = model.model.norm.weight, model.get_output_embeddings().weight
+    off = [relative(leaf.grad, gradient) for leaf, gradient in zip(leaves, gradients, strict=True)]
+    errors = {"value_error": abs(loss.item() - value) / value, "gradient_error": max(off)}
+    return require(errors, {"value_error": AGREE, "gradient_error": AGREE_GRADIENT})
+
+
+# TRL
+
+
+def trl(sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield what a step of each trainer takes, and the largest error of the log-probabilities of its first step."""
+    if absent := missing("trl", "datasets", "transformers"):
+        yield {"case": "all", "contender": "trl", "left_out": absent}
+        return
+    contenders = {"trl": contextlib.nullcontext, "lossforge": partial(ours, "trl")}
+    for name in sizes.models:
+        for kind in ("SFT", "DPO", "GRPO"):
+            first: Row = {}
+            for contender, patched in contenders.items():
+                yield attempt(f"{kind}, {name}", contender, partial(trl_row, kind, name, patched, first, sizes, device))
+
+
+class Spy:
+    """Stands for TRL's function of log-probabilities, and keeps some tokens of the first call that is trained."""
+
+    def __init__(self, own: Any) -> None:
+        self.own, self.seen = own, ()  # type: Any, tuple[Any, ...]
+        self.waiting = True
+
+    def apply(self, hidden: Tensor, weight: Tensor, bias: Any, targets: Tensor, temperature: float, *more: Any) -> Any:
+        found = self.own.apply(hidden, weight, bias, targets, temperature, *more)
+        if self.waiting and torch.is_grad_enabled() and hidden.requires_grad:
+            self.waiting = False
+            picked = torch.linspace(0, len(hidden) - 1, min(STEP, len(hidden)), device=hidden.device).long()
+            given = hidden.detach()[picked], weight.detach().clone(), targets[picked]
+            self.seen = *given, temperature, more, found[0].detach()[picked]
+        return found
+
+    def errors(self) -> tuple[dict[str, float], Tensor]:
+        """Return the errors of log-probabilities and their gradients against float64, and the classes of the tokens."""
+        if not self.seen:
+            raise WrongError("TRL did not call its function of log-probabilities")
+        (hidden, weight, targets, temperature, more, found), self.seen = self.seen, ()
+        upstream = torch.randn(len(targets), device=hidden.device, generator=torch.Generator(hidden.device).manual_seed(0))
+        exact = exactly(hidden, weight, targets, upstream, lambda logits, index: logps_of(logits / temperature, index))
+        leaves = hidden.requires_grad_(), weight.requires_grad_()
+        with torch.enable_grad():
+            logps = self.own.apply(*leaves, None, targets, temperature, *more)[0]
+            gradients = torch.autograd.grad(logps, leaves, upstream.to(logps.dtype))
+        off = [relative(*each) for each in zip(gradients, (exact.of_input, exact.of_weight), strict=True)]
+        error = (found.double() - exact.values).abs().max().item()
+        errors = {"logps_error": error, "gradient_error": max(off)}
+        return require(errors, {"logps_error": AGREE_LOGPS, "gradient_error": AGREE_GRADIENT}), targets
+
+
+@contextlib.contextmanager
+def spied() -> Iterator[Spy]:
+    utils = importlib.import_module("trl.trainer.utils")
+    own = utils._ChunkedLogProbFunction
+    utils._ChunkedLogProbFunction = spy = Spy(own)
+    try:
+        yield spy
+    finally:
+        utils._ChunkedLogProbFunction = own
+
+
+def trl_row(kind: str, name: str, patched: Callable[[], Context], first: Row, sizes: Sizes, device: torch.device) -> Row:
+    """Train, and return the figures. first: what TRL's own first step found, which is written here and compared with."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        """Checks the first step, and times those after the warm-up."""
+
+        def __init__(self) -> None:
+            self.taken: list[float] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == sizes.warm_up:
+                free_memory()
+            synchronize(device)
+            self.began = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            synchronize(device)
+            if state.global_step > sizes.warm_up:
+                self.taken.append((time.perf_counter() - self.began) * 1e3)
+            if state.global_step == 1:
+                self.errors, self.targets = spy.errors()
+
+    with tempfile.TemporaryDirectory() as folder, patched(), spied() as spy:
+        trained, clock = trl_trainer(kind, name, folder, sizes, device), Clock()
+        trained.add_callback(clock)
+        trained.train()
+        line = trained.state.log_history[0]
+    found = {"loss": float(line["loss"]), "grad_norm": float(line["grad_norm"]), "targets": clock.targets.tolist()}
+    if not first:
+        first |= found
+    row: Row = {**clock.errors, "same_tokens": found["targets"] == first["targets"]}
+    if row["same_tokens"]:  # GRPO's are sampled
+        row["loss_difference"] = abs(found["loss"] - first["loss"]) / max(abs(first["loss"]), 1)
+        row["grad_norm_difference"] = abs(found["grad_norm"] - first["grad_norm"]) / first["grad_norm"]
+        require(row, {"loss_difference": AGREE, "grad_norm_difference": 2 * AGREE_GRADIENT})
+    taken = clock.taken
+    return row | {"step_ms": statistics.median(taken), "step_ms_range": [min(taken), max(taken)], "peak_mib": peak_mib()}
+
+
+def trl_trainer(kind: str, name: str, folder: str, sizes: Sizes, device: torch.device) -> Any:
+    """Return a trainer whose step has rows · tokens tokens."""
+    import trl as library
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    model = model_of(name, sizes, device)
+    classes, tokens, steps = model.config.vocab_size, sizes.tokens, sizes.warm_up + sizes.steps
+    words = ["<pad>", "</s>", *map(str, range(2, classes))]
+    numbers = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    numbers.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=numbers, pad_token="<pad>", eos_token="</s>", padding_side="left")
+    draw = random.Random(0)
+
+    def texts(count: int, length: int) -> list[str]:
+        return [" ".join(str(draw.randrange(2, classes)) for _ in range(length)) for _ in range(count)]
+
+    cpu = device.type == "cpu"
+    settings: Row = {
+        "output_dir": folder,
+        "max_steps": steps,
+        "per_device_train_batch_size": sizes.rows,
+        "learning_rate": 1e-6,
+        "logging_steps": 1,
+        "report_to": [],
+        "bf16": not cpu,
+        "use_cpu": cpu,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    count = sizes.rows * steps
+    if kind == "SFT":
+        rows = Dataset.from_dict({"text": texts(count, tokens - 1)})
+        return library.SFTTrainer(model, library.SFTConfig(**settings, max_length=tokens), train_dataset=rows, processing_class=tokenizer)
+    if kind == "DPO":
+        parts = {part: texts(count, tokens // 4) for part in ("prompt", "chosen", "rejected")}
+        rows = Dataset.from_dict({part: [" " + text for text in each] if part != "prompt" else each for part, each in parts.items()})
+        reference = model_of(name, sizes, device, seed=1)
+        return library.DPOTrainer(
+            model, reference, library.DPOConfig(**settings, max_length=tokens), train_dataset=rows, processing_class=tokenizer
+        )
+    settings["per_device_train_batch_size"] = 2 * sizes.rows
+    sampled = {"num_generations": sizes.generations, "max_completion_length": tokens * 3 // 8, "steps_per_generation": steps}
+    rows = Dataset.from_dict({"prompt": texts(2 * count, tokens // 8)})
+    return library.GRPOTrainer(model, rewards, library.GRPOConfig(**settings, **sampled), train_dataset=rows, processing_class=tokenizer)
+
+
+def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(each) % 7) for each in completion_ids]
+
+
+# Detectors
+
+
+class Detector(NamedTuple):
+    """A detector of a library. loss: from a model to the training loss of the batch. recorded: the criterion's call of one step."""
+
+    case: str
+    library: str
+    integration: str
+    make: Callable[[Sizes, torch.device], tuple[torch.nn.Module, Callable[[], Tensor], Callable[[], "Criterion"]]]
+
+
+class Criterion(NamedTuple):
+    """A criterion and what a model gave it."""
+
+    call: Callable[..., Tensor]
+    given: Any
+
+
+def detectors(sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield what criterion and step of each detector take."""
+    found = [Detector(name, "ultralytics", "ultralytics", partial(yolo, name)) for name in sizes.yolo]
+    found += [Detector(name, "transformers", "transformers_detection", partial(detr, name)) for name in sizes.detectors]
+    for each in found:
+        expected: list[Any] = []
+        for contender, patched in {each.library: contextlib.nullcontext, "lossforge": partial(ours, each.integration)}.items():
+            yield attempt(each.case, contender, partial(detector_row, each, patched, expected, sizes, device), each.library)
+
+
+def detector_row(each: Detector, patched: Callable[[], Context], expected: list[Any], sizes: Sizes, device: torch.device) -> Row:
+    """Return the figures.
+
+    expected: what the criterion was given, and the library's own loss and gradients in float32: written here and compared with.
+    """
+    autocast = partial(torch.autocast, device.type, torch.bfloat16)
+    with patched():
+        torch.manual_seed(0)
+        model, loss, record = each.make(sizes, device)
+        with autocast():
+            criterion = record()
+        criterion = criterion._replace(given=expected[0] if expected else _pytree.tree_map(detached, criterion.given))
+        value, gradients = graded(criterion, torch.float32)
+        expected[:] = expected or [criterion.given, value, gradients]
+        _, exact, exact_gradients = expected
+        errors = {
+            "value_error": abs(value - exact) / abs(exact),
+            "gradient_error": relative(joined(gradients), joined(exact_gradients)),
+        }
+        with autocast():
+            errors["bf16_error"] = abs(graded(criterion)[0] - exact) / abs(exact)
+        require(errors, {"value_error": AGREE_EXACTLY, "gradient_error": AGREE_GRADIENT_EXACTLY, "bf16_error": 5 * AGREE})
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+        def measured() -> None:
+            with autocast():
+                graded(criterion, wait=False)
+
+        def step() -> None:
+            with autocast():
+                total = loss()
+            total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        times = clocked(measured, device, sizes, "criterion_ms") | {"criterion_waits": waits(measured)}
+        return errors | times | clocked(step, device, sizes) | {"step_waits": waits(step)}
+
+
+def graded(criterion: Criterion, dtype: torch.dtype | None = None, wait: bool = True) -> Any:
+    """Return the loss of what a model gave its criterion, and the gradient of each part of that. wait: read the loss."""
+    leaves: list[Tensor] = []
+
+    def leaf(given: Any) -> Any:
+        if not isinstance(given, Tensor) or not given.requires_grad:
+            return given
+        leaves.append(given.detach().to(dtype or given.dtype).requires_grad_())
+        return leaves[-1]
+
+    value = criterion.call(*_pytree.tree_map(leaf, criterion.given))
+    with torch.autocast(value.device.type, enabled=False):
+        gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    if wait:
+        return value.item(), [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
+    return None
+
+
+def detached(given: Any) -> Any:
+    """Return a tensor without its graph, which still says whether it required grad; anything else as it is."""
+    return given.detach().requires_grad_(given.requires_grad) if isinstance(given, Tensor) else given
+
+
+def joined(gradients: list[Tensor]) -> Tensor:
+    return torch.cat([each.flatten().double() for each in gradients])
+
+
+def scenes(sizes: Sizes, device: torch.device) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Return random images, and the classes and boxes (centres and sides, in parts of the image) of each."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(sizes.images, 3, sizes.side, sizes.side, generator=generator).to(device)
+    labels = []
+    for _ in range(sizes.images):
+        sides = 0.05 + 0.35 * torch.rand(sizes.boxes, 2, generator=generator)
+        centres = sides / 2 + (1 - sides) * torch.rand(sizes.boxes, 2, generator=generator)
+        classes = torch.randint(80, (sizes.boxes,), generator=generator)
+        labels.append({"class_labels": classes.to(device), "boxes": torch.cat([centres, sides], 1).to(device)})
+    return images, labels
+
+
+def yolo(name: str, sizes: Sizes, device: torch.device) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"YOLO_CONFIG_DIR": folder, "YOLO_OFFLINE": "true", "YOLO_VERBOSE": "false", "YOLO_AUTOINSTALL": "false"}
+        from ultralytics.cfg import get_cfg
+        from ultralytics.nn.tasks import DetectionModel
+
+        model = DetectionModel(f"{name}.yaml", nc=80, verbose=False).to(device).train()
+        model.args = get_cfg()
+    images, labels = scenes(sizes, device)
+    boxes, classes = (torch.cat([each[of] for each in labels]) for of in ("boxes", "class_labels"))
+    index = torch.arange(sizes.images, device=device).repeat_interleave(sizes.boxes)
+    batch = {"img": images, "bboxes": boxes, "cls": classes[:, None].float(), "batch_idx": index.float()}
+    criterion = model.init_criterion()
+    model.criterion = criterion
+
+    def call(predictions: Any) -> Tensor:
+        total: Tensor = criterion(predictions, batch)[0].sum()
+        return total
+
+    return model, lambda: model(batch)[0].sum(), lambda: Criterion(call, (model(images),))
+
+
+def detr(name: str, sizes: Sizes, device: torch.device) -> Any:
+    import transformers
+
+    given = dict(sizes.detectors[name])
+    kind = "RTDetrResNet" if name == "RTDetr" else "ResNet"
+    backbone = getattr(transformers, f"{kind}Config")(**given.pop("backbone"), out_features=["stage2", "stage3", "stage4"])
+    more = {"anchor_image_size": None, "num_labels": 80} if name == "RTDetr" else {"num_labels": 80, "auxiliary_loss": True}
+    config = getattr(transformers, f"{name}Config")(**given, **more, backbone_config=backbone)
+    model = getattr(transformers, f"{name}ForObjectDetection")(config).to(device).train()
+    images, labels = scenes(sizes, device)
+    own = model.loss_function
+
+    def record() -> Criterion:
+        seen: list[Any] = []
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            seen.append((args, kwargs))
+            return own(*args, **kwargs)
+
+        model.loss_function = recording
+        try:
+            model(pixel_values=images, labels=labels)
+        finally:
+            model.loss_function = own
+        return Criterion(lambda args, kwargs: own(*args, **kwargs)[0], seen[0])
+
+    return model, lambda: model(pixel_values=images, labels=labels).loss, record
+
+
+# open_clip
+
+
+def open_clip(sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield what CLIP's loss from features takes, forward and backward."""
+    for pairs in sizes.pairs:
+        for dtype in (torch.float32, torch.bfloat16):
+            generator = torch.Generator(device).manual_seed(0)
+            images, noise = (torch.randn(pairs, sizes.features, device=device, generator=generator) for _ in range(2))
+            images = torch.nn.functional.normalize(images, dim=-1)
+            texts = torch.nn.functional.normalize(images + noise / sizes.features**0.5 * 3, dim=-1)
+            case = f"{pairs} × {sizes.features}, {str(dtype).removeprefix('torch.')}"
+            for contender, patched in {"open_clip": contextlib.nullcontext, "lossforge": partial(ours, "open_clip")}.items():
+                run = partial(clip_row, (images.to(dtype), texts.to(dtype)), patched, sizes)
+                yield attempt(case, contender, run, "open_clip")
+
+
+def clip_row(features: tuple[Tensor, Tensor], patched: Callable[[], Context], sizes: Sizes) -> Row:
+    from open_clip.loss import ClipLoss
+
+    device, wide = features[0].device, features[0].dtype == torch.float32
+    loss = ClipLoss()
+
+    def run(dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
+        scale = torch.tensor(1 / 0.07, device=device, dtype=dtype, requires_grad=True)
+        leaves = *(each.detach().to(dtype).requires_grad_() for each in features), scale
+        value = loss(*leaves)
+        return value, torch.autograd.grad(value, leaves)
+
+    exact, gradients = run(torch.float64)
+    value, gradient = exact.item(), [each.cpu() for each in gradients[:2]]
+    del exact, gradients
+    with patched():
+        found, others = run(features[0].dtype)
+        off = max(relative(each.cpu(), of) for each, of in zip(others, gradient, strict=False))
+        errors = {"value_error": abs(found.item() - value) / value, "gradient_error": off}
+        bounds = (AGREE_EXACTLY, AGREE_GRADIENT_EXACTLY) if wide else (AGREE, AGREE_GRADIENT)
+        require(errors, dict(zip(errors, bounds, strict=True)))
+        del found, others
+        gc.collect()
+        return errors | clocked(lambda: run(features[0].dtype), device, sizes)
