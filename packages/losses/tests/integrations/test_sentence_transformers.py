@@ -48,7 +48,7 @@ def test_in_batch_negatives(directions, count, similarity):
         {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")},
         {"hardness_mode": "hard_negatives", "hardness_strength": 5.0},
     ],
-    ids=str,
+    ids=["another similarity", "two directions", "four directions", "hardness"],  # no address of a function: each process finds the same
 )
 def test_what_ours_lacks_is_left_to_the_library(options):
     compare(options, exact=True)
