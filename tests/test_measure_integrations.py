@@ -58,7 +58,7 @@ def test_every_part_leaves_its_figures(part, tmp_path, capsys):
     if part == "trl":
         assert all(run["same_tokens"] and run["loss_difference"] < 1e-3 for run in runs.values())
     if part == "detectors":
-        assert all(run["step_ms"] > run["criterion_ms"] > 0 for run in runs.values())
+        assert all(run["criterion_ms"] > 0 for run in runs.values())
         assert max(run["value_error"] for run in runs.values()) < 1e-4  # as in the tests of ultralytics.patch()
     printed = capsys.readouterr().out
     assert tables.integrations(path) in printed
