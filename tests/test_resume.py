@@ -1,6 +1,8 @@
 """Interrupted runs end as if they had not been: same weights and figures to the bit, one folder, one run in MLflow, nothing twice."""
 
+import contextlib
 import json
+import math
 import pickle
 import resource
 import shutil
@@ -152,7 +154,10 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(runs):
 
 def wait_for_status(runs: Runs, name: str, status: str) -> None:
     deadline = time.monotonic() + 120
-    while runs.stored(name)[1].info.status != status:
+    while True:
+        with contextlib.suppress(ValueError):  # the run is not in the store yet
+            if runs.stored(name)[1].info.status == status:
+                return
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -383,7 +388,9 @@ def test_a_finished_run_trains_for_longer(runs, make_trainer):
     assert (trainer.done, trainer.updates, trainer.epoch_ended) == (24, 48, True)
     assert trainer.begin_epoch()
     assert (trainer.epoch, trainer.batch) == (3, 0)
-    assert trainer.updater.lr == pytest.approx(5e-3 / 2, rel=0.01)  # the cosine's middle
+    assert trainer.updater.lr == pytest.approx(
+        5e-3 * (1 + math.cos(math.pi * 40 / 88)) / 2
+    )  # of 96 updates, the first 8 of which are the warm-up
 
 
 def test_safetensors_hold_what_evaluation_uses(runs):

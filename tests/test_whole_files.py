@@ -8,14 +8,10 @@ from pathlib import Path
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 IN_PLACE = {  # each with its reason
-    "lab/config/user.py": "the key's own draft, which gets its name by a link, so that of two processes the first one makes the key",
-    "lab/data/images.py": "a cache's own draft",
     "lab/data/scenes.py": "a folder that gets its name when it is whole",
     "lab/runs/files.py": "the function itself",
     "lab/runs/machine.py": "a switch of the kernel's",
-    "lab/sweep/stop.py": "a word for other processes",
     "lab/tracking/logged_model.py": "a temporary folder, which is uploaded",
-    "lab/tracking/store.py": "a lock",
 }
 DRAW = """
 import json, os, resource, signal, sys

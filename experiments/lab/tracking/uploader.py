@@ -166,6 +166,8 @@ class MlflowUploader(threading.Thread):
 
     def start(self) -> None:
         set_environment(self.uri, writes=True)
+        with contextlib.suppress(ImportError):  # MLflow imports it where it is installed, and its import changes the environment
+            importlib.import_module("polars")
         if self.uri.startswith("http"):
             # MLflow's first request imports IPython. Do it here, because matplotlib fails while another thread imports IPython.
             with contextlib.suppress(Exception):
