@@ -4,6 +4,7 @@ Interpreted, its descriptors are blocks of memory, and two programs share the ti
 graphs, compilation, memory.
 """
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -234,6 +235,14 @@ def results_of(x, w, target):
     return [t.detach() for t in found if t is not None]
 
 
+def numpy_multiplies_a_row_alike_at_any_place() -> bool:
+    """Whether the interpreter's product does: that of some BLAS for some processors rounds a row by its place in the tile."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape, np.float32) for shape in ((128, 64), (64, 128)))
+    order = random.permutation(128)
+    return np.array_equal((a @ b)[order], a[order] @ b)
+
+
 def test_a_row_has_the_same_bits_in_any_batch(device):
     """Alone, among others, in another order, with other strides and addresses. On a GPU, at the sizes that once differed."""
     rows, hidden, classes = (200, 72, 300) if device == "cpu" else (8192, 520, 8001)
@@ -247,7 +256,10 @@ def test_a_row_has_the_same_bits_in_any_batch(device):
     strided = torch.empty(rows, hidden + 8, device=device, dtype=x.dtype)[:, :hidden].copy_(x)
     moved = torch.empty(rows * hidden + 1, device=device, dtype=x.dtype)[1:].view(rows, hidden).copy_(x)
     unaligned = torch.empty(rows + 1, device=device, dtype=target.dtype)[1:].copy_(target)
-    for other, index, places in ((x[order], target[order], order), (strided, target, slice(None)), (moved, unaligned, slice(None))):
+    others = [(strided, target, slice(None)), (moved, unaligned, slice(None))]
+    if device != "cpu" or numpy_multiplies_a_row_alike_at_any_place():
+        others.append((x[order], target[order], order))
+    for other, index, places in others:
         for got, expected in zip(results_of(other, w, index), whole, strict=True):
             assert torch.equal(got, expected[places])
 

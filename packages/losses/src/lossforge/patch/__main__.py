@@ -29,6 +29,10 @@ def patchable() -> list[str]:
     return [name for name in names if hasattr(importlib.import_module(f"lossforge.integrations.{name}"), "patch")]
 
 
+KEPT: list[dict[str, object]] = []
+"""Names of the script that ran. As those of a script of its own they live until Python ends: process groups that end before may wait."""
+
+
 def run(argv: Sequence[str]) -> None:
     """Run a script (a path that ends in .py), a module (-m NAME) or an installed program, as if it had been called."""
     target, *rest = argv
@@ -38,7 +42,7 @@ def run(argv: Sequence[str]) -> None:
     elif target.endswith(".py"):
         sys.argv = list(argv)
         sys.path[0] = str(Path(target).resolve().parent)
-        runpy.run_path(target, run_name="__main__")
+        KEPT.append(runpy.run_path(target, run_name="__main__"))
     else:
         found = importlib.metadata.entry_points(group="console_scripts", name=target)
         if not found:
