@@ -18,6 +18,7 @@ def described(item: pytest.Item) -> dict[str, Any]:
         of_loss["template"] = given["loss"].template.name
     return {
         "id": item.nodeid,
+        "slow": item.get_closest_marker("slow") is not None,
         "test": item.nodeid.partition("[")[0].removeprefix("packages/"),
         "values": {name: str(getattr(value, "name", value)) for name, value in of_loss.items()},
     }
