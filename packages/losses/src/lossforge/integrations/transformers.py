@@ -146,7 +146,7 @@ def _fused_class(own: Any) -> Any:
 
     @functools.wraps(own.forward)
     def forward(self: Any, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
-        kwargs = dict(zip(names, args, strict=False)) | kwargs
+        kwargs = dict(zip(names[: len(args)], args, strict=True)) | kwargs
         labels, head = kwargs.get("labels"), self.get_output_embeddings()
         wanted = self.training if skip_logits is None else skip_logits
         if labels is None or not wanted:

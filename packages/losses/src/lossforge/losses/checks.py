@@ -255,7 +255,7 @@ def strided(name: str, t: Tensor) -> None:
 
 def all_strided(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Check the tensors of a call. names: of its positional parameters, in their order."""
-    for name, t in zip(names, args, strict=False):
+    for name, t in zip(names[: len(args)], args[: len(names)], strict=True):  # torch 2.9 traces zip of one length alone
         if isinstance(t, Tensor):
             strided(name, t)
     for name, t in named.items():
