@@ -32,7 +32,7 @@ SPILL_OF = {
         ("elementwise_kernel", "mse"): 128,
         ("elementwise_kernel", "huber"): 128,
         ("elementwise_kernel", "asymmetric"): 104,
-        ("similarity_gradient_kernel", "supcon"): 104,  # float16, at 128 registers
+        ("similarity_gradient_kernel", "supcon"): 120,  # float16, at 128 registers: 104 before a row had a maximum and a logarithm apart
     },
 }.get(triton_internals().release, {})
 # In every release: of all results at once the registers do not hold the sums beside half a tile.
