@@ -181,7 +181,7 @@ def test_signals_end_a_run_after_a_checkpoint_and_auto_finds_it(runs):
         assert state(folder, "last")["updates"] == at + 1
         assert [record["status"] for record in records(folder, "end")][-1] == "KILLED"
         _, run = runs.stored("signals")
-        assert (run.info.status, run.data.tags["resumable"]) == ("KILLED", "true")
+        assert (run.info.status, run.data.tags["resumable"]) == ("KILLED", "true"), output
     status, output = runs.child([*words, "data.workers=0"]).ended()
     assert status == 0, output
     assert_as_the_whole_run(runs, "signals")
