@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lossforge import losses
+from lossforge.kernels import INTERPRETED
 from lossforge.losses import LinearTeacher, TopKTeacher, fuse_linear
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.registry import LOSSES
@@ -134,7 +135,9 @@ def test_numbers_that_are_out_of_range_together():
         losses.kl_div_with_logits(X, X, 1e25)
     with pytest.raises(ValueError, match=r"softcap / temperature must be 0 or of a size from 1.18e-38 to 3.4e\+38"):
         losses.selective_log_softmax(X, INDEX, temperature=1e-30, softcap=1e30)
-    assert losses.clip_loss(SQUARE, normalizer=3e38).item() == 0.0  # 1 / 3e38 is subnormal
+    value = losses.clip_loss(SQUARE, normalizer=3e38).item()
+    # 1 / 3e38 is subnormal, which the interpreter's conversion to float32 makes 0; without it these tensors take plain PyTorch
+    assert value == (0.0 if INTERPRETED else pytest.approx(losses.clip_loss(SQUARE).item() / 3e38, rel=1e-6))
 
 
 def test_a_long_integer_is_told_by_its_size():
