@@ -26,7 +26,8 @@ EXACT = {"rtol": 0, "atol": 0}
 
 
 def torchrun(*words, timeout=400):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))} | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
+    env = kept | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.run([*TORCHRUN, *map(str, words)], capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
 
 
