@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_files_are_as_their_schema_says(schema):
 def test_a_wrong_workflow_would_be_found(tmp_path):
     wrong = tmp_path / "ci.yml"
     wrong.write_text(
-        (GITHUB / "workflows" / "ci.yml").read_text(encoding="utf-8").replace("timeout-minutes: 90", "timeout: 90"), encoding="utf-8"
+        (GITHUB / "workflows" / "ci.yml").read_text(encoding="utf-8").replace("timeout-minutes: 60", "timeout: 60"), encoding="utf-8"
     )
     for schema in list(SCHEMAS)[:2]:
         assert tool("check-jsonschema", "--builtin-schema", schema, wrong).returncode == 1
@@ -76,6 +77,51 @@ def test_a_workflow_calls_what_is_here(path):
         for step in job["steps"]:
             for word in re.findall(r"(?<![\w-])(?:\.ci|tools|experiments|packages|tests)/[\w./]*", step.get("run", "")):
                 assert (ROOT / word).exists(), word
+
+
+def steps(*words: str) -> list[str]:
+    """The steps that a call of .ci/run would run."""
+    return subprocess.run([".ci/run", "--list", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_jobs_run_each_step_once():
+    job = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]["check"]
+    found = [step for part in job["strategy"]["matrix"]["include"] for step in part["steps"].split()]
+    assert sorted(found) == sorted(steps("--all"))
+    assert job["steps"][-1]["run"] == '.ci/run $TIER --since "$BEFORE" $STEPS'
+
+
+def test_one_step_runs_by_its_name():
+    assert steps("types") == ["types"]
+    assert steps("torch", "lint") == ["lint", "torch"]
+    done = subprocess.run([".ci/run", "tests"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"unknown step tests; there are: {' '.join(steps('--all'))}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["--since", "HEAD"], False),
+        (["--since", "HEAD", "torch"], False),
+        (["--since", "HEAD", "--all"], True),
+        (["--since", "unknown"], True),
+        (["--since", "HEAD^"], True),
+    ],
+    ids=str,
+)
+def test_oldest_and_newest_torch_run_where_their_files_changed(tmp_path, words, runs):
+    """In a repository whose last commit changed a package."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    for name in ("packages", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name, encoding="utf-8")
+    for command in (["init", "-q"], ["add", "docs"], ["commit", "-qm", "Before"], ["add", "packages"], ["commit", "-qm", "After"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *command], cwd=tmp_path, check=True)
+    (tmp_path / "docs" / "file").write_text("changed", encoding="utf-8")
+    listed = subprocess.run([".ci/run", "--list", *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
+    assert ("torch" in listed) == runs
 
 
 def test_labelled_code_runs_in_a_container_alone():
