@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from warm import Warm
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("experiments", "tools", "measurements", "tests")]
 
 TINY = ["model=tiny_resnet", "trainer.device=cpu"]
 

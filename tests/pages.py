@@ -163,7 +163,7 @@ def check_links(page: str) -> None:
 def check_named_files(page: str) -> None:
     """Paths in backticks that begin with one of the repository's folders are there."""
     outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
-    for path in re.findall(r"`((?:conf|docs|docker|examples|experiments|packages|results|tests|tools|\.ci)/[\w./-]*)`", outside):
+    for path in re.findall(r"`((?:conf|docs|docker|examples|experiments|measurements|packages|results|tests|tools|\.ci)/[\w./-]*)`", outside):
         assert (ROOT / path).exists() or path in ("docker/.env",), f"{page}: there is no {path}"
 
 
@@ -234,7 +234,7 @@ def check_command(line: str) -> None:
         assert (ROOT / words[0]).is_file()
         if words[0].startswith("experiments/"):
             _check_app(words[0], words[1:])
-        elif words[0] == "tools/measure.py":
+        elif words[0] == "measurements/measure.py":
             assert set(words[1:]) <= {*MEASUREMENTS}, words[1:]
         else:
             assert set(words[1:]) <= {"--write"}

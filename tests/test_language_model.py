@@ -17,7 +17,7 @@ def measured(tmp_path_factory):
     """Trained without Triton's interpreter, which takes a second a step."""
     path = tmp_path_factory.mktemp("results") / "language-model.json"
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "tools" / "measure.py", "language_model", "--out", path, "--commit", "abc1234", "--small"]
+    command = [sys.executable, ROOT / "measurements" / "measure.py", "language_model", "--out", path, "--commit", "abc1234", "--small"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env | {"CUDA_VISIBLE_DEVICES": ""}, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return path

@@ -47,7 +47,7 @@ def test_a_command_exists(line):
         "pip install lossforge-losses",
         "pip install lossforge[tlr]",
         "uv run --group dogs tools/generate.py",
-        "uv run tools/measure.py lossses",
+        "uv run measurements/measure.py lossses",
         "tools/smoke_weels",
         "uv run python -m lossforge.losses.check examples/my_los.py:margin_bce",
     ],

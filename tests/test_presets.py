@@ -135,7 +135,7 @@ def test_rewards_of_files(trained, tmp_path, capsys):
 
 
 def test_the_measured_comparisons_compose():
-    """Each run of `tools/measure.py effects` is one that the app takes, and results/effects.json holds those runs."""
+    """Each run of `measurements/measure.py effects` is one that the app takes, and results/effects.json holds those runs."""
     found = json.loads((ROOT / "results" / "effects.json").read_text(encoding="utf-8"))
     assert found
     assert set(found) <= set(measure_effects.COMPARISONS)

@@ -75,7 +75,7 @@ def test_a_workflow_may_little_and_ends(path):
 def test_a_workflow_calls_what_is_here(path):
     for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values():
         for step in job["steps"]:
-            for word in re.findall(r"(?<![\w-])(?:\.ci|tools|experiments|packages|tests)/[\w./]*", step.get("run", "")):
+            for word in re.findall(r"(?<![\w-])(?:\.ci|tools|measurements|experiments|packages|tests)/[\w./]*", step.get("run", "")):
                 assert (ROOT / word).exists(), word
 
 

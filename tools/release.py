@@ -114,7 +114,7 @@ def check_archives(root: Path) -> list[str]:
 def check_benchmark(root: Path) -> list[str]:
     """Compare the sources of losses and kernels with those of the commit that the report names."""
     commit = json.loads((root / REPORT).read_text(encoding="utf-8"))["commit"]
-    how = "measure on a GPU machine, uv run tools/measure.py losses, and commit the report"
+    how = "measure on a GPU machine, uv run measurements/measure.py losses, and commit the report"
     status, changed = run("git", "diff", "--name-only", commit, "HEAD", "--", *MEASURED, root=root)
     if status:
         return [f"{REPORT} is of {commit}, a commit that is not here: {how}"]

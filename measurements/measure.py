@@ -1,4 +1,4 @@
-"""Measure what results/ holds, and write it there: `uv run tools/measure.py WHAT [--out FILE] [--commit COMMIT]`.
+"""Measure what results/ holds, and write it there: `uv run measurements/measure.py WHAT [--out FILE] [--commit COMMIT]`.
 
 `--help` lists the measurements, `WHAT --help` says what one of them measures and which further options it has.
 """
@@ -34,10 +34,10 @@ OPTIONS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="tools/measure.py", description="Measure what results/ holds.")
+    made = argparse.ArgumentParser(prog="measurements/measure.py", description="Measure what results/ holds.")
     commands = made.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, (module, result, options, _) in MEASUREMENTS.items():
-        about = ast.get_docstring(ast.parse((ROOT / "tools" / f"{module}.py").read_text(encoding="utf-8"))) or ""
+        about = ast.get_docstring(ast.parse((ROOT / "measurements" / f"{module}.py").read_text(encoding="utf-8"))) or ""
         form = argparse.RawDescriptionHelpFormatter
         command = commands.add_parser(name, description=about, help=about.splitlines()[0], formatter_class=form)
         command.add_argument("--out", type=Path, default=ROOT / "results" / result, metavar="FILE", help=f"instead of results/{result}")
@@ -67,5 +67,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "experiments")]
+    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
     sys.exit(main(sys.argv[1:]))

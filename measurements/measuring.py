@@ -26,7 +26,7 @@ COSTS |= {"loss_ms": "train/loss_ms", "data_wait_ms": "train/data_wait_ms", "pea
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for. out: the file of results. parts, losses, settings: see `tools/measure.py WHAT --help`."""
+    """What the command line asks for. out: the file of results. parts, losses, settings: see `measurements/measure.py WHAT --help`."""
 
     out: Path
     commit: str
