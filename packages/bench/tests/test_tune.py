@@ -31,7 +31,7 @@ SMALL = {
 def test_trials_are_launched_and_compared(kind, monkeypatch, capsys):
     monkeypatch.setattr(tune, "MILLISECONDS", 1.0)
     used, start = set(), launch.Launch.start
-    monkeypatch.setattr(launch.Launch, "start", lambda one: used.add(launch.trials()) or start(one))
+    monkeypatch.setattr(launch.Launch, "start", lambda one: used.add(tiles.trials()) or start(one))
     for _, tried, call in SMALL[kind]():
         few = [tried[0], tried[-1]]
         found = tune.best(few, call)
@@ -45,7 +45,7 @@ def test_trials_are_launched_and_compared(kind, monkeypatch, capsys):
 def test_a_trial_that_computes_something_else_is_refused(spoilt, monkeypatch, capsys):
     monkeypatch.setattr(tune, "MILLISECONDS", 1.0)
     right, wrong = tiles.BoxTiles(64, 2), tiles.BoxTiles(128, 4)
-    found = tune.best([right, wrong], lambda: torch.ones(5) * (spoilt if launch.trials() == (wrong,) else 1.0))
+    found = tune.best([right, wrong], lambda: torch.ones(5) * (spoilt if tiles.trials() == (wrong,) else 1.0))
     assert "wrong by" in capsys.readouterr().out
     assert [64, 2] in [f["tiles"] for f in found["trials"]]
     assert [128, 4] not in [f["tiles"] for f in found["trials"]]

@@ -52,7 +52,7 @@ def test_import_loads_nothing_that_can_wait():
     waits += tuple(
         f"lossforge.losses.{name}" for name in ("testing", "check.run", "custom.source", "custom.derive", "custom.reference", "oracles")
     )
-    early = {f"lossforge.kernels.{name}" for name in ("call", "plans", "product", "torch_internals")}
+    early = {f"lossforge.kernels.{name}" for name in ("availability", "call", "plans", "product", "torch_internals")}
     assert not [name for name in loaded if name.startswith(tuple(waits)) and name not in early]
 
 

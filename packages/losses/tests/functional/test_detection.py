@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from loss_calls import gradient_of
 
 from lossforge.kernels.elementwise import launch as element_launch
-from lossforge.kernels.engine.launch import trial
 from lossforge.kernels.plans import PLANS
-from lossforge.kernels.tiles import ElementTiles
+from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import (
     DistributionFocalLoss,
     GaussianFocalLoss,

@@ -5,50 +5,33 @@ PyTorch.
 """
 
 import importlib
-import importlib.util
-import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lossforge.kernels.availability import INTERPRETED as INTERPRETED
+from lossforge.kernels.availability import TRITON as TRITON
+from lossforge.kernels.availability import missing_triton as missing_triton
 from lossforge.kernels.torch_internals import triton_internals
 
 __version__ = "0.1.0"
 
-TRITON = importlib.util.find_spec("triton") is not None
-"""Whether Triton is installed."""
-
 if TYPE_CHECKING:
     from lossforge.kernels.engine.launch import launch_counts as launch_counts
     from lossforge.kernels.engine.launch import planned as planned
-    from lossforge.kernels.engine.launch import trial as trial
-    from lossforge.kernels.engine.launch import trials as trials
     from lossforge.kernels.engine.reduce import scale_ as scale_
+    from lossforge.kernels.tiles import trial as trial
+    from lossforge.kernels.tiles import trials as trials
 
 
-def _interpreted() -> bool:
-    """Whether Triton will interpret the kernels. Its own word, for which it is imported only where the answer may be yes."""
-    if not TRITON or not ("triton" in sys.modules or os.environ.get("TRITON_INTERPRET")):
-        return False
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
-
-
-INTERPRETED = _interpreted()
-"""Whether the kernels of this process run in Triton's interpreter: TRITON_INTERPRET was set when they were defined."""
-
-_LAZY = {**dict.fromkeys(("launch_counts", "planned", "trial", "trials"), "engine.launch"), "scale_": "engine.reduce"}
+_LAZY = {
+    "launch_counts": "engine.launch",
+    "planned": "engine.launch",
+    "scale_": "engine.reduce",
+    "trial": "tiles",
+    "trials": "tiles",
+}
 __all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "planned", "scale_", "trial", "trials"]
-
-
-def missing_triton() -> ModuleNotFoundError:
-    """Return the error that says how to install Triton."""
-    return ModuleNotFoundError(
-        "kernels and custom formulas need Triton, which is not installed. Install it on Linux: pip install triton. "
-        "Without it lossforge.losses computes its own losses in plain PyTorch.",
-        name="triton",
-    )
 
 
 def load(name: str) -> ModuleType:

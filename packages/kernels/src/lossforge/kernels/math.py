@@ -5,7 +5,7 @@ division would cost three to eight more instructions an element, and instruction
 are 2⁻²² and 2⁻²³. Results below the smallest normal float32 are 0.
 """
 
-from lossforge.kernels import TRITON, missing_triton
+from lossforge.kernels.availability import TRITON, missing_triton
 
 if not TRITON:
     raise missing_triton()

@@ -4,15 +4,41 @@ The constants were found by trials on H200s; results/tiles-h200.json has the lat
 your GPU.
 """
 
-from typing import NamedTuple
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from triton import next_power_of_2
 
-from lossforge.kernels.engine.launch import on_trial
+from lossforge.kernels.plans import PLANS
 
 PROGRAMS = 4096  # fills any GPU many times over; one program can still add up all parts
 GRID_Y = 32768  # a power of two below 65535, the most programs along a grid's second axis
 COUNTED = 1024  # up to this many rows of class indices, every program counts them itself, without a launch of count_kernel
+
+_tried: dict[type, Any] = {}
+
+
+@contextlib.contextmanager
+def trial(tiles: Any) -> Iterator[None]:
+    """Launch with these tiles wherever tiles of their type are chosen: for finding better ones."""
+    _tried[type(tiles)] = tiles
+    PLANS.clear()
+    try:
+        yield
+    finally:
+        del _tried[type(tiles)]
+        PLANS.clear()
+
+
+def trials() -> tuple[Any, ...]:
+    """Return the tiles on trial."""
+    return tuple(_tried.values())
+
+
+def on_trial(kind: type) -> Any:
+    """Return the tiles of this type that are on trial, if any."""
+    return _tried.get(kind)
 
 
 class ElementTiles(NamedTuple):

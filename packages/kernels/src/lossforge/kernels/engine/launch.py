@@ -11,7 +11,7 @@ import inspect
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lossforge.kernels import INTERPRETED
+from lossforge.kernels.availability import INTERPRETED
 from lossforge.kernels.plans import PLANS, remember
 from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
@@ -29,7 +29,6 @@ DIRECT = not INTERPRETED and torch.version.hip is None
 """Whether a compiled kernel may be started without Triton's launcher."""
 
 _launches: Counter[str] = Counter()
-_tried: dict[type, Any] = {}
 
 
 def launch_counts() -> dict[str, int]:
@@ -368,27 +367,6 @@ Optional = TypeVar("Optional", Tensor, Tensor | None)
 def in_order(t: Optional) -> Optional:
     """Return a contiguous tensor, the same where it is."""
     return t if t is None or t.is_contiguous() else computed(torch.Tensor.contiguous, t)
-
-
-@contextlib.contextmanager
-def trial(tiles: Any) -> Iterator[None]:
-    """Launch with these tiles wherever tiles of their type are chosen: for finding better ones."""
-    _tried[type(tiles)] = tiles
-    PLANS.clear()
-    try:
-        yield
-    finally:
-        del _tried[type(tiles)]
-        PLANS.clear()
-
-
-def trials() -> tuple[Any, ...]:
-    """Return the tiles on trial."""
-    return tuple(_tried.values())
-
-
-def on_trial(kind: type) -> Any:
-    return _tried.get(kind)
 
 
 class Workspace(NamedTuple):
