@@ -168,10 +168,10 @@ def test_check_tree_and_benchmark(tree):
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "two")
     assert release.check_benchmark(tree) == []
-    (tree / "packages/losses/src/lossforge/losses/types.py").write_text("")
+    (tree / "packages/losses/src/lossforge/losses/option_types.py").write_text("")
     git(tree, "commit", "-qam", "three")
     (found,) = release.check_benchmark(tree)
-    assert f"is of {measured}; since then 1 source files changed (types.py)" in found
+    assert f"is of {measured}; since then 1 source files changed (option_types.py)" in found
     report.write_text('{"commit": "0000000"}')
     assert "a commit that is not here" in release.check_benchmark(tree)[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 from loss_text import ROOT, MissingError, arguments, filled, line, whole_docstring
 
 from lossforge.losses import checks, definitions
-from lossforge.losses import types as aliases
+from lossforge.losses import option_types as aliases
 from lossforge.losses.base.declare import DECLARED, Declared, Module, constructor_of, whole_signature
 from lossforge.losses.templates import TEMPLATES
 
@@ -114,7 +114,8 @@ def listed(names: Iterable[str]) -> str:
 
 def source(head: str, imports: Iterable[str], names: Iterable[str], *body: str) -> str:
     """Return a file whose imports and layout `formatted` puts in order; it leaves imports out that nothing uses."""
-    return "\n".join([GENERATED, head, *imports, f"from lossforge.losses.types import {', '.join(ALIASES.values())}", listed(names), *body])
+    types = f"from lossforge.losses.option_types import {', '.join(ALIASES.values())}"
+    return "\n".join([GENERATED, head, *imports, types, listed(names), *body])
 
 
 def functional() -> str:

@@ -38,9 +38,9 @@ from lossforge.losses import (
     sigmoid_focal_loss,
 )
 from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.option_types import Range
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
-from lossforge.losses.types import Range
 
 BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
 BY_CALL |= {"negatives", "logit_scale", "logit_bias"}

@@ -24,9 +24,9 @@ from torch.utils import collect_env
 
 from lossforge import kernels, losses
 from lossforge.losses.check.report import Report
+from lossforge.losses.option_types import Reduction
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, plain_sample, run
-from lossforge.losses.types import Reduction
 
 FUSED = "ce of a linear layer"
 TRIED = ("ce", "focal", "dice", "giou", FUSED)

@@ -45,8 +45,8 @@ from lossforge.losses.definitions.experts import LoadBalancingOutput
 from lossforge.losses.definitions.linear import FusedLinear, LinearTeacher, TopKTeacher, fuse_linear
 from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.tokens import TokenLogps
+from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
 from lossforge.losses.run import entry_point, entry_point_of_layer
-from lossforge.losses.types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
 
 __all__ = [
     "CrossEntropyOutput",

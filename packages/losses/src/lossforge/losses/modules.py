@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from lossforge.losses import checks, definitions, functional
 from lossforge.losses.base.module import LossModule, constructor
 from lossforge.losses.functional import CrossEntropyOutput
-from lossforge.losses.types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
+from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
 
 __all__ = [
     "ArcFaceLoss",

@@ -12,9 +12,9 @@ from lossforge.losses.base.options import weights_of_classes
 from lossforge.losses.functional import cross_entropy
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import LIBRARY, define, launched
+from lossforge.losses.option_types import Reduction
 from lossforge.losses.reference import accurate, relative
 from lossforge.losses.state import kernels_apply
-from lossforge.losses.types import Reduction
 
 __all__ = ["SeesawLoss", "seesaw_loss"]
 

@@ -7,7 +7,7 @@ from inspect import Parameter, Signature
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args
 
 from lossforge.losses.base.record import Keeping, Template, TemplateDocs
-from lossforge.losses.types import Range
+from lossforge.losses.option_types import Range
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.base.record import Deferred, Finish, Prepared, first
-from lossforge.losses.types import Activation, BoxFormat, Empty, Gradient
+from lossforge.losses.option_types import Activation, BoxFormat, Empty, Gradient
 
 
 class Settings(TypedDict, total=False):

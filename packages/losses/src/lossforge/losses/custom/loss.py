@@ -21,12 +21,12 @@ from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.written import with_written_gradient
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.formulas import formula as enter_formula
+from lossforge.losses.option_types import Reduction
 from lossforge.losses.registry import Loss
 from lossforge.losses.run import entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
-from lossforge.losses.types import Reduction
 
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source

@@ -10,8 +10,8 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CallOptions
 from lossforge.losses.base.record import Deferred
+from lossforge.losses.option_types import NonNegative, Positive, Range, Reduction
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
-from lossforge.losses.types import NonNegative, Positive, Range, Reduction
 
 ORACLES = "lossforge.losses.oracles.classification"
 WITHOUT = ("probabilities", "label_smoothing", "softcap", "z_loss", "target_b")

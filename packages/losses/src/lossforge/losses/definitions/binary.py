@@ -24,9 +24,7 @@ from lossforge.losses.base.options import (
 from lossforge.losses.base.record import first
 from lossforge.losses.device_names import logistic, power, tl
 from lossforge.losses.formulas import formula
-from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
-from lossforge.losses.templates.multilabel import MULTILABEL
-from lossforge.losses.types import (
+from lossforge.losses.option_types import (
     Balance,
     BatchReduction,
     BelowOne,
@@ -37,6 +35,8 @@ from lossforge.losses.types import (
     ScalarReduction,
     UnitInterval,
 )
+from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwise_loss, of_dim, per_sample, summed_over, with_parameter
+from lossforge.losses.templates.multilabel import MULTILABEL
 
 
 @formula("bce_with_logits", lambda of: Formulas(of.bce.bce_with_logits, binary=Formulas(of.bce.bce_with_logits_hard)), saturates=True)

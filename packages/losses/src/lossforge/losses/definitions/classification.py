@@ -13,10 +13,10 @@ from lossforge.losses.base.options import check_options, of_classes, per_class, 
 from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
 from lossforge.losses.reference import focused
 from lossforge.losses.templates.divergence import VIEWS
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, RowOptions, class_loss, rowwise_loss
-from lossforge.losses.types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
 
 __all__ = ["class_balanced_weight"]
 

@@ -13,10 +13,10 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, prepared
 from lossforge.losses.base.record import Deferred, first
+from lossforge.losses.option_types import Reduction
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
 from lossforge.losses.templates.similarity import CONTRASTIVE, OTHERS, OWN, SIMILARITY
-from lossforge.losses.types import Reduction
 
 NOWHERE = 2**62
 """The offset of a diagonal that meets no matrix."""

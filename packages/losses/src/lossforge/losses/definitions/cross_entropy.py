@@ -11,8 +11,8 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options
 from lossforge.losses.base.record import first
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
-from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 
 __all__ = ["CrossEntropyOutput"]
 

@@ -19,9 +19,9 @@ from lossforge.losses.base.options import (
 )
 from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import NonNegative, Reduction
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.types import NonNegative, Reduction
 
 
 def _quality_kernels(of: Any) -> Formulas:

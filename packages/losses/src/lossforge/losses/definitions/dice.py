@@ -25,11 +25,11 @@ from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionS
 from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
 from lossforge.losses.reference import which_count
 from lossforge.losses.templates.lovasz import LOVASZ, LOVASZ_MASKS, lovasz_loss
 from lossforge.losses.templates.overlap import OVERLAP, overlap_loss
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
-from lossforge.losses.types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
 
 
 @loss(

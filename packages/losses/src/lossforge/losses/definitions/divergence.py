@@ -17,9 +17,9 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import BatchReduction, Positive, UnitInterval
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
-from lossforge.losses.types import BatchReduction, Positive, UnitInterval
 
 ORACLES = "lossforge.losses.oracles.divergence"
 

@@ -10,8 +10,8 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import Positive, Real, Reduction
 from lossforge.losses.templates.vectors import VECTORS, vectors_loss
-from lossforge.losses.types import Positive, Real, Reduction
 
 
 @formula(

@@ -14,8 +14,8 @@ from lossforge.losses.base.options import CornerOptions, WeightedOptions
 from lossforge.losses.definitions.regression import smooth_l1_reference
 from lossforge.losses.device_names import apart, complement, hull, larger, length, overlap, smaller, tl, turned
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import NonNegative, Reduction
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
-from lossforge.losses.types import NonNegative, Reduction
 
 OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})
 """Of the areas that tests divide by, about half are below an eps of 3e3."""

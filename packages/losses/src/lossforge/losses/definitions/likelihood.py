@@ -22,9 +22,9 @@ from lossforge.losses.base.options import (
 )
 from lossforge.losses.base.record import KEPT, SCALAR
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import BatchReduction, Reduction
 from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
 from lossforge.losses.templates.rowwise import ROWWISE
-from lossforge.losses.types import BatchReduction, Reduction
 
 
 @formula("nll", lambda of: Formulas(of.likelihood.nll, binary=Formulas(of.likelihood.nll_hard, sparse=True)))

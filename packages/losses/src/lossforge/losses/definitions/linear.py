@@ -28,10 +28,10 @@ from lossforge.losses.definitions.divergence import (
 )
 from lossforge.losses.definitions.tokens import TokenLogps, first_of, logps_beside, softened
 from lossforge.losses.linear.call import ROWS
+from lossforge.losses.option_types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import divergence
 from lossforge.losses.templates.elementwise import IGNORED
-from lossforge.losses.types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
 

@@ -12,9 +12,9 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, WeightedOptions
 from lossforge.losses.device_names import logistic, tl
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import Real, Reduction
 from lossforge.losses.templates.margins import MARGIN_LISTS, MARGINS, margins_loss
 from lossforge.losses.templates.pointwise import POINTWISE, pointwise_loss
-from lossforge.losses.types import Real, Reduction
 
 
 def soft_margin(x, y):

@@ -14,8 +14,8 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import Positive, Reduction
 from lossforge.losses.templates.pointwise import POINTWISE, beside, pointwise_loss
-from lossforge.losses.types import Positive, Reduction
 
 
 class VarianceOptions(WeightedOptions, total=False):

@@ -14,8 +14,8 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import ElementwiseOptions, WeightedElementwiseOptions
 from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.formulas import formula
+from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.types import NonNegative, Positive, Real, Reduction, UnitInterval
 
 ORACLES = "lossforge.losses.oracles.elements"
 

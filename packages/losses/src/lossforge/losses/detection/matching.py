@@ -15,10 +15,10 @@ from lossforge.losses import checks
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define, launched
+from lossforge.losses.option_types import BoxFormat
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
-from lossforge.losses.types import BoxFormat
 
 __all__ = ["hungarian_match", "matching_cost"]
 

@@ -13,10 +13,10 @@ from lossforge.losses.definitions.iou import overlap_ratio
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import LIBRARY, define, launched, no_double_backward
+from lossforge.losses.option_types import BoxFormat
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
-from lossforge.losses.types import BoxFormat
 
 __all__ = ["box_iou", "complete_box_iou", "distance_box_iou", "generalized_box_iou"]
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
-from lossforge.losses.types import Empty, Reduction
+from lossforge.losses.option_types import Empty, Reduction
 
 LEVELS = ("token", "sequence")
 LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")

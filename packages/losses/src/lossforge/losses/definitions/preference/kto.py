@@ -5,8 +5,8 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
+from lossforge.losses.option_types import Empty, Reduction
 from lossforge.losses.reference import counted
-from lossforge.losses.types import Empty, Reduction
 
 
 def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> float | Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
-from lossforge.losses.types import Empty, Reduction
+from lossforge.losses.option_types import Empty, Reduction
 
 
 def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing: float) -> float:
