@@ -163,7 +163,8 @@ def check_links(page: str) -> None:
 def check_named_files(page: str) -> None:
     """Paths in backticks that begin with one of the repository's folders are there."""
     outside = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
-    for path in re.findall(r"`((?:conf|docs|docker|examples|experiments|measurements|packages|results|tests|tools|\.ci)/[\w./-]*)`", outside):
+    folders = r"conf|docs|docker|examples|experiments|measurements|packages|results|tests|tools|\.ci"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", outside):
         assert (ROOT / path).exists() or path in ("docker/.env",), f"{page}: there is no {path}"
 
 
