@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lossforge.kernels import launch_counts
 from lossforge.losses import backend, box_iou, complete_box_iou, distance_box_iou, generalized_box_iou, plain_torch
+from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs, pairwise_reference
 from lossforge.losses.templates.boxes import SPECIAL_PAIRS
 from lossforge.losses.testing import error
 
@@ -116,6 +117,19 @@ def test_special_pairs(function, device):
     high = torch.maximum(flipped[:, None, 2:], boxes[:, 2:]).maximum(flipped[:, None, :2])
     hull, area = (high - low).prod(2), (boxes[:, 2:] - boxes[:, :2]).prod(1)
     torch.testing.assert_close(generalized_box_iou(flipped, boxes), (area - hull) / hull, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["iou", "giou", "diou", "ciou"])
+def test_listed_pairs_as_in_the_matrix(name):
+    """Wherever the matrix is above 0, to the last digits; elsewhere at most 0, also for flipped, empty and equal boxes."""
+    special = [torch.tensor(b, dtype=torch.float32) for b in zip(*SPECIAL_PAIRS.values(), strict=True)]
+    boxes1, boxes2 = (torch.cat([random(30, "cpu", torch.float32), each, each[:, [2, 1, 0, 3]]]) for each in special)
+    exact = pairwise_reference(boxes1, boxes2, name, 1e-7, False)
+    first, second = torch.ones_like(exact).nonzero().unbind(1)
+    found = overlap_of_pairs(box_terms(boxes1), box_terms(boxes2), first, second, name, 1e-7).view_as(exact)
+    torch.testing.assert_close(found.clamp(min=0), exact.clamp(min=0), rtol=1e-6, atol=1e-7)
+    assert (exact > 0.01).sum() > 50
+    assert torch.equal(found > 1e-6, exact > 1e-6)
 
 
 @EACH

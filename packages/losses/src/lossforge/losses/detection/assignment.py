@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses import checks
-from lossforge.losses.detection.pairwise import pairwise_reference
+from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import ANY_DEVICE, define, launched
 from lossforge.losses.reference import accurate
@@ -191,11 +191,15 @@ def assignment_reference(
     (batch, count, classes), several = scores.shape, targets.shape[1]
     label = labels.long().clamp(0, classes - 1)
     corners, points, predicted = _grown(accurate(targets), min_side), accurate(anchors).mT.contiguous().mT, accurate(boxes)
+    dtype = torch.promote_types(corners.dtype, predicted.dtype)
+    wanted, given = (box_terms(t.to(dtype).reshape(-1, 4)) for t in (targets, boxes))
+
+    def overlap(b: Tensor, g: Tensor, a: Tensor) -> Tensor:
+        u = overlap_of_pairs(wanted, given, b * several + g, b * count + a, iou, 1e-7)
+        return u.nan_to_num(nan=0.0).clamp(min=0)
 
     def aligned(b: Tensor, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        s = accurate(scores[b, a, label[b, g]])
-        u = pairwise_reference(targets[b, g].unsqueeze(1), boxes[b, a].unsqueeze(1), iou, 1e-7, False).view(-1)
-        u = u.nan_to_num(nan=0.0).clamp(min=0)
+        s, u = accurate(scores[b, a, label[b, g]]), overlap(b, g, a)
         s = s.sigmoid() if logits else s
         return torch.where((s > 0) & (u > 0), s**alpha * u**beta, 0.0), u
 
@@ -219,7 +223,7 @@ def assignment_reference(
         t, u = aligned(b, g, a)
         found = _first_best(row, t, len(part), topk)
         if tood:
-            found = found & inside(corners[b, g], points[a])
+            found = found[inside(corners[b[found], g[found]], points[a[found]])]
         chosen.append((b[found], g[found], a[found], u[found]))
     b, g, a, u = (torch.cat(each) for each in zip(*chosen, strict=True))
     owners = _Owners(torch.full((batch * count,), -1.0, dtype=u.dtype, device=u.device), several)
@@ -233,7 +237,7 @@ def assignment_reference(
         for part in rows[rows[:, 0] == image].split(max(1, AT_ONCE // len(place))):
             row, column = inside(corners[part[:, 0], part[:, 1]].unsqueeze(1), points.mT[:, place].mT).nonzero().unbind(1)
             (b, g), a = part[row].unbind(1), place[column]
-            owners.claim(b * count + a, g, aligned(b, g, a)[1])
+            owners.claim(b * count + a, g, overlap(b, g, a))
     index = torch.where(times > 0, owners.box, -1)
     at = (index >= 0).nonzero().view(-1)
     b, g, a = at // max(count, 1), index[at], at % max(count, 1)
@@ -257,18 +261,20 @@ def _grown(boxes: Tensor, least: float) -> Tensor:
 
 
 def _first_best(row: Tensor, t: Tensor, rows: int, k: int) -> Tensor:
-    """Return whether each pair is among the k of its row with the largest t above 0, of equal ones the first. row: ascending."""
+    """Return the pairs that are among the k of their row with the largest t above 0, of equal ones the first. row: ascending."""
     if len(row) == 0:
-        return torch.zeros_like(row, dtype=torch.bool)
+        return row
     of_row = row.bincount(minlength=rows)
-    place = torch.arange(len(row), device=row.device) - (of_row.cumsum(0) - of_row)[row]
-    width = int(of_row.max())
-    k = min(k, width)
+    start, width = of_row.cumsum(0) - of_row, int(of_row.max())
+    place = torch.arange(len(row), device=row.device) - start[row]
     padded = t.new_zeros(rows, width).index_put((row, place), t)
-    least = padded.topk(k).values[:, -1:]
-    above, level = padded > least, padded == least
-    level = level & (level.cumsum(1) <= k - above.sum(1, keepdim=True))
-    return ((above | level) & (padded > 0))[row, place]
+    best, place = padded.topk(min(k + 1, width))
+    if width > k:  # where the best that is left out equals the last that is taken, topk may have taken a later one
+        tied = ((best[:, k] == best[:, k - 1]) & (best[:, k] > 0)).nonzero().view(-1)
+        best, place = best[:, :k], place[:, :k]
+        if len(tied):
+            place[tied] = padded[tied].sort(descending=True, stable=True).indices[:, :k]
+    return (start.unsqueeze(1) + place)[best > 0].sort().values
 
 
 class _Owners:

@@ -167,6 +167,47 @@ def pairwise_reference(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, ce
     return ratio - (FORMULAS[name].reference(b1, b2, eps) - FORMULAS["iou"].reference(b1, b2, eps))
 
 
+def box_terms(boxes: Tensor) -> Tensor:
+    """Return (6, N) of boxes (N, 4): both corners from the smallest coordinate to the largest, area and atan(w / h), of an empty box 0."""
+    low, high = boxes.mT[:2], boxes.mT[2:]
+    w, h = torch.where(high < low, 0.0, high - low)
+    point = (w == 0) & (h == 0)
+    angle = torch.atan2(torch.where(point, 0.0, w), torch.where(point, 1.0, h))
+    return torch.cat([torch.minimum(low, high), torch.maximum(low, high), torch.stack([w * h, angle])])
+
+
+def overlap_of_pairs(terms1: Tensor, terms2: Tensor, first: Tensor, second: Tensor, name: str, eps: float) -> Tensor:
+    """Return what `pairwise_reference` has for the pairs of box first[i] and box second[i] (M,), to the bit where it is above 0.
+
+    Args:
+        terms1, terms2: box_terms of both sets of boxes.
+        first, second: (M,), the boxes of each pair.
+        name: "iou", "giou", "diou" or "ciou".
+        eps: a denominator below it is eps.
+    """
+    count = 6 if name == "ciou" else 5
+    x1, y1, x2, y2, area1, *angle1 = terms1[:count].index_select(1, first)
+    u1, v1, u2, v2, area2, *angle2 = terms2[:count].index_select(1, second)
+    w, h = torch.minimum(x2, u2).sub_(torch.maximum(x1, u1)), torch.minimum(y2, v2).sub_(torch.maximum(y1, v1))
+    intersection = w.clamp_(min=0).mul_(h.clamp_(min=0)).masked_fill_((area1 == 0) | (area2 == 0), 0.0)
+    kept = (area1 + (area2 - intersection)).clamp_(min=eps)
+    ratio = intersection / kept
+    if name == "iou":
+        return ratio
+    rest = (kept - intersection) / kept
+    w, h = torch.maximum(x2, u2).sub_(torch.minimum(x1, u1)), torch.maximum(y2, v2).sub_(torch.minimum(y1, v1))
+    if name == "giou":
+        hull = w.mul_(h)
+        union = area1 + (area2 - intersection)
+        return ratio - ((rest + (hull - union).div_(hull.clamp(min=eps))).sub_(rest))
+    across, down = ((x1 - u1).add_(x2 - u2)).div_(2), ((y1 - v1).add_(y2 - v2)).div_(2)
+    loss = rest + across.square_().add_(down.square_()).div_(w.square_().add_(h.square_()).clamp_(min=eps))
+    if name == "ciou":
+        v = (angle2[0] - angle1[0]).square_().mul_(4 / math.pi**2)
+        loss.add_((v / (rest + v).clamp_(min=eps)).mul_(v))
+    return ratio.sub_(loss.sub_(rest))
+
+
 def _forward(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool) -> Tensor:
     found: tuple[Tensor] = launched("pairwise", "forward", (boxes1, boxes2), name, eps, centered)
     return found[0]
