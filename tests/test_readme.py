@@ -2,9 +2,11 @@
 
 import json
 import re
+import statistics
 
 import pytest
 import tables
+from measure_precision import FULL
 from pages import ROOT, blocks_of, commands_of, text_of
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -24,7 +26,17 @@ def test_readme_is_short():
     assert len(text_of("README.md").splitlines()) <= 180
 
 
+def section(title):
+    return text_of("README.md").partition(f"## {title}")[2].partition("\n## ")[0]
+
+
+def size(shape):
+    tokens, features, classes = (f"{each:,}" for each in shape)
+    return f"{tokens} tokens × {features} features → {classes} classes"
+
+
 def test_the_figures_of_log_probabilities_are_the_results():
+    """Time and memory are of another size than the errors, so each names its own."""
     figures, errors = [], []
     of_time = {"loss": "selective_log_softmax", "variant": "with entropy", "use": "llama3-8b"}
     of_error = {"loss": "logps", "deviation": 4.0, "offset": 0.0, "classes": tables.CLASSES_SHOWN}
@@ -33,12 +45,56 @@ def test_the_figures_of_log_probabilities_are_the_results():
             next(row for row in rows if {**case, "contender": who}.items() <= row.items())
             for rows, case in ((rows_of("linear-h100.json"), of_time), (rows_of("precision-h100.json"), of_error))
         )
-        assert time["shape"] == [8192, 4096, 128256]
         figures.append(f"{time['ms']:.1f} ms, {time['peak_mib']:,.0f} MiB")
         errors.append(f"{error['value']:.1e}")
-    section = text_of("README.md").partition("## Train language models")[2].partition("\n## ")[0]
-    for both in (figures, errors):
-        assert f"{both[0]}; TRL's own {both[1]}." in section
+    said = " ".join(section("Train language models").split())
+    assert f"{size(time['shape'])}: {figures[0]}; TRL's own {figures[1]}." in said
+    assert f"{size((*FULL[:2], error['classes']))}, logits of standard deviation 4: {errors[0]}" in said
+    assert f"{errors[0]}; TRL's own {errors[1]}." in said
+
+
+def test_the_figures_of_detectors_are_the_results():
+    runs = json.loads((ROOT / "results" / "detection.json").read_text(encoding="utf-8"))["steps"]["runs"]
+    ours, torchs = (
+        ", ".join(f"{run['step_ms']:.1f}" for run in runs if run["loss"] == loss) for loss in ("lossforge", "loss.implementation=torch")
+    )
+    assert [run["model"] for run in runs[::2]] == ["retinanet_resnet50", "fcos_resnet50", "yolo_resnet50", "detr_resnet50"]
+    assert all("model.fixed_size=[640,640] data.batch_size=16 trainer.amp=bf16" in run["command"] for run in runs)
+    said = " ".join(section("Train detectors").split())
+    assert "RetinaNet, FCOS, YOLO and DETR with ResNet-50 (our trainer, 16 images of 640×640, bf16, one H100)" in said
+    assert f"{ours} ms; the same losses in plain torch: {torchs} ms." in said
+
+
+def test_the_figures_against_us_are_the_results():
+    said = text_of("docs/know/when_not.md")
+
+    def row(file, **case):
+        return next(row for row in rows_of(file) if case.items() <= row.items())
+
+    classifier = {"model": "resnet50", "compiled": False, "data": "loop"}
+    ours, timms = (row("throughput-h100.json", **classifier, by=who)["images_per_second"] for who in ("lossforge", "timm"))
+    assert f"{ours:,.0f} images/s with ours, {timms:,.0f} with timm's" in said
+    small = [row("bench-h200.json", loss="ce", shape=[64, 10], contender=who) for who in ("lossforge", "torch", "torch.compile")]
+    assert (
+        "{:.0f} µs for ours, {:.0f} µs for torch's and {:.0f} µs for torch.compile's".format(*(each["host_us"] for each in small)) in said
+    )
+    ours, _, compiled = (1000 * min(each["ms"], each["graph_ms"]) for each in small)
+    assert f"ours takes {ours:.0f} µs and torch.compile's {compiled:.0f} µs" in said
+    nll = [row("bench-h200.json", loss="nll", dtype="fp32", contender=who) for who in ("lossforge", "torch.compile")]
+    assert "fp32: {:.2f} ms for ours, {:.2f} ms for torch.compile's".format(*(min(each["ms"], each["graph_ms"]) for each in nll)) in said
+    case = {"loss": "selective_log_softmax", "variant": "with entropy", "use": "llama3-8b"}
+    compiled, ours = (row("linear-h100.json", **case, contender=who) for who in ("torch.compile", "lossforge"))
+    assert f"{compiled['ms']:.1f} ms for torch.compile, {ours['ms']:.1f} ms for ours" in said
+    assert f"It takes {compiled['peak_mib']:,.0f} MiB, ours {ours['peak_mib']:,.0f} MiB" in said
+    first = [each["first_ms"] for each in rows_of("bench-h200.json") if each["contender"] == "lossforge"]
+    assert f"{max(first) / 1000:.0f} s for the slowest" in said
+    assert 0.4 < statistics.median(first) / 1000 < 0.55  # "half a second for half of them"
+
+
+@pytest.mark.parametrize("title", ["Train language models", "Train detectors"])
+def test_code_for_trainers_is_short(title):
+    (code,) = re.findall(r"```py\n(.*?)```", section(title), re.S)
+    assert len(code.splitlines()) <= 6
 
 
 def rows_of(name):

@@ -62,22 +62,24 @@ def targets_of(each: Declared) -> str:
     return known.replace(", probabilities", "") if "probabilities" in each.facts.get("without", ()) else known
 
 
-FAMILIES = {
-    "regression": "Regression",
-    "binary": "Binary and multi-label classification",
-    "cross_entropy": "Cross entropy",
-    "classification": "Classification with one label",
-    "angular": "Metric learning with a margin",
-    "likelihood": "Likelihood",
-    "noise_model": "Regression under a model of the noise",
-    "margin": "Margins",
-    "embedding": "Embeddings",
-    "detection": "Detection: classes and distributions",
-    "iou": "Detection: boxes",
-    "dice": "Segmentation",
-    "divergence": "Distillation",
-    "contrastive": "Contrastive learning",
+GROUPS = {
+    "Classification": {
+        "cross_entropy": "Cross entropy",
+        "classification": "Classification with one label",
+        "binary": "Binary and multi-label classification",
+        "angular": "Metric learning with a margin",
+    },
+    "Regression": {
+        "regression": "Regression",
+        "noise_model": "Regression under a model of the noise",
+        "likelihood": "Likelihood",
+    },
+    "Detection": {"detection": "Detection: classes and distributions", "iou": "Detection: boxes"},
+    "Segmentation": {"dice": "Segmentation"},
+    "Distillation": {"divergence": "Distillation"},
+    "Features and ranking": {"contrastive": "Contrastive learning", "embedding": "Embeddings", "margin": "Margins"},
 }
+FAMILIES = {family: title for group in GROUPS.values() for family, title in group.items()}
 OWN_PAGES = (OF_LAYERS, PREFERENCE, ROWWISE.docs, ROUTER.docs)
 """What is shared by functions outside the registry that stand on other pages of the reference."""
 
@@ -107,12 +109,20 @@ def titles() -> dict[str, str]:
     return FAMILIES | {family: title for family, title in found.items() if family not in FAMILIES}
 
 
+def groups() -> dict[str, list[str]]:
+    """Return the families of each group. A family that GROUPS does not know comes last, in a group of its own."""
+    found = {group: [*families] for group, families in GROUPS.items()}
+    return found | {title: [family] for family, title in titles().items() if family not in FAMILIES}
+
+
 def families() -> str:
-    rows = [
-        [f"[{title}](docs/losses/{family}.md)", ", ".join(f"`{title_of(each)}`" for each in members(family))]
-        for family, title in titles().items()
-    ]
-    return tables.markdown(("family", "losses"), rows)
+    rows = []
+    for group, names in groups().items():
+        named = [
+            f"[{titles()[each]}](docs/losses/{each}.md): " + ", ".join(f"`{title_of(loss)}`" for loss in members(each)) for each in names
+        ]
+        rows.append([group, ". ".join(named)])
+    return tables.markdown(("for", "losses"), rows)
 
 
 def reference(modules: bool) -> str:
@@ -125,25 +135,61 @@ def reference(modules: bool) -> str:
 
 
 def losses() -> str:
-    """Return the losses of the registry, and then the functions with arguments of their own."""
-    rows = []
-    for each in sorted(on_pages(), key=lambda each: not each.name):
-        name, function, like = title_of(each), each.definition, in_place_of(each)
-        cells = f"[`{name}`]({family_of(each)}.md#{name})", f"`{function.__name__}`", f"`{formula(function)}`", targets_of(each)
-        rows.append([*cells, like and f"`{like}`"])
-    return tables.markdown(("name", "function", "formula", "targets", "in place of"), rows)
+    """Return a table of the losses of each group."""
+    texts = []
+    for group, names in groups().items():
+        rows = []
+        for each in (loss for family in names for loss in members(family)):
+            name, function, like = title_of(each), each.definition, in_place_of(each)
+            cells = f"[`{name}`]({family_of(each)}.md#{name})", f"`{function.__name__}`", f"`{formula(function)}`", targets_of(each)
+            rows.append([*cells, like and f"`{like}`"])
+        texts.append(f"## {group}\n\n{tables.markdown(('name', 'function', 'formula', 'targets', 'in place of'), rows)}")
+    return "\n\n".join(texts)
 
 
 SHOWN = (
-    *("ce 8192x128256 bf16", "ce 16384x1000 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
-    *("kl 8192x32000 bf16", "giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "ce 8192x2304x256000 bf16"),
+    *("ce 8192x128256 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
+    *("giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "nll 8192x32000 fp32", "ce 8192x2304x256000 bf16"),
 )
 
 
 def results(bench: Path, fused: Path) -> str:
     report, of_layers = load(bench), load(fused)
-    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu}"
-    return f"One {report.gpu}{other}:\n\n{tables.short([report, of_layers], SHOWN)}"
+    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu} at commit {of_layers.commit}"
+    place = f"One {report.gpu} at commit {report.commit}{other}:"
+    return f"{place}\n\n{tables.short([report, of_layers], SHOWN)}\n\n{tables.standing(report)}"
+
+
+def gains(language_model: Path, detection: Path, throughput: Path) -> str:
+    """Return what whole training steps gain, one that does not gain among them."""
+    models, steps, images = found_in(language_model), found_in(detection)["retinanet"], found_in(throughput)
+    size = models["sizes"]["bfloat16"]
+    tokens = size["batch"] * size["length"]
+    of_model = {row["loss"]: row for row in models["rows"] if row["dtype"] == "bfloat16"}
+    of_step = {row["loss"]: row for row in steps["runs"]}
+    of_images = {row["by"]: row for row in images["rows"] if (row["model"], row["compiled"], row["data"]) == ("resnet50", False, "loop")}
+    step, rate = "{step_ms:,.1f} ms, {peak_mib:,.0f} MiB", "{images_per_second:,.0f} images/s, {peak_mib:,.0f} MiB"
+    ours, torchs = (
+        of_model[name] | {"step_ms": of_model[name]["ms"]} for name in ("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    )
+    rows = [
+        [
+            f"language model, {tokens:,} tokens × {size['width']} → {size['vocabulary']:,} classes, bf16, {models['gpu']}",
+            step.format(**ours),
+            f"torch's cross entropy: {step.format(**torchs)}",
+        ],
+        [
+            f"RetinaNet, ResNet-50, 16 images of 800×1344, bf16, {steps['gpu']}",
+            step.format(**of_step["lossforge"]),
+            f"torchvision's loss and matching: {step.format(**of_step['torchvision'])}",
+        ],
+        [
+            f"ResNet-50, 10 classes, bf16, {images['gpu']}: the loss is a small part",
+            rate.format(**of_images["lossforge"]),
+            f"timm's loop and loss: {rate.format(**of_images['timm'])}",
+        ],
+    ]
+    return tables.markdown(("a whole training step", "ours", "without ours"), rows)
 
 
 def bench(file: Path) -> str:
@@ -553,6 +599,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "functions": (partial(reference, False),),
     "modules": (partial(reference, True),),
     "results": (results, BENCH, LINEAR),
+    "gains": (gains, RESULTS / "language-model.json", RESULTS / "detection.json", RESULTS / "throughput-h100.json"),
     "bench": (bench, BENCH),
     "new losses": (bench, RESULTS / "new-losses-h100.json"),
     "targets": (lambda file: tables.targets(load(file)), BENCH),

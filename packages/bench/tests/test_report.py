@@ -177,7 +177,17 @@ def test_a_loss_is_held_to_the_best_of_its_template():
 def test_rivals_are_those_that_are_faster():
     found = rivals(report(row(ms=1.0), row("quack", 0.9), row("liger", 0.95), row("torch", 2.0), row("lossforge-inplace", 0.5)))
     assert [(ours.contender, theirs.contender) for ours, theirs in found] == [("lossforge", "quack")]
-    assert "quack 0.900, ours 1.000" in tables.targets(report(row(ms=1.0), row("quack", 0.9)))
+    text = tables.targets(report(row(ms=1.0), row("quack", 0.9)))
+    assert "| cross entropy, LLM vocabulary | 8192×32000 | bf16 | 1.000 | quack 0.900 |" in text
+
+
+def test_the_standing_counts_cases_by_their_share_of_the_floor():
+    floor = row(ms=1.0).floor_ms
+    cases = [("ce", "", (rows, 32000), "bf16") for rows in (8192, 4096, 2048)]
+    found = [row(ms=floor / share, case=case) for share, case in zip((0.9, 0.7, 0.4), cases, strict=True)]
+    text = tables.standing(report(*found, row("quack", floor, case=cases[1])))
+    assert "Of 3 cases on the NVIDIA H200, 1 take at most 1.25 times as long, and 1 more than twice as long." in text
+    assert "faster in 1 cases" in text
 
 
 def test_table_names_the_best_peer():

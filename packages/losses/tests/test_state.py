@@ -1,4 +1,4 @@
-"""plain_torch holds for the thread and the task that entered it, however contexts overlap, and in compiled functions."""
+"""plain_torch holds for the thread and the task that entered it, and in compiled functions; AMD GPUs always compute so."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lossforge.losses import mse_loss, plain_torch, state
 
@@ -101,3 +102,12 @@ def test_compiled_functions(device):
     assert torch.compile(inside, fullgraph=True, backend=backend)() == (4, 4)
     assert chosen == [kernels]
     assert not state.state()[-1]
+
+
+def test_amd_gpus_compute_in_plain_torch(monkeypatch):
+    """torch built for ROCm calls its devices "cuda", and the kernels contain PTX."""
+    with FakeTensorMode():
+        x = torch.empty(2, device="cuda")
+    assert state.backend(x).startswith("triton")
+    monkeypatch.setattr(state, "ROCM", True)
+    assert state.backend(x) == "torch"

@@ -13,6 +13,8 @@ from lossforge.kernels import INTERPRETED, TRITON
 from lossforge.kernels.torch_internals import NO_MODES, in_forward_mode, modes, ordinary, transformed
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROCM = torch.version.hip is not None
+"""Whether torch is built for AMD GPUs, whose tensors say `is_cuda` too. The kernels contain PTX, so plain PyTorch computes there."""
 
 _depth: ContextVar[int] = ContextVar("depth of plain_torch", default=0)
 _traced = threading.local()
@@ -79,7 +81,8 @@ def backend(x: Tensor) -> str:
         >>> backend(torch.randn(8, 10, dtype=torch.float64))
         'torch'
     """
-    if not TRITON or x.dtype not in KERNEL_DTYPES or not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+    runs = (x.is_cuda and not ROCM) or (INTERPRETED and x.device.type == "cpu")
+    if not (TRITON and runs and x.dtype in KERNEL_DTYPES):
         return "torch"
     return "triton-interpreted" if INTERPRETED else "triton"
 

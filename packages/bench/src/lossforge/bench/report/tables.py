@@ -156,12 +156,29 @@ def targets(report: Report) -> str:
     ]
     slower = rivals(report)
     if slower:
-        named = "; ".join(f"{ours.label}: {theirs.contender} {theirs.device_ms:.3f}, ours {ours.device_ms:.3f}" for ours, theirs in slower)
-        lines.append(f"Someone else is faster (ms, forward + backward) on {len(slower)}: {named}.")
+        cells = [
+            [*_what(ours), _number(ours, "device_ms"), f"{theirs.contender} {_number(theirs, 'device_ms')}"] for ours, theirs in slower
+        ]
+        lines += [
+            f"Another implementation is faster than ours in {len(slower)} cases (ms, forward + backward):",
+            markdown(("loss", "shape", "dtype", "ours", "the fastest"), cells),
+        ]
     else:
         others = sorted({r.contender for r in report.rows if r.status == "ok" and not r.contender.startswith("lossforge")})
         lines.append(f"None of {', '.join(others)} is faster on any case, forward + backward.")
     return "\n\n".join(lines)
+
+
+def standing(report: Report) -> str:
+    """Say how near the cases are to the floor, and how many are slower than another implementation."""
+    rows = [by["lossforge"] for suite in ("table", "losses", "variants") for by in report.by_case(suite).values() if "lossforge" in by]
+    shares = [share for row in rows if (share := row.share()) is not None]
+    near, far = sum(share >= 0.8 for share in shares), sum(share < 0.5 for share in shares)
+    return (
+        "The floor is the time that a copy of the same bytes takes. "
+        f"Of {len(shares)} cases on the {report.gpu}, {near} take at most 1.25 times as long, and {far} more than twice as long. "
+        f"Another implementation is faster in {len(rivals(report))} cases, small ones included."
+    )
 
 
 def best_peer(by: dict[str, Row], name: str) -> Row | None:
