@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,10 @@ def test_a_wrong_result_is_a_problem(no_compilation, monkeypatch):
     assert [finding.name for finding in report.failures] == ["focal"]
     (found,) = doctor.failures(report, "")
     assert re.match(rf"focal on {report.subject}: value off by \de-0[34], gradient by \de-0[34]$", found.what)
+
+
+def test_packages_are_named_as_pip_names_them():
+    assert [metadata.version(fact.name) for fact in doctor._packages()] == [fact.value for fact in doctor._packages()]
 
 
 def test_mixed_versions_are_a_problem(monkeypatch):

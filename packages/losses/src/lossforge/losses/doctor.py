@@ -62,9 +62,9 @@ def look() -> list[Fact]:
 
 def _packages() -> Iterator[Fact]:
     ours = losses.__version__
-    for name, found in {"kernels": kernels.__version__, "losses": ours}.items():
-        what = f"the packages have different versions: lossforge-{name} {found}, lossforge {ours}" if found != ours else ""
-        yield Fact(f"lossforge-{name}", found, what, f"pip install lossforge-kernels=={ours}")
+    for name, found in {"lossforge": ours, "lossforge-kernels": kernels.__version__}.items():
+        what = f"the packages have different versions: {name} {found}, lossforge {ours}" if found != ours else ""
+        yield Fact(name, found, what, f"pip install lossforge-kernels=={ours}")
 
 
 def _machine() -> Iterator[Fact]:
