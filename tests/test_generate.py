@@ -18,7 +18,7 @@ from loss_pages import CURVES, page
 from loss_text import MissingError, arguments, filled, whole_docstring
 
 from lossforge.bench.report import load
-from lossforge.kernels.call import BoxesCall
+from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.definitions.linear import LINEAR
 from lossforge.losses.registry import LOSSES

@@ -105,7 +105,7 @@ def facts(declared: Declared) -> str:
         reductions = get_args(inspect.signature(declared.definition).parameters["reduction"].annotation)
         told |= {"targets": targets_of(declared), "reductions": ", ".join(f"`{each}`" for each in reductions)}
     told["template"] = f"[{template}](../know/template_{template}.md)"
-    if declared.template and declared.template.fusable and declared.facts.get("domain", "logits") in ("logits", "cosines"):
+    if declared.template and declared.template.fusing and declared.facts.get("domain", "logits") in ("logits", "cosines"):
         told["fused with a linear layer"] = f"`fuse_linear({name})`"
     if paper := declared.facts.get("paper"):
         told["paper"] = re.sub(r"^(arXiv|doi) (.*)", lambda found: f"[{found[0]}](https://{SITES[found[1]]}/{found[2]})", paper)

@@ -7,7 +7,8 @@ import torch
 import torchvision.ops
 
 from lossforge.kernels.boxes import launch as box
-from lossforge.kernels.call import BoxesCall, Formulas
+from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.formulas.box import giou
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lossforge.kernels.call import DivergenceCall, TopKCall
+from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.topk.call import TopKCall
 
 SHAPES = [(1, 1), (3, 17), (5, 300), (2, 7, 6)]
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise import launch as element
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.formulas.focal import focal
 from lossforge.kernels.formulas.regression import l1
 from lossforge.kernels.tiles import ElementTiles, trial

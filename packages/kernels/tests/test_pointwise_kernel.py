@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.kernels.call import Formulas, PointwiseCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.formulas.noise_model import gaussian_nll
 from lossforge.kernels.pointwise import launch as pointwise
+from lossforge.kernels.pointwise.call import PointwiseCall
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,14 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.kernels.call import DivergenceCall, Formulas, RowwiseCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.divergence import launch as divergence_launch
+from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.engine import launch
 from lossforge.kernels.formulas.divergence import kl, kl_sums
 from lossforge.kernels.formulas.softmax import cross_entropy
 from lossforge.kernels.plans import PLANS
 from lossforge.kernels.rowwise import launch as row_launch
 from lossforge.kernels.rowwise import layout
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.torch_internals import triton_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -300,7 +300,7 @@ def draw(seed: int, device: str) -> RandomCall:
     if isinstance(loss, str):
         return draw_other(loss, Make(device, dtype, seed=seed), rng)
     sample = rng.choice([s for s in samples(loss, device, dtype, seed) if device != "cpu" or s.x.numel() < 3000])
-    fused = loss.template.fusable and sample.x.ndim == 2 and sample.kwargs.get("dim", -1) == -1 and rng.random() < 0.25
+    fused = loss.template.fusing and sample.x.ndim == 2 and sample.kwargs.get("dim", -1) == -1 and rng.random() < 0.25
     found = None
     for _ in range(4):
         changed = resized(sample, rng, 2000 if device == "cpu" else 300_000)

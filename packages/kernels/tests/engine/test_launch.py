@@ -5,8 +5,9 @@ import torch
 import triton
 
 from lossforge.kernels import launch_counts, plans, scale_
-from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise import launch as element
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.engine.launch import Slot, filler, planned, workspace
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.focal import focal

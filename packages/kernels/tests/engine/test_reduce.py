@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts, scale_
-from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.elementwise.launch import forward
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.regression import l1

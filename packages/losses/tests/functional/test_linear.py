@@ -46,7 +46,7 @@ from lossforge.losses.base.module import LossModule
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, samples
 
-FUSED = [loss for loss in LOSSES.values() if loss.template.fusable]
+FUSED = [loss for loss in LOSSES.values() if loss.template.fusing]
 
 
 def chosen(loss):

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import Call, DivergenceCall, Formulas, Head, SimilarityCall, TopKCall
+from lossforge.kernels.call import Call, Formulas, Head
 from lossforge.kernels.plans import call_key, layout
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.base.record import C, FusedTemplate, Prepared, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.state import KERNEL_DTYPES, backend, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.state import backend, gradient_in_forward, kernels_apply, plain
 from lossforge.losses.templates import TEMPLATES, reference
 
 ONE = (True,)
@@ -171,12 +171,9 @@ def _in_forward(prepared: Prepared, differentiable: Several, wanted: Sequence[bo
 def by_kernels(template: Template[Any], call: Any, tensors: Several) -> bool:
     """Return whether the kernels compute a call, or the engine of fused losses: else its plain-torch reference does."""
     x: Any = tensors[0]
-    narrow = not isinstance(call, (DivergenceCall, TopKCall)) or call.target.dtype in KERNEL_DTYPES
-    if isinstance(call, SimilarityCall) and call.b.numel() == 0:  # a grid of no programs
-        return False
     # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
     by_chunks = isinstance(template, FusedTemplate) and plain(*tensors)
-    return narrow and kernels_apply(x, *tensors[len(template.differentiable) :], fused=by_chunks)
+    return template.launchable(call) and kernels_apply(x, *tensors[len(template.differentiable) :], fused=by_chunks)
 
 
 def otherwise(prepared: Prepared, tensors: Several, wanted: Sequence[bool]) -> Several:

@@ -64,7 +64,9 @@ def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, 
 
 def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
     """Compute the engine's matrix products with the same chunks and memory as ours, and nothing between them."""
-    from lossforge.kernels.call import DivergenceCall, Head, RowwiseCall
+    from lossforge.kernels.call import Head
+    from lossforge.kernels.divergence.call import DivergenceCall
+    from lossforge.kernels.rowwise.call import RowwiseCall
     from lossforge.losses.linear.engine import Gradients, GradientsByClasses, goes_by_classes
     from lossforge.losses.linear.products import logits_of, new_logits
 

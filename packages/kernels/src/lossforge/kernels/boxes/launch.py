@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.kernels.boxes.kernel import Boxes, Pairs, boxes_kernel
-from lossforge.kernels.call import BoxesCall, Formulas
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import Geometry, OneLaunch, Wanted, geometry, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch

@@ -7,7 +7,8 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, ContrastiveCall, Formulas, scale_of
+from lossforge.kernels.call import FLOAT, Formulas, scale_of
+from lossforge.kernels.contrastive.call import ContrastiveCall
 from lossforge.kernels.contrastive.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, constants

@@ -1,7 +1,8 @@
 """Host side of the template of distributions over bins: how its tensors lie in memory, and the launch."""
 
 from lossforge.kernels.boxes.launch import arranged
-from lossforge.kernels.call import DistributionCall, Formulas
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.distribution.call import DistributionCall
 from lossforge.kernels.distribution.kernel import Bins, distribution_kernel
 from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, launch_of_tiles

@@ -1,15 +1,17 @@
-"""Host side of the losses with a teacher, known by all its logits or by its likeliest classes: tiles, and the launches."""
+"""Host side of the losses with a teacher: tiles, and the launches."""
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, Formulas, TopKCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_backward_kernel, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, new_like, sum_slots
@@ -17,10 +19,11 @@ from lossforge.kernels.engine.layout import Results, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
 from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Logits
-from lossforge.kernels.tiles import backward_tiles, divergence_tiles, forward_tiles, most_registers, resident_pair_tiles
-from lossforge.kernels.topk.kernel import Entries, topk_kernel
+from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
+from lossforge.kernels.topk.call import TopKCall
 
 Call = DivergenceCall | TopKCall
+C = TypeVar("C", DivergenceCall, TopKCall)
 
 
 class Wanted(NamedTuple):
@@ -31,7 +34,7 @@ class Wanted(NamedTuple):
     gradient: Tensor | None
 
 
-def _formula(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
+def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
     rates = 1.0 / call.temperature, math.log2(math.e) / call.temperature
     return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
 
@@ -42,7 +45,7 @@ def _make(formulas: Formulas, call: DivergenceCall, wanted: Wanted, out: Outputs
     if at is None:
         return None
     x, teacher, labels, weight, gradient = at.strided
-    formula = _formula(call, wanted.divisor, formulas.formula, formulas.sums, call.hyper)
+    formula = formula_of(call, wanted.divisor, formulas.formula, formulas.sums, call.hyper)
     given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight), gradient)
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
     if grad_output.ptr is not None:
@@ -86,26 +89,6 @@ def _resident(
     return Launch(resident_divergence_kernel, grid, arguments, totals=1, config=config, num_warps=tiles.warps, **limits)
 
 
-def _make_topk(call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput) -> Launch | None:
-    at = row_layout(call.x.shape, (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient), 1, wanted.gradient)
-    if at is None:
-        return None
-    x, indices, log_q, labels, weight, gradient = at.strided
-    k = call.indices.shape[1]
-    total = out.loss is None and grad_output.ptr is None
-    given = (Logits(*x, at.classes), Entries(indices, log_q, k), Marks(labels, weight), gradient)
-    arguments = (*given, out, grad_output, sum_slots() if total else None, _formula(call, wanted.divisor))
-    tiles = forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True)
-    constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "RENORMALIZE": call.renormalize, "TAIL": call.tail}
-    return at.launch(topk_kernel, tiles, arguments, wanted.counted, int(total), KP=triton.next_power_of_2(k), **constants)
-
-
-def _launch(call: Call, formulas: Any, wanted: Wanted, out: Outputs, grad_output: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Launch forward, or where a gradient arrives backward, and return the totals."""
-    make = _make_topk if isinstance(call, TopKCall) else functools.partial(_make, formulas)
-    return addressed(make, call, wanted, out, GradOutput(*stepped(grad_output))).start()
-
-
 def _divisor(call: Call) -> Tensor | None:
     """Return what a mean divides by: the weights of the rows not left out."""
     if not call.counted:
@@ -123,21 +106,37 @@ def _total(weight: Tensor, labels: Tensor | None = None, ignore_index: int = 0) 
     return kept.sum(dtype=torch.float32)
 
 
-def forward(call: Call, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
-    itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
-    counted, divisor = (call.labels.numel(), None) if itself and call.labels is not None else (0, _divisor(call))
-    each, _, kept = call.shapes(keep)
-    out = Outputs(new_like(call.x, each) if call.reduction == "none" else None, new_like(call.x, kept))
-    totals = _launch(call, formulas, Wanted(divisor, counted, gradients[0]), out)
-    return totals[0] if totals else out.loss, divisor if call.counted else None, out.stats
+@dataclass(frozen=True)
+class FromTeacher(Generic[C]):
+    """Forward and backward of a template whose rows have a teacher. make: its launch; None where the layouts cannot be addressed."""
+
+    make: Callable[[Any, C, Wanted, Outputs, GradOutput], Launch | None]
+
+    def start(
+        self, call: C, formulas: Formulas | None, wanted: Wanted, out: Outputs, grad_output: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Launch forward, or where a gradient arrives backward, and return the totals."""
+        make = functools.partial(self.make, formulas)
+        return addressed(make, call, wanted, out, GradOutput(*stepped(grad_output))).start()
+
+    def forward(self, call: C, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
+        """As elementwise.launch.forward."""
+        itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
+        counted, divisor = (call.labels.numel(), None) if itself and call.labels is not None else (0, _divisor(call))
+        each, _, kept = call.shapes(keep)
+        out = Outputs(new_like(call.x, each) if call.reduction == "none" else None, new_like(call.x, kept))
+        totals = self.start(call, formulas, Wanted(divisor, counted, gradients[0]), out)
+        return totals[0] if totals else out.loss, divisor if call.counted else None, out.stats
+
+    def backward(self, call: C, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
+        """As elementwise.launch.backward."""
+        divisor, stats = kept
+        if divisor is None:
+            divisor = _divisor(call)
+        if stats is None:
+            stats = self.forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
+        self.start(call, formulas, Wanted(divisor, 0, gradients[0]), Outputs(None, stats), grad_outputs[0])
 
 
-def backward(call: Call, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-    """As elementwise.launch.backward."""
-    divisor, stats = kept
-    if divisor is None:
-        divisor = _divisor(call)
-    if stats is None:
-        stats = forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
-    _launch(call, formulas, Wanted(divisor, 0, gradients[0]), Outputs(None, stats), grad_outputs[0])
+_LAUNCH = FromTeacher(_make)
+forward, backward = _LAUNCH.forward, _LAUNCH.backward

@@ -8,8 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import ElementwiseCall, Formulas, scale_of
+from lossforge.kernels.call import Formulas, scale_of
 from lossforge.kernels.elementwise import targets
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.elementwise.kernel import WARP, Formula, Inlined, Outputs, Space, Weights, elementwise_kernel
 from lossforge.kernels.engine.launch import Launch, addressed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, broadcast, collapse, constants, per_row, strided

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lossforge.kernels.call import FLOAT, Formulas, RowwiseCall
+from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like
 from lossforge.kernels.engine.layout import Results, Strided, Tensors
 from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
@@ -27,6 +27,7 @@ from lossforge.kernels.linear.kernel import (
 )
 from lossforge.kernels.product import add_product
 from lossforge.kernels.rowwise import sweep
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.rowwise.kernel import Kept
 from lossforge.kernels.rowwise.launch import flags_of, gradients_of, labels_of, logits_of, outputs_of, results_of, row_loss, sums_of
 from lossforge.kernels.rowwise.rows import Target

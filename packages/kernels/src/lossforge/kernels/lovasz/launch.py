@@ -7,10 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas, LovaszCall
+from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.elementwise.kernel import Formula
 from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, as_strided, constants, stepped
+from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.kernels.lovasz.kernel import (
     Classes,
     Order,

@@ -2,11 +2,12 @@
 
 import triton
 
-from lossforge.kernels.call import Formulas, MarginsCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.kernel import Formula
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted
 from lossforge.kernels.engine.launch import Launch, in_order, sum_slots
 from lossforge.kernels.engine.layout import as_strided, constants
+from lossforge.kernels.margins.call import MarginsCall
 from lossforge.kernels.margins.kernel import Targets, Tile, margins_kernel, swept_row, whole_rows
 from lossforge.kernels.tiles import PROGRAMS, margin_tiles
 

@@ -7,9 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, MultilabelCall, scale_of
+from lossforge.kernels.call import Formulas, scale_of
 from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, as_strided, stepped
+from lossforge.kernels.multilabel.call import MultilabelCall
 from lossforge.kernels.multilabel.kernel import Stats, multilabel_gradient_kernel, multilabel_kernel
 
 ELEMENTS = 1024

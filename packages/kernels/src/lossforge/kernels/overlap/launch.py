@@ -8,11 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas, OverlapCall
+from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, computed, in_order, new_like, workspace
 from lossforge.kernels.engine.layout import Results, Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
+from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
 from lossforge.kernels.overlap.planes import Config, Planes
 from lossforge.kernels.tiles import OverlapTiles, overlap_tiles

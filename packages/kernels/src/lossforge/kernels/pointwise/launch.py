@@ -1,10 +1,11 @@
 """Host side of the template of several tensors: how they lie in memory, and the launch."""
 
-from lossforge.kernels.call import Formulas, PointwiseCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, geometry, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, broadcast, strided
+from lossforge.kernels.pointwise.call import PointwiseCall
 from lossforge.kernels.pointwise.kernel import Three, pointwise_kernel
 from lossforge.kernels.tiles import element_tiles, most_registers
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas, RouterCall
+from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.engine.launch import Launch, in_order, new_like
 from lossforge.kernels.engine.layout import Results, Tensors, as_strided
+from lossforge.kernels.router.call import RouterCall
 from lossforge.kernels.router.kernel import router_gradient_kernel, router_kernel, router_total_kernel
 
 ELEMENTS = 1024

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lossforge.kernels.call import NO_OUTPUTS, Formulas, RowwiseCall
+from lossforge.kernels.call import NO_OUTPUTS, Formulas
 from lossforge.kernels.engine.launch import Launch, Sum, addressed, chip, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
 from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Labels, Logits, RowLoss, Target

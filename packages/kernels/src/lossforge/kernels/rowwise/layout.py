@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lossforge.kernels.call import DivergenceCall, RowwiseCall, TopKCall, scale_of
+from lossforge.kernels.call import rows_of, scale_of
 from lossforge.kernels.engine.launch import Launch, aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
 from lossforge.kernels.rowwise.sweep import Config
@@ -133,6 +133,6 @@ def _alignment(tensors: Sequence[tuple[Any, Steps]], classes: int) -> tuple[int,
     return 1, vector if same_shift and classes > 8192 else 1
 
 
-def mean_of_rows(call: RowwiseCall[Any] | DivergenceCall | TopKCall) -> float:
+def mean_of_rows(call: Any) -> float:
     """Return the factor of a loss, divided by the number of rows if that is its divisor."""
-    return scale_of(call, call.x.numel() // call.x.shape[1])
+    return scale_of(call, rows_of(call.x))

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas, SimilarityCall, scale_of
+from lossforge.kernels.call import FLOAT, Formulas, scale_of
 from lossforge.kernels.engine.launch import Launch, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, constants
 from lossforge.kernels.product import add_product
+from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.similarity.kernel import (
     NONE,
     Affine,

@@ -1,12 +1,13 @@
 """Host side of the template of rows of vectors: how they lie in memory, tiles, and the launch."""
 
 from lossforge.kernels.boxes.launch import arranged
-from lossforge.kernels.call import Formulas, VectorsCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, constants
 from lossforge.kernels.tiles import vector_tiles
+from lossforge.kernels.vectors.call import VectorsCall
 from lossforge.kernels.vectors.kernel import Vectors, vectors_kernel
 
 

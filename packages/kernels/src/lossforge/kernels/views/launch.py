@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, ViewsCall
+from lossforge.kernels.call import Formulas
 from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, as_strided
+from lossforge.kernels.views.call import ViewsCall
 from lossforge.kernels.views.kernel import views_gradient_kernel, views_kernel
 
 ELEMENTS = 2048

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from lossforge import kernels
-from lossforge.kernels.call import Call, DivergenceCall, Head, Shape, TopKCall, end_of_tensors
+from lossforge.kernels.call import Call, Head, Shape, end_of_tensors
 from lossforge.losses.state import KERNEL_DTYPES, backend
 
 C = TypeVar("C", bound=Call)
@@ -129,6 +129,29 @@ def no_samples(make: Make) -> Iterator[Sample]:
     yield from ()
 
 
+@dataclass(frozen=True)
+class Fusing(Generic[C]):
+    """How calls of a template are computed whose logits a linear layer gives, by chunks of rows or classes.
+
+    Attributes:
+        divisor: from a call with a scalar result to what that is divided by where the device knows it, and what it is multiplied by.
+        rows: the tensors of a call with an entry a row, in dimension 0.
+        elements: the tensors that broadcast to the logits.
+        classes: the tensors with an entry a class.
+        teacher: whether a layer may give `target` too.
+        by_classes: whether backward may go by classes, once it knows the statistics of the rows.
+        product: whether lossforge.kernels.linear has a product that carries these losses; backward by classes then takes `columns`.
+    """
+
+    divisor: Callable[[C], tuple[Tensor | None, float]]
+    rows: tuple[str, ...]
+    elements: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    teacher: bool = False
+    by_classes: bool = True
+    product: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Template(Generic[C]):
     """A way to read memory that losses share.
@@ -145,7 +168,9 @@ class Template(Generic[C]):
         kept: what forward keeps for backward.
         saved: results that backward takes too.
         differentiable: the first tensors of a call, which the kernels differentiate. A gradient has the strides of its tensor.
-        fusable: whether a linear layer may give its logits, by chunks of rows.
+        typed: the tensors beside the first whose dtypes, too, must be the kernels'.
+        filled: the tensors beside the first without whose elements there is nothing to launch.
+        fusing: how a linear layer gives its logits, where one may.
         by_rows: whether each row or element is a loss with a target that may be a class index, with the options that follow from that.
         ignored: the class index of a row that does not count, where the loss has no option for it.
         without: what its losses lack unless they say otherwise; see registry.Loss.
@@ -163,7 +188,9 @@ class Template(Generic[C]):
     kept: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ("x",)
-    fusable: bool = False
+    typed: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
+    fusing: Fusing[C] | None = None
     by_rows: bool = False
     ignored: int = -100
     without: tuple[str, ...] = ()
@@ -199,6 +226,11 @@ class Template(Generic[C]):
         """Return shape and dtype of the results and of what forward keeps, None where there is none."""
         return call.shapes(keep)
 
+    def launchable(self, call: C) -> bool:
+        """Return whether the kernels take the tensors of a call beside its first, by their dtypes and sizes."""
+        narrow = all(getattr(call, name).dtype in KERNEL_DTYPES for name in self.typed)
+        return narrow and all(getattr(call, name).numel() > 0 for name in self.filled)
+
 
 TEACHER = ("teacher", "teacher_weight", "teacher_bias")
 
@@ -208,10 +240,12 @@ class FusedTemplate(Template[C]):
     """A template whose logits a linear layer gives, and perhaps a teacher's: the layers' tensors take the place of the logits.
 
     Attributes:
+        fusing: of the template.
         unfused: the template of the same loss on logits.
         engine: what computes it: `forward` and `backward`.
     """
 
+    fusing: Fusing[C] = field(kw_only=True)
     unfused: Template[C] = field(kw_only=True)
     engine: Any = field(kw_only=True)
 
@@ -233,13 +267,13 @@ class FusedTemplate(Template[C]):
     def layers(self) -> dict[str, Any]:
         """The layers' tensors."""
         own = {"input": Tensor, "head": Tensor, "head_bias": Tensor | None}
-        return own | (dict.fromkeys(TEACHER, Tensor | None) if self.call is DivergenceCall else {})
+        return own | (dict.fromkeys(TEACHER, Tensor | None) if self.fusing.teacher else {})
 
     def fields(self) -> dict[str, Any]:
         types = super().fields()
         names, end = list(types), end_of_tensors(self.call) - 1
         tensors = {name: types[name] for name in names[1:end]}
-        if self.call is DivergenceCall:
+        if self.fusing.teacher:
             tensors["target"] = Tensor | None
         return {**self.layers, **tensors, "chunk": int, "accumulate": int, "wide": bool, **{name: types[name] for name in names[end:]}}
 
@@ -253,7 +287,7 @@ class FusedTemplate(Template[C]):
         head, numbers = values[0], values[end:]
         others = list(values[1:end])
         tensors: list[Tensor | None] = [*head[:3]]
-        if isinstance(call, DivergenceCall):
+        if self.fusing.teacher:
             teacher = others[0]
             tensors += teacher[:3] if isinstance(teacher, Head) else [None] * 3
             others[0] = None if isinstance(teacher, Head) else teacher
@@ -264,7 +298,7 @@ class FusedTemplate(Template[C]):
         others: list[Any] = [*tensors[3:]]
         assert input is not None
         assert weight is not None
-        if self.call is DivergenceCall:
+        if self.fusing.teacher:
             teacher, teacher_weight, teacher_bias = others[:3]
             others = others[3:]
             if teacher is not None and teacher_weight is not None:
@@ -275,21 +309,19 @@ class FusedTemplate(Template[C]):
     def shapes(self, call: C, keep: bool) -> tuple[Shape, ...]:
         known = self.unfused
         shapes = known.shapes(call, keep)
-        if torch.float64 in dtypes(call):
+        if torch.float64 in self.dtypes(call):
             shapes = tuple([(s[0], torch.float64) if isinstance(s, tuple) and s[1] == torch.float32 else s for s in shapes])
         named = dict(zip((*known.results, *known.kept), shapes, strict=True))
-        by_kernel = computed_by_kernel(call)
+        by_kernel = self.computed_by_kernel(call)
         return *[named[name] for name in self.results], *[named[name] if by_kernel else None for name in self.kept]
 
+    def dtypes(self, call: Any) -> set[torch.dtype]:
+        """Return the dtype of the logits and, where there is one, of the teacher's."""
+        return {call.x.dtype, *[getattr(call, name).dtype for name in self.typed]}
 
-def dtypes(call: Any) -> set[torch.dtype]:
-    """Return the dtype of the logits and, of a divergence, of the teacher's."""
-    return {call.x.dtype, call.target.dtype} if isinstance(call, (DivergenceCall, TopKCall)) else {call.x.dtype}
-
-
-def computed_by_kernel(call: Any) -> bool:
-    """Return whether the loss's kernel goes over the logits of a fused call, not its plain-torch reference."""
-    return dtypes(call).issubset(KERNEL_DTYPES) and backend(call.x.input) != "torch"
+    def computed_by_kernel(self, call: Any) -> bool:
+        """Return whether the loss's kernel goes over the logits of a call, not its plain-torch reference."""
+        return self.dtypes(call).issubset(KERNEL_DTYPES) and backend(call.x.input) != "torch"
 
 
 def first(results: Sequence[Tensor | None]) -> Tensor:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lossforge import kernels
-from lossforge.kernels.call import BoxesCall, ElementwiseCall, Formulas
+from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, constructor_of, whole_signature
 from lossforge.losses.base.module import LossModule

@@ -5,7 +5,7 @@ from typing import Annotated, Unpack
 
 from torch import Tensor
 
-from lossforge.kernels.call import RowwiseCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CallOptions

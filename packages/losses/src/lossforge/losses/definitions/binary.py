@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import ElementwiseCall, Formulas, Head, MultilabelCall
+from lossforge.kernels.call import Formulas, Head
+from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.multilabel.call import MultilabelCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Converted, Module, loss, public
 from lossforge.losses.base.options import (

@@ -5,7 +5,9 @@ from typing import Annotated, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, RowwiseCall, ViewsCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import compute
 from lossforge.losses.base.declare import Converted, Module, loss, public

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import ContrastiveCall, ElementwiseCall, SimilarityCall
+from lossforge.kernels.contrastive.call import ContrastiveCall
+from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public

@@ -5,7 +5,8 @@ from typing import NamedTuple, Unpack
 
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, RowwiseCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options

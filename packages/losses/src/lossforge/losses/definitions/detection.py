@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import DistributionCall, ElementwiseCall, Formulas
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.distribution.call import DistributionCall
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import (

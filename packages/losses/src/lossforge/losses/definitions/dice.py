@@ -17,7 +17,10 @@ from typing import Annotated, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, LovaszCall, OverlapCall, RowwiseCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.lovasz.call import LovaszCall
+from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import compute
 from lossforge.losses.base.declare import Module, loss

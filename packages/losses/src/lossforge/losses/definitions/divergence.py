@@ -11,7 +11,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, ElementwiseCall, Formulas, TopKCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.topk.call import TopKCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import DivergenceOptions, WeightedElementwiseOptions, of_classes

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import BoxesCall, Formulas
+from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.call import Formulas
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CornerOptions, WeightedOptions

@@ -7,7 +7,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import ElementwiseCall, Formulas
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import (

@@ -27,7 +27,6 @@ from lossforge.losses.definitions.divergence import (
     total_variation_with_logits,
 )
 from lossforge.losses.definitions.tokens import TokenLogps, first_of, logps_beside, softened
-from lossforge.losses.linear.call import ROWS
 from lossforge.losses.option_types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import divergence
@@ -37,7 +36,8 @@ __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
 
 Accumulate = Literal["float32", "weight"]
 LogitsDtype = Literal["float32", "weight"]
-PER_ROW = (*ROWS, "score")
+PER_ROW = ("target", "target_b", "lam", "indices", "labels", "score")
+"""Arguments with an entry a row."""
 FUNCTIONAL = f"{checks.__package__}.functional"
 
 

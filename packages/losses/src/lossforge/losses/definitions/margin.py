@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, MarginsCall
+from lossforge.kernels.call import Formulas
+from lossforge.kernels.margins.call import MarginsCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, WeightedOptions

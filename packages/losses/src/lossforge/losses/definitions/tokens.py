@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import RowwiseCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import results_of
 from lossforge.losses.base.declare import public

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import DivergenceCall, ElementwiseCall, Head, RowwiseCall
+from lossforge.kernels.call import Head
 from lossforge.kernels.plans import call_key, layout
-from lossforge.losses.base.record import FusedTemplate, Several, Template, computed_by_kernel
+from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_classes, of_rows
 from lossforge.losses.linear.products import (
@@ -35,7 +35,6 @@ from lossforge.losses.linear.products import (
     sums_of_classes,
     write_product,
 )
-from lossforge.losses.reference import row_weights, which_count
 from lossforge.losses.templates import TEMPLATES, reference
 
 MEMORY = 2**30
@@ -206,7 +205,7 @@ class Chunks:
         self.all = call._replace(normalizer=divisor, loss_scale=scale, reduction="none" if self.each else "sum")
         self.teacher = teacher_of(call)
         self.template: Template[Any] = TEMPLATES[type(call)]
-        self.by_kernel = computed_by_kernel(call)
+        self.by_kernel = FUSED[type(call)].computed_by_kernel(call)
         self.formulas = FORMULAS[call.loss].kernels if self.by_kernel else None
 
     def _of_teacher(self, memory: Tensor) -> Tensor | None:
@@ -219,11 +218,12 @@ class Chunks:
         """Yield where each chunk begins and ends, and its call: of rows (0) or of classes (1), with the logits in `memory`."""
         others = self._of_teacher(memory)
         part, call_of = ((Head.of_rows, of_rows), (Head.of_classes, of_classes))[axis]
+        fusing = FUSED[type(self.call)].fusing
         for start, end in _ranges(self.call.x.shape[axis], memory.shape[axis]):
             logits, target = logits_of(part(self.call.x, start, end), memory.narrow(axis, 0, end - start)), None
             if self.teacher is not None and others is not None:
                 target = logits_of(part(self.teacher, start, end), others.narrow(axis, 0, end - start))
-            yield start, end, call_of(self.all, start, end, logits, target)
+            yield start, end, call_of(fusing, self.all, start, end, logits, target)
 
     def forward(self, chunk: Any, differentiated: bool, keep: bool) -> Several:
         """Return the results of a chunk and what its backward takes; its gradient takes the place of its logits."""
@@ -282,7 +282,8 @@ def _backward_by_reference(call: Any, grads: Sequence[Tensor | None]) -> None:
 
 def product_of(call: Any) -> Any:
     """Return what launches the product that carries the loss, lossforge.kernels.linear, where it computes the call; else None."""
-    if not (isinstance(call, RowwiseCall) and computed_by_kernel(call)):
+    own = FUSED[type(call)]
+    if not (own.fusing.product and own.computed_by_kernel(call)):
         return None
     product = kernels.of_folder("linear")
     return product if product.carries(call) else None
@@ -304,24 +305,7 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
     """Return what a scalar result is divided by where the device knows it, and multiplied by."""
     if call.normalizer is not None or call.reduction == "sum":
         return call.normalizer, call.loss_scale
-    rows, classes = call.x.shape
-    if isinstance(call, RowwiseCall):
-        return (_counted_rows(call), call.loss_scale) if call.counted else (None, call.loss_scale / rows)
-    if isinstance(call, ElementwiseCall):
-        if not call.counted:
-            return None, call.factor / (rows * classes)
-        return which_count(call).sum(dtype=torch.float32) * classes, call.factor
-    if not call.counted:
-        return None, call.loss_scale / rows
-    weight = torch.ones((), dtype=torch.float32, device=call.x.device) if call.weight is None else call.weight.to(_wide(call.x.dtype))
-    return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
-
-
-def _counted_rows(call: RowwiseCall) -> Tensor:
-    """Return the class weights of the rows not ignored, or their number where all rows count equally."""
-    if call.mean_of_rows or (call.weight is None and call.lam is None):
-        return which_count(call).sum(dtype=torch.float32)
-    return row_weights(call, None if call.weight is None else call.weight.to(_wide(call.x.dtype))).sum()
+    return FUSED[type(call)].fusing.divisor(call)
 
 
 def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False) -> Several:
@@ -332,14 +316,14 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
     names = (*chunks.template.results, *chunks.template.kept)
     if all(g is None for g in gradients) and (product := product_of(call)) is not None:
         for start, end in _ranges(call.x.input.shape[0], product.rows_a_launch(call)):
-            chunk = of_rows(chunks.all, start, end, call.x.of_rows(start, end), None)
+            chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             _enter(found, start, end, zip(names, _by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
         return tuple(found.values())
     sums = Gradients(call, gradients)
     if sums.any and (product := product_of(call)) is not None and product.exponentiates(call):
         memory = sums.memory()
         for start, end in _ranges(call.x.input.shape[0], len(memory)):
-            chunk = of_rows(chunks.all, start, end, call.x.of_rows(start, end), None)
+            chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             to = memory[: end - start]
             *results, factors = _by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
             _enter(found, start, end, zip(names, results, strict=True))
@@ -400,7 +384,7 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
     if goes_by_classes(call, known, gradients):
         by_classes = GradientsByClasses(call, gradients)
         for start, end, chunk in chunks.along(1, by_classes.memory()):
-            which = {"columns": (start, call.x.weight.shape[0])} if isinstance(chunk, RowwiseCall) else {}
+            which = {"columns": (start, call.x.weight.shape[0])} if own.fusing.product else {}
             chunks.backward(chunk, tuple([known.get(name) for name in names]), grad_outputs, **which)
             by_classes.add(start, end, chunk.x)
         by_classes.finish()
@@ -421,7 +405,7 @@ def goes_by_classes(call: Any, known: Mapping[str, Tensor | None], gradients: Se
     """Return whether backward goes by classes: kernels that know the rows' statistics do, to avoid the sum of the weight's gradients over
     chunks. A weight without a gradient has no such sum, and neither has a call that one chunk holds."""
     rows, classes = call.x.input.shape[0], call.x.weight.shape[0]
-    knows = isinstance(call, (RowwiseCall, DivergenceCall)) and known.get("stats") is not None
+    knows = FUSED[type(call)].fusing.by_classes and known.get("stats") is not None
     return knows and gradients[1] is not None and rows < classes and classes_a_chunk(call) < classes
 
 
@@ -433,6 +417,6 @@ class Engine(NamedTuple):
 
 
 FUSED: dict[type, FusedTemplate[Any]] = {
-    template.call: FusedTemplate.of_template(template, Engine(forward, backward)) for template in TEMPLATES.values() if template.fusable
+    template.call: FusedTemplate.of_template(template, Engine(forward, backward)) for template in TEMPLATES.values() if template.fusing
 }
 """The templates of fused calls, by the record of a call."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import RowwiseCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 
 
 def accurate(t: Tensor) -> Tensor:

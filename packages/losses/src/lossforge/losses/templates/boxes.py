@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import BoxesCall
+from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, prepared
 from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs

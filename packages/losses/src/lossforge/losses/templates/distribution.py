@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import DistributionCall
+from lossforge.kernels.distribution.call import DistributionCall
 from lossforge.losses.base.record import KEPT, SCALAR, Make, Sample, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, counted, reduced_call, weighted

@@ -7,10 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import DivergenceCall, TopKCall, ViewsCall
+from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.topk.call import TopKCall
+from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import DivergenceOptions, check_options, of_classes, prepared, rows_of
-from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Prepared, Sample, Template, TemplateDocs, first, of_one_row
+from lossforge.losses.base.record import (
+    SCALAR,
+    Deferred,
+    Fusing,
+    Keeping,
+    Make,
+    Prepared,
+    Sample,
+    Template,
+    TemplateDocs,
+    first,
+    of_one_row,
+)
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced, reduced_call, relative
 from lossforge.losses.reference.infinite import with_call
@@ -177,6 +191,15 @@ def topk_samples(make: Make) -> Iterator[Sample]:
     yield absent
 
 
+def divergence_divisor(call: Any) -> tuple[Tensor | None, float]:
+    """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
+    if not call.counted:
+        return None, call.loss_scale / call.x.shape[0]
+    dtype = torch.promote_types(call.x.dtype, torch.float32)
+    weight = torch.ones((), dtype=torch.float32, device=call.x.device) if call.weight is None else call.weight.to(dtype)
+    return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
+
+
 DOCS = TemplateDocs(
     arguments={
         "input": "the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
@@ -212,7 +235,8 @@ DIVERGENCE = Template(
     "divergence",
     DivergenceCall,
     kept=("divisor", "stats"),
-    fusable=True,
+    typed=("target",),
+    fusing=Fusing(divergence_divisor, rows=("target", "labels", "weight"), teacher=True),
     reference=divergence_reference,
     samples=divergence_samples,
     docs=DOCS,
@@ -221,7 +245,8 @@ TOPK = Template(
     "topk",
     TopKCall,
     kept=("divisor", "stats"),
-    fusable=True,
+    typed=("target",),
+    fusing=Fusing(divergence_divisor, rows=("target", "indices", "labels", "weight"), by_classes=False),
     reference=divergence_reference,
     samples=topk_samples,
     docs=TOPK_DOCS,

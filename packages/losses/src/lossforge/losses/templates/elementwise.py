@@ -7,12 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import ROW_MEAN, ElementwiseCall, Head
+from lossforge.kernels.call import ROW_MEAN, Head
+from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import ElementwiseOptions, check_options, prepared, row_score, rows_of, share
-from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
+from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, counted, reduced
+from lossforge.losses.reference import accurate, counted, reduced, which_count
 from lossforge.losses.reference.infinite import with_factor
 
 IGNORED = -2
@@ -266,6 +267,14 @@ def elementwise_samples(make: Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(9, 7), make.unit(9, 7), {"normalizer": 5})
 
 
+def elementwise_divisor(call: ElementwiseCall[Any]) -> tuple[Tensor | None, float]:
+    """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
+    rows, classes = call.x.shape
+    if not call.counted:
+        return None, call.factor / (rows * classes)
+    return which_count(call).sum(dtype=torch.float32) * classes, call.factor
+
+
 DOCS = TemplateDocs(
     arguments={
         "input": "of any shape and floating dtype.",
@@ -281,7 +290,7 @@ ELEMENTWISE = Template(
     "elementwise",
     ElementwiseCall,
     kept=("divisor",),
-    fusable=True,
+    fusing=Fusing(elementwise_divisor, rows=("target", "target_b", "lam"), elements=("weight", "group", "parameter"), by_classes=False),
     by_rows=True,
     ignored=IGNORED,
     variables=("x", "y"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import LovaszCall
+from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, prepared
 from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Sample, Template, TemplateDocs

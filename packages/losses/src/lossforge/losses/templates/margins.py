@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import MarginsCall
+from lossforge.kernels.margins.call import MarginsCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, prepared, weights_of_classes

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import MultilabelCall
+from lossforge.kernels.multilabel.call import MultilabelCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
 from lossforge.losses.reference import accurate, largest, reduced_call
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import OverlapCall
+from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, prepared, rows_of, weights_of_classes
 from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import RouterCall
+from lossforge.kernels.router.call import RouterCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
 from lossforge.losses.reference import accurate
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import RowwiseCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import Options, check_options, of_classes, prepared, rows_of, share, weights_of_classes
-from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs, first
+from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
@@ -256,6 +256,16 @@ def rowwise_samples(make: Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(7, 10), index, {"normalizer": 5})
 
 
+def rowwise_divisor(call: RowwiseCall[Any]) -> tuple[Tensor | None, float]:
+    """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
+    if not call.counted:
+        return None, call.loss_scale / call.x.shape[0]
+    if call.mean_of_rows or (call.weight is None and call.lam is None):  # all rows count equally
+        return which_count(call).sum(dtype=torch.float32), call.loss_scale
+    dtype = torch.promote_types(call.x.dtype, torch.float32)
+    return row_weights(call, None if call.weight is None else call.weight.to(dtype)).sum(), call.loss_scale
+
+
 DOCS = TemplateDocs(
     arguments={
         "input": "logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
@@ -274,7 +284,7 @@ ROWWISE = Template(
     graded=4,
     kept=("divisor", "stats"),
     saved=("entropy",),
-    fusable=True,
+    fusing=Fusing(rowwise_divisor, rows=("target", "target_b", "lam"), classes=("bias",), product=True),
     by_rows=True,
     without=("probabilities", "label_smoothing"),
     variables=("z",),

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import ContrastiveCall, SimilarityCall
+from lossforge.kernels.contrastive.call import ContrastiveCall
+from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
 from lossforge.losses.reference import accurate, reduced_call, relative
 from lossforge.losses.state import autocast_dtype
@@ -83,6 +84,7 @@ SIMILARITY = Template(
     SimilarityCall,
     kept=("row_lse", "share", "column_lse"),
     differentiable=("a", "b", "scale", "bias"),
+    filled=("b",),
     reference=similarity_reference,
     docs=DOCS,
 )
