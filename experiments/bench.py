@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab.base.errors import UserError, unknown
 from lab.config.command import run_app
-from lab.config.errors import UserError, unknown
 from lab.config.help import settings_text
 from lab.config.schema import BenchConfig
 from lab.config.settings import BENCH, Settings, load_for
@@ -56,8 +56,8 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
     began, config = time.monotonic(), settings.config
 
     from lab.bench.profile import profile
-    from lab.runs.machine import describe, pick_device
-    from lab.runs.run import Run
+    from lab.run.machine import describe, pick_device
+    from lab.run.run import Run
     from lab.training.console import Console, clock
     from lossforge.bench.run import cases_for
 

@@ -21,15 +21,16 @@ from collections.abc import Callable
 from typing import Any
 
 from lab.config.command import run_app
-from lab.config.help import own_help
-from lab.results.evaluation import USAGE, asked_evaluation
+from lab.config.help import EVALUATE_USAGE, own_help
 
 
 def main(argv: list[str]) -> int:
-    return run_app("evaluate", argv, lambda words: own_help(USAGE, __doc__, words), _asked)
+    return run_app("evaluate", argv, lambda words: own_help(EVALUATE_USAGE, __doc__, words), _asked)
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
+    from lab.results.evaluation import asked_evaluation  # loads torch, which --help does not need
+
     settings, evaluate = asked_evaluation(words)
     return settings, lambda: evaluate().exit_status
 

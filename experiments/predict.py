@@ -17,17 +17,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from lab.base.formats import visible
 from lab.config.command import paths_among, run_app
-from lab.config.help import own_help
-from lab.results.prediction import USAGE, asked_prediction, predict
-from lab.runs.formats import visible
+from lab.config.help import PREDICT_USAGE, own_help
 
 
 def main(argv: list[str]) -> int:
-    return run_app("predict", argv, lambda words: own_help(USAGE, __doc__, words), _asked)
+    return run_app("predict", argv, lambda words: own_help(PREDICT_USAGE, __doc__, words), _asked)
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
+    from lab.results.prediction import asked_prediction, predict  # they load torch, which --help does not need
+
     asked = asked_prediction(*paths_among(words))
 
     def work() -> int:

@@ -22,16 +22,33 @@ from pathlib import Path
 from typing import Any
 
 from lab.aborted import ABORTED, begin_work
+from lab.base.errors import UserError
+from lab.base.files import refuse_links
+from lab.base.formats import visible
+from lab.base.masks import masked
+from lab.base.records import NAME, read_history
 from lab.config.command import paths_among, run_app
-from lab.config.errors import UserError
 from lab.config.help import settings_text
 from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
-from lab.runs.formats import visible
-from lab.runs.origin import Origin, is_foreign, is_trusted, origin_of, read_config
-from lab.runs.records import NAME
+from lab.run.folder import copied_from, end_if_killed, running
+from lab.run.origin import Origin, is_foreign, is_trusted, origin_of, read_config
 from lab.sweep.folders import with_runs
+from lab.tracking.places import refuse_foreign
+from lab.tracking.uploader import (
+    BusyError,
+    MlflowUploader,
+    chosen_uri,
+    completed,
+    is_own,
+    is_sent,
+    not_taken,
+    read_state,
+    run_key,
+    tracking_uri,
+)
+from lab.tracking.writers import WriterThread
 
 
 def main(argv: list[str]) -> int:
@@ -86,24 +103,6 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool,
         UserError: the store's credentials are missing, or it is refused.
         KeyboardInterrupt: it was interrupted.
     """
-    from lab.config.masks import masked
-    from lab.runs.files import refuse_links
-    from lab.runs.folder import copied_from, end_if_killed
-    from lab.runs.records import read_history
-    from lab.tracking.places import refuse_foreign
-    from lab.tracking.uploader import (
-        BusyError,
-        MlflowUploader,
-        chosen_uri,
-        completed,
-        is_own,
-        is_sent,
-        not_taken,
-        read_state,
-        run_key,
-        tracking_uri,
-    )
-
     if not trusted:
         refuse_links(folder)
     state = read_state(folder)
@@ -124,7 +123,7 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool,
     sealed = is_own(state, folder)
     own = not is_foreign(by, trusted=trusted) or (sealed and state.get("key") == run_key(folder))
     meant = {name: state.get(name) or settings.get(name) for name in ("uri", "experiment")}
-    ours = completed(chosen_uri(config))
+    ours = completed(chosen_uri(config.uri))
     if "tracking.uri" in chosen or not meant["uri"] or meant["uri"] == masked(ours):
         uri = tracking_uri(config)
     elif sealed or (by is not Origin.STRANGER and meant["uri"] == settings.get("uri")):
@@ -157,9 +156,6 @@ def sync(folder: Path, config: TrackingConfig, chosen: set[str], *, named: bool,
 
 def _write_rest(folder: Path, settings: dict[str, Any]) -> None:
     """Send TensorBoard and Weights & Biases the records they lack of a run that asked for them, if no process is writing to it."""
-    from lab.runs.folder import running
-    from lab.tracking.writers import WriterThread
-
     for name in settings.get("writers", []):
         writer = WriterThread(folder, name, settings["experiment"])
         if writer.is_behind() and not running(folder):

@@ -11,12 +11,12 @@ if __name__ == "__main__":
 import sys
 
 from lab.aborted import ABORTED
+from lab.base.errors import UserError
+from lab.base.ranks import launched, refuse_several
 from lab.config.command import command
-from lab.config.errors import UserError
 from lab.config.help import train_help
 from lab.config.terminal import fitted, show
-from lab.processes.ranks import launched, refuse_several
-from lab.runs.resume import chosen, recorded_store
+from lab.run.resume import chosen, recorded_store
 
 
 def main(argv: list[str]) -> int:

@@ -14,7 +14,7 @@ from torchvision.ops import box_iou
 
 from lab.config.settings import load
 from lab.data.sets import Norm
-from lab.runs.machine import pick_device, seed_all
+from lab.run.machine import pick_device, seed_all
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.task import Detection
 from lab.tasks.detection.types import DetectorOutput, Matched

@@ -31,7 +31,7 @@ from lab.data.samples import Annotations
 from lab.data.sets import Data, MemoryLoader, Norm, Split
 from lab.processes import distributed
 from lab.processes.parallel import shard
-from lab.runs.machine import pick_device, seed_all
+from lab.run.machine import pick_device, seed_all
 from lab.tasks.classification.task import Classification
 from lab.training.assemble import assemble
 from lab.training.trainer import Trainer

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lab.runs.files import write_text
+from lab.base.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 COSTS = {name: name for name in ("step_ms", "images_per_second", "data_wait_share")}

@@ -115,7 +115,7 @@ def new_clone(tmp_path_factory: pytest.TempPathFactory, warm: "Warm") -> Callabl
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Any:
-    from lab.runs.folder import RunFolder
+    from lab.run.folder import RunFolder
 
     folder = RunFolder(tmp_path / "runs", "test", {})
     yield folder

@@ -101,12 +101,12 @@ def statistics(trainer: Any) -> dict[str, Any]:
 
 def continued(folder: Path, *words: str) -> dict[str, Any]:
     """A training without a stop, and one that the last rank is asked to stop and that goes on from its checkpoint."""
+    from lab.base.stop import Stop, StoppedError
     from lab.processes import distributed
-    from lab.runs import checkpoint
-    from lab.runs.folder import RunFolder
+    from lab.run import checkpoint
+    from lab.run.folder import RunFolder
     from lab.training.console import Console
     from lab.training.other_ranks import NoFolder
-    from lab.training.stop import Stop, StoppedError
 
     first = distributed.rank() == 0
     console = Console(1, quiet=True)

@@ -20,8 +20,8 @@ LIBRARIES = [
     *(
         "train",
         "lab.training.assemble",
-        "lab.runs.run",
-        "lab.results.summary",
+        "lab.run.run",
+        "lab.training.summary",
         "lab.data.sources.folder",
         "lossforge.losses",
         "torch._dynamo",
@@ -100,7 +100,7 @@ def killed_at(number: int, _line: Any) -> None:
 
 def killed_in_checkpoint(_line: Any) -> None:
     """Killed when half of the first checkpoint is in its file."""
-    from lab.runs import checkpoint
+    from lab.run import checkpoint
 
     def save(state: Any, file: Any) -> None:
         whole = io.BytesIO()
@@ -125,7 +125,7 @@ def signalled_at(number: int, line: Any) -> None:
 
 def signalled_twice_at(number: int, line: Any) -> None:
     """As `signalled_at`, but it tells of the signal and is then busy for ever."""
-    from lab.training.stop import Stop
+    from lab.base.stop import Stop
 
     Stop.PAUSE = 0.0
 

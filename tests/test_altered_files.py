@@ -20,7 +20,7 @@ from torch import Tensor
 import evaluate
 import predict
 import train
-from lab.runs import checkpoint
+from lab.run import checkpoint
 
 BATCHES, CASES = 10, 30
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking=none"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.tasks.classification.metrics import ClassificationCounts
 from lab.tasks.classification.probe import probed
 from lab.tasks.classification.temperature import TEMPERATURES

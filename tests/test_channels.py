@@ -10,13 +10,13 @@ import torch
 from folder_parts import digit_files
 from PIL import Image, TiffImagePlugin
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import Settings
 from lab.data.images import UNREADABLE, ImageBytes
 from lab.data.pixels import alpha_note, measured, read_pixels, shown
 from lab.data.sources.own import of_channels
 from lab.results.prediction import AskedPrediction, predict
-from lab.runs.predict import predictor
+from lab.run.predict import predictor
 
 SIDE = 20
 

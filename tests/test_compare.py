@@ -15,11 +15,11 @@ from compare_parts import Journal
 from scipy import stats
 
 import compare
+from lab.base.errors import UserError
 from lab.comparison.results import compare_runs
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import COMPARE, as_hydra
 from lab.comparison.tables import cells_csv, markdown, runs_csv
-from lab.config.errors import UserError
 from lab.config.settings import load_for
 
 CE, FOCAL = [0.90, 0.92, 0.94], [0.93, 0.94, 0.97]  # differences 0.03, 0.02, 0.03

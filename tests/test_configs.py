@@ -7,7 +7,7 @@ from lab.config.choices import SCHEMAS, TASKS
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import BenchConfig, TrainConfig
 from lab.config.settings import groups
-from lab.sweep.schema import SEARCHES
+from lab.config.sweep_schema import SEARCHES
 
 REGIONS = [name for name, schema in LOSSES.items() if schema.takes == "regions"]
 

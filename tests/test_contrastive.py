@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from lab.base.errors import UserError
+from lab.base.stop import StoppedError
 from lab.config.choices import TASKS
-from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.data.sets import Norm
-from lab.runs import checkpoint
-from lab.runs.folder import RunFolder
+from lab.run import checkpoint
+from lab.run.folder import RunFolder
 from lab.tasks.contrastive.captions import CAPTIONS, COLORS, LONGEST, WORDS, caption, choices, text_of, tokens_of
 from lab.tasks.contrastive.data import digit_captions
 from lab.tasks.contrastive.metrics import RetrievalCounts, ranks, recalls
 from lab.tasks.contrastive.model import Features
 from lab.tasks.contrastive.task import pair_loss
 from lab.training.callbacks import Callbacks
-from lab.training.stop import StoppedError
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.load import load_data
 from lab.data.sets import Norm

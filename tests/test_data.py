@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 
 @pytest.fixture

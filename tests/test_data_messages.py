@@ -8,8 +8,8 @@ import pytest
 from folder_parts import digit_files
 from PIL import Image
 
+from lab.base.errors import UserError
 from lab.config.detection_schema import CocoConfig
-from lab.config.errors import UserError
 from lab.config.settings import load
 from lab.data.cells import delimiter_of
 from lab.data.samples import class_of
@@ -90,7 +90,7 @@ def test_a_resume_names_the_class_that_was_renamed(make_trainer, tmp_path, run_f
     words = ["data=folder", f"data.root={root}", *SMALL, "trainer.max_updates=1"]
     trainer = make_trainer(*words)
     trainer.fit(run_folder, quiet)
-    from lab.runs import checkpoint
+    from lab.run import checkpoint
 
     state = checkpoint.load(run_folder.path / "checkpoints" / "last.pt")
     for part in ("train", "val"):

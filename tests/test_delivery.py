@@ -14,7 +14,7 @@ from mlflow_server import Server
 
 from lab.config.schema import TrackingConfig
 from lab.config.user import seal
-from lab.runs.folder import RunFolder
+from lab.run.folder import RunFolder
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.uploader import SEALED, MlflowUploader, read_state, run_key
 
@@ -118,7 +118,7 @@ sys.addaudithook(hook)
 sys.path.insert(0, "experiments")
 from pathlib import Path
 from lab.config.schema import TrackingConfig
-from lab.runs.folder import RunFolder
+from lab.run.folder import RunFolder
 from lab.tracking.uploader import MlflowUploader
 Path(sys.argv[1], "run").mkdir()
 folder = RunFolder.reopen(Path(sys.argv[1], "run"))

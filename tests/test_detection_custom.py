@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from detection_parts import CLASSES, batch, detector, pyramid
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.task import criterion

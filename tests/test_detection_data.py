@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from lab.base.errors import UserError
 from lab.config.detection_schema import CocoConfig
-from lab.config.errors import UserError
 from lab.data import images
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import torchvision.ops
 from detection_parts import CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_losses
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.tasks.detection.loss import DECODED, ENCODED, DetectionLoss
 from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
 from lab.tasks.detection.types import DetectorOutput

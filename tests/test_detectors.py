@@ -7,7 +7,7 @@ from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.ops import box_iou
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.sets import Norm
 from lab.tasks.detection.inference import export

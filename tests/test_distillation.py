@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.runs import checkpoint
+from lab.run import checkpoint
 
 SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
 
@@ -13,7 +13,7 @@ SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A checkpoint of a few updates."""
-    from lab.runs.folder import RunFolder
+    from lab.run.folder import RunFolder
     from lab.training.assemble import assemble
     from lab.training.console import Console
 
@@ -101,8 +101,8 @@ def test_a_student_starts_and_is_scored_as_without_a_teacher(make, make_trainer)
 
 def test_a_student_is_scored_as_a_classifier_when_its_teachers_file_is_gone():
     from lab.config.settings import load
-    from lab.runs.origin import Origin
-    from lab.runs.saved import Saved, settings_of
+    from lab.run.origin import Origin
+    from lab.run.saved import Saved, settings_of
 
     tree = load(["task=distillation", "task.teacher=gone.pt", "task.calibration_bins=7", "model=tiny_resnet"]).tree()
     settings, changed = settings_of(Saved("student.pt", {"config": tree, "origin": Origin.STRANGER}, {}), [])

@@ -12,9 +12,9 @@ import torch
 from distributed_worker import CASES, LABELS, PAIRS, PARTLY, SCENES, VIT, assembled, evaluated, updated
 from folder_parts import digit_files
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.seeds import seed_of
 from lab.data.loading import Shares
-from lab.data.seeds import seed_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -315,7 +315,7 @@ def test_fewer_samples_than_processes_are_refused():
     [("cuda:0", r"takes the GPU of its own number"), ("auto", r"started 4 processes on this host, which has 2 GPUs.*--nproc-per-node 2")],
 )
 def test_each_process_needs_a_gpu_of_its_own(monkeypatch, wanted, message):
-    from lab.runs.machine import pick_device
+    from lab.run.machine import pick_device
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

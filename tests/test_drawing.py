@@ -4,11 +4,11 @@ import pytest
 import torch
 from folder_parts import digit_files
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.seeds import seed_of
 from lab.config.settings import load
 from lab.data.sampler import chances_of, order_of
-from lab.data.seeds import seed_of
-from lab.runs.origin import naming_code
+from lab.run.origin import naming_code
 
 FEW = ["data.image_size=16", "data.batch_size=4", "data.augment=false"]
 

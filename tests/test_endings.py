@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.runs.files import UNFINISHED
+from lab.base.files import UNFINISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,7 +65,7 @@ def test_a_fault_ends_the_run_as_failed(clone, method, at):
 CLOSING = """
 import os, signal, sys
 sys.path.insert(0, "experiments")
-from lab.runs.folder import RunFolder
+from lab.run.folder import RunFolder
 import train
 close = RunFolder.close
 def closed(self, *given):

@@ -12,11 +12,11 @@ import yaml
 from folder_parts import digit_files
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.runs.origin import Origin
-from lab.runs.resume import Earlier, load_state
-from lab.runs.saved import Saved, settings_of
+from lab.run.origin import Origin
+from lab.run.resume import Earlier, load_state
+from lab.run.saved import Saved, settings_of
 
 QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", "tracking=none"]
 
@@ -60,7 +60,7 @@ def test_the_best_checkpoint_scores_as_in_training(trained):
 
 def fitted(folder, *words):
     """A short run of this process; its checkpoints."""
-    from lab.runs.folder import RunFolder
+    from lab.run.folder import RunFolder
     from lab.training.assemble import assemble
     from lab.training.console import Console
 

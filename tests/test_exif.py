@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
+from lab.base.errors import UserError
 from lab.config.detection_schema import CocoConfig
-from lab.config.errors import UserError
 from lab.data.exif import sizes_of, turn_of
 from lab.data.images import UNREADABLE, ImageBytes, open_any_mode, read_rgb
 from lab.data.pixels import read_pixels

@@ -10,9 +10,9 @@ import torch
 from folder_parts import digit_files
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.seeds import seeded
 from lab.data import images
-from lab.data.seeds import seeded
 from lab.results import prediction
 
 

@@ -18,16 +18,16 @@ from PIL import Image
 
 import evaluate
 import train
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.coco_file import read_coco
 from lab.data.sets import Norm
 from lab.data.sources.hub import hub_data
 from lab.data.sources.shards import shards_data
 from lab.data.sources.table import table_data
-from lab.runs import checkpoint
-from lab.runs.origin import Origin, origin_of
-from lab.runs.saved import load_checkpoint
+from lab.run import checkpoint
+from lab.run.origin import Origin, origin_of
+from lab.run.saved import load_checkpoint
 
 CPU, GREY = torch.device("cpu"), Norm([0.5] * 3, [0.5] * 3)
 FEW = ["data.image_size=16", "data.workers=0", "tracking=none"]
@@ -341,8 +341,8 @@ def test_a_hostile_checkpoint_is_exported_or_refused_in_a_line(run, tmp_path, ca
         assert "Traceback" not in said.err
         return
     from lab.config.settings import reload
-    from lab.runs.export import export
-    from lab.runs.onnx import write_onnx
+    from lab.run.export import export
+    from lab.run.onnx import write_onnx
 
     classes = [names[change].format(i) for i in range(10)]
     config = reload(state["config"], []).config

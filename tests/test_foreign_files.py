@@ -19,14 +19,14 @@ import evaluate
 import predict
 import sync
 import train
+from lab.base.errors import UserError
 from lab.config.choices import SCHEMAS
-from lab.config.errors import UserError
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import load
 from lab.config.user import KEY
-from lab.runs import checkpoint
-from lab.runs.origin import MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
-from lab.runs.saved import load_checkpoint
+from lab.run import checkpoint
+from lab.run.origin import MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
+from lab.run.saved import load_checkpoint
 from lab.tracking.uploader import run_key
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2"]

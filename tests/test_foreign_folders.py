@@ -16,10 +16,10 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 import train
-from lab.config.errors import UserError
-from lab.runs.files import UnfitFileError, locked, open_to_append, open_to_read, open_to_write, read_bytes, write_text
-from lab.runs.records import read_history
-from lab.runs.saved import open_checkpoint
+from lab.base.errors import UserError
+from lab.base.files import UnfitFileError, locked, open_to_append, open_to_read, open_to_write, read_bytes, write_text
+from lab.base.records import read_history
+from lab.run.saved import open_checkpoint
 from lab.tracking.places import leads_outside, outside
 from lab.tracking.store import client_of
 from lab.tracking.uploader import read_state
@@ -141,11 +141,11 @@ def test_the_library_replaces_a_link_at_a_report(tmp_path, precious):
 DIRECT = {
     "lab/data/scenes.py": "writes in a folder that it has just made",
     "lab/tracking/logged_model.py": "writes in a temporary folder",
-    "lab/runs/machine.py": "writes to /proc and reads from there",
+    "lab/run/machine.py": "writes to /proc and reads from there",
     "lab/processes/rank_failures.py": "reads from /proc",
     "lab/comparison/page.py": "reads a file of the program",
     "lab/config/settings.py": "reads the program's settings",
-    "lab/runs/files.py": "is the helper",
+    "lab/base/files.py": "is the helper",
     "lab/data/images.py": "reads images, after refuse_pipe",
     "lab/data/pixels.py": "reads images, after refuse_pipe",
     "lab/tasks/detection/data.py": "opens an image of an annotation file, by lab.data.images",
@@ -170,7 +170,7 @@ def opens(tree):
 
 
 def test_every_file_is_opened_by_the_helper():
-    """A new place that opens a file by itself is listed with its reason, or uses lab.runs.files."""
+    """A new place that opens a file by itself is listed with its reason, or uses lab.base.files."""
     apps = [*(ROOT / "experiments").glob("*.py"), *(ROOT / "experiments" / "lab").rglob("*.py")]
     found = {str(path.relative_to(ROOT / "experiments")) for path in apps if any(opens(ast.parse(path.read_text())))}
     assert found == set(DIRECT)
@@ -280,7 +280,7 @@ def test_no_app_waits_for_a_file_that_never_ends(whole, tmp_path, name, what):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.runs.records.LONGEST", 1000)
+    monkeypatch.setattr("lab.base.records.LONGEST", 1000)
     with (tmp_path / "metrics.jsonl").open("wb") as file:
         file.truncate(2**40)
     assert read_history(tmp_path).size == 0

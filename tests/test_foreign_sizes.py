@@ -15,12 +15,12 @@ from PIL import Image
 import predict
 import sync
 import train
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.data.images import MOST_PIXELS, UNREADABLE, most_pixels, read_rgb
 from lab.data.pixels import read_pixels
-from lab.results.frames import write_rows
-from lab.runs import checkpoint
-from lab.runs.saved import read_checkpoint
+from lab.run import checkpoint
+from lab.run.frames import write_rows
+from lab.run.saved import read_checkpoint
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=1", "loss.implementation=torch"]
 
@@ -172,8 +172,8 @@ def test_a_strangers_description_is_shown_as_text(run, tmp_path):
 
 
 def test_an_error_of_a_strangers_text_does_not_control_the_terminal(run, tmp_path):
-    from lab.runs.folder import RunFolder
-    from lab.runs.run import write_error
+    from lab.run.folder import RunFolder
+    from lab.run.run import write_error
 
     folder = RunFolder(tmp_path, "run", {})
     write_error(folder, "cannot read \x1b[2J")

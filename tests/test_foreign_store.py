@@ -10,8 +10,8 @@ from mlflow.tracking import MlflowClient
 import evaluate
 import sync
 import train
-from lab.config.errors import UserError
-from lab.runs.saved import open_checkpoint
+from lab.base.errors import UserError
+from lab.run.saved import open_checkpoint
 from lab.tracking.places import outside
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking.model=false"]

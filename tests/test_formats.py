@@ -12,9 +12,9 @@ from compare_parts import Journal
 from markdown_it import MarkdownIt
 
 import compare
-from lab.config.errors import UserError
-from lab.results.frames import write_rows
-from lab.runs.formats import csv_cell, csv_row, markdown_code, markdown_text, visible
+from lab.base.errors import UserError
+from lab.base.formats import csv_cell, csv_row, markdown_code, markdown_text, visible
+from lab.run.frames import write_rows
 from lab.training.console import Console
 
 HOSTILE = [

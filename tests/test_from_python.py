@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import lab
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "data.train_share=0.1", "trainer.epochs=2"]

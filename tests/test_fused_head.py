@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.tasks import heads
 

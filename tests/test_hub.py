@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 
 datasets = pytest.importorskip("datasets")
@@ -168,7 +168,7 @@ def test_a_folders_description_names_files_of_the_folder_only(make_trainer, tmp_
 
 def test_what_was_trained_on_is_not_scored(saved):
     """Splits are compared by the data set's folder or name, its configuration and the split."""
-    from lab.runs.saved import _refuse_seen
+    from lab.run.saved import _refuse_seen
 
     path = saved(train=12, validation=6, test=6)
     known = load(words(path)).tree()["data"]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from folder_parts import digit_files
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.training.failures import explained
 
 FILES = ["data=folder", "data.image_size=32", "data.workers=0", "data.augment=false", "loss.implementation=torch"]

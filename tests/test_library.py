@@ -16,8 +16,8 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 import lab
-from lab.config.errors import UserError
-from lab.runs.folder import running
+from lab.base.errors import UserError
+from lab.run.folder import running
 
 QUICK = ("experiment=quick", "trainer.epochs=1", "data.train_share=0.1", "trainer.runs=runs", "tracking=none")
 OWN_LOSS = "import torch\n\n\ndef scaled(logits, target):\n    return {} * torch.nn.functional.cross_entropy(logits, target)\n"

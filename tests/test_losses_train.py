@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.loss_schema import LOSSES
 from lab.config.settings import load
 from lab.data.batch import Batch

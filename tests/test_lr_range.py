@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import lab
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.optim.lr_range import LEAST, LrRange, suggestion
 

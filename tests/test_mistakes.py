@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -134,7 +134,7 @@ def test_images_in_a_folder_with_an_equals_sign_are_no_setting(tmp_path, monkeyp
 
 def test_what_omegaconf_resolves_is_taken(monkeypatch):
     from lab.config.settings import load, value_of
-    from lab.runs.saved import checkpoint_of
+    from lab.run.saved import checkpoint_of
 
     for name, value in (("LOSS", "focal"), ("LR", "0.25"), ("WHERE", "/pictures"), ("EPOCHS", "3")):
         monkeypatch.setenv(f"LOSSFORGE_{name}", value)
@@ -169,7 +169,7 @@ def test_a_mistake_in_a_launchers_settings(tmp_path, words, said):
 def test_a_gpu_that_is_not_there_is_explained(monkeypatch):
     import torch
 
-    from lab.runs.machine import pick_device
+    from lab.run.machine import pick_device
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -11,7 +11,7 @@ from folder_parts import digit_files
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.model_view import TIMM_NAMES, model_view
 from lab.config.settings import CONF, load
 from lab.tasks.models import check_model_name

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from lab.base.errors import UserError
+from lab.base.seeds import seeded
 from lab.config.detection_schema import DigitScenesConfig
-from lab.config.errors import UserError
 from lab.config.settings import load
-from lab.data.seeds import seeded
 from lab.data.sets import Norm
 from lab.tasks.detection.augment import mosaic
 from lab.tasks.detection.data import Collate, Sample, load_detection_data

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.tasks.multilabel.task import MultilabelCounts, multi_hot

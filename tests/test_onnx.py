@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 import lab
+from lab.base.errors import UserError
 from lab.config.choices import TASKS, spec_of
-from lab.config.errors import UserError
+from lab.config.objects import find_object
 from lab.config.settings import load
 from lab.data.sets import Norm
-from lab.runs.export import check_export, export
-from lab.tasks.spec import find_object
+from lab.run.export import check_export, export
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs uv sync --extra onnx")
 
@@ -68,7 +68,7 @@ def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize("model", ["retinanet_tiny", "fcos_tiny", "detr_tiny"])
 def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_path, model):
-    from lab.runs.onnx import write_onnx
+    from lab.run.onnx import write_onnx
 
     torch.manual_seed(0)
     config = load(["task=detection", f"model={model}", "model.score_threshold=0.001"]).config
@@ -90,7 +90,7 @@ def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_pat
 
 
 def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
-    from lab.runs.onnx import write_onnx
+    from lab.run.onnx import write_onnx
 
     config, norm = load(["model=tiny_resnet", "data.image_size=16"]).config, Norm([0.3], [0.4])
     made = find_object(spec_of(config.task).export)(config, ["a", "b"], norm)

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.stop import StoppedError
 from lab.config.settings import load
-from lab.results.summary import rows
-from lab.runs import checkpoint
-from lab.runs.folder import RunFolder
+from lab.run import checkpoint
+from lab.run.folder import RunFolder
 from lab.training.activations import Checkpointed, checkpoint_blocks
 from lab.training.monitor import Monitor
-from lab.training.stop import StoppedError
+from lab.training.summary import rows
 
 SMALL = ["data.image_size=16", "data.train_share=0.1", "data.augment=false", "loss.implementation=torch", "trainer.save_minutes=null"]
 # nothing is learned
@@ -396,9 +396,9 @@ def test_a_model_without_blocks_is_refused_by_name(make_trainer):
 
 
 def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_trainer, tmp_path):
+    from lab.base.records import read_history
     from lab.comparison.results import _goal
     from lab.comparison.runs import Run
-    from lab.runs.records import read_history
 
     tags = make_trainer(*SMALL, "trainer.monitor=loss").monitor.tags()
     records = []
@@ -419,7 +419,7 @@ def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_tra
 def test_optuna_looks_for_the_better_values(tmp_path, words, goal):
     """Also where only the run says that lower is better, as that of a task of one's own."""
     optuna = pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
-    from lab.runs.records import History
+    from lab.base.records import History
     from lab.sweep.plan import plan_of
     from lab.sweep.search import DATABASE, search_of
 

@@ -8,10 +8,10 @@ import torch
 from folder_parts import digit_files
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.transforms import held_out_transform
-from lab.runs.origin import naming_code
+from lab.run.origin import naming_code
 from lab.tasks.inference import reader
 
 OWN = """

@@ -18,7 +18,7 @@ from pages import (
     text_of,
 )
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 DOCUMENTATION = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", *DOCUMENTATION]

@@ -7,9 +7,9 @@ import signal
 import pytest
 import yaml
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.runs.folder import RunFolder
+from lab.run.folder import RunFolder
 from lab.sweep.folders import runs_of
 from lab.sweep.job import Attempt
 from lab.sweep.launch import launcher_name, make_launcher, visible_gpus

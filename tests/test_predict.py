@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.runs.predict import Prediction
+from lab.run.predict import Prediction
 
 QUICK = ["trainer.device=cpu", "tracking=none"]
 SCENES = ["data.train_scenes=8", "data.val_scenes=4", "data.scene_pixels=64", "data.digit_pixels=[14,24]", "data.workers=0"]
@@ -185,7 +185,7 @@ def fonts(monkeypatch):
     """The machine's own fonts, for a test to choose."""
     from matplotlib import font_manager
 
-    from lab.tasks import fonts
+    from lab.base import fonts
 
     def have(*files):
         for each in (fonts._font_of, fonts._others, fonts._letters):
@@ -202,8 +202,8 @@ def dark(picture):
 
 
 def test_names_in_any_script_are_drawn(tmp_path, fonts):
-    from lab.runs.predict import Prediction, draw
-    from lab.tasks.fonts import drawable, font_for
+    from lab.base.fonts import drawable, font_for
+    from lab.run.predict import Prediction, draw
 
     fonts(font_with("猫", tmp_path / "bars.ttf"))
     font = font_for(["猫"])
@@ -218,7 +218,7 @@ def test_names_in_any_script_are_drawn(tmp_path, fonts):
 
 
 def test_a_class_of_pixels_has_one_colour_in_all_images_and_in_the_line_above():
-    from lab.runs.predict import Prediction, draw
+    from lab.run.predict import Prediction, draw
 
     colors = [(9, 9, 9), (250, 10, 10), (10, 250, 10), (10, 10, 250)]
     mask = torch.zeros(100, 320, dtype=torch.long)
@@ -235,7 +235,7 @@ def test_a_class_of_pixels_has_one_colour_in_all_images_and_in_the_line_above():
 
 
 def test_letters_that_no_font_has_are_named(fonts):
-    from lab.tasks.fonts import drawable, font_for
+    from lab.base.fonts import drawable, font_for
 
     fonts()
     font = font_for(["猫 cat"])
@@ -244,7 +244,7 @@ def test_letters_that_no_font_has_are_named(fonts):
 
 
 def test_pictures_of_an_evaluation_have_the_letters(tmp_path, fonts, recwarn):
-    from lab.tasks.fonts import letters_of
+    from lab.base.fonts import letters_of
     from lab.tasks.plots import average_precision_picture
 
     fonts(font_with("猫", tmp_path / "bars.ttf"))
@@ -254,7 +254,7 @@ def test_pictures_of_an_evaluation_have_the_letters(tmp_path, fonts, recwarn):
 
 
 def test_letters_that_no_font_has_are_boxes_in_pictures(tmp_path, fonts, recwarn):
-    from lab.tasks.fonts import letters_of
+    from lab.base.fonts import letters_of
     from lab.tasks.plots import average_precision_picture
 
     fonts()

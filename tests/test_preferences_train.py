@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.tasks.preference.data import PairBatch, draw_pairs
 from lab.tasks.preference.spec import DigitPairsConfig

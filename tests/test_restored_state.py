@@ -12,11 +12,11 @@ from PIL import Image
 
 import predict
 import train
-from lab.config.errors import UserError
-from lab.runs import checkpoint
-from lab.runs.parts import PARTS, fault, fault_of_optimizer
-from lab.runs.resume import named, restore
-from lab.runs.saved import load_checkpoint
+from lab.base.errors import UserError
+from lab.run import checkpoint
+from lab.run.parts import PARTS, fault, fault_of_optimizer
+from lab.run.resume import named, restore
+from lab.run.saved import load_checkpoint
 from lab.training.assemble import assemble
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking=none", "trainer.ema=0.9"]

@@ -29,7 +29,7 @@ from resume_parts import (
     signalled_twice_at,
 )
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 SETTINGS = [
     *("model=tiny_resnet", "model.drop_rate=0.2", "trainer.device=cpu", "loss=focal", "loss.implementation=torch", "optim.lr=5e-3"),
@@ -256,7 +256,7 @@ def test_a_killed_run_is_marked_and_its_copy_gets_a_run_of_its_own(runs):
 
 
 def test_a_run_at_work_is_not_marked_as_killed(runs):
-    from lab.runs.folder import end_if_killed, gone, running
+    from lab.run.folder import end_if_killed, gone, running
 
     child = runs.child(runs.words("working", "data.workers=0"), signalled_at, 3)
     assert child.heard(600) == 3
@@ -281,8 +281,8 @@ def test_a_clock_that_is_set_back_makes_no_duration_negative(runs):
 
 
 def test_a_run_goes_on_after_its_last_record_whatever_the_clock_says(tmp_path, monkeypatch):
-    from lab.runs.folder import RunFolder
-    from lab.runs.records import read_history
+    from lab.base.records import read_history
+    from lab.run.folder import RunFolder
 
     folder = RunFolder(tmp_path, "test", {})
     folder.record("start", app="train", name="test", params={}, tags={})
@@ -326,8 +326,8 @@ def test_a_record_that_does_not_fit_is_not_half_there(run_folder):
 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
-    from lab.runs import checkpoint
-    from lab.runs.folder import RunFolder
+    from lab.run import checkpoint
+    from lab.run.folder import RunFolder
 
     (tmp_path / "file").touch()
     for runs in (tmp_path / "file" / "runs", Path("/proc/runs")):
@@ -357,7 +357,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
     ids=str,
 )
 def test_settings_of_another_run_are_refused(runs, words, said):
-    from lab.runs.resume import named
+    from lab.run.resume import named
 
     folder = runs.folder("whole")
     with pytest.raises(UserError) as caught:
@@ -366,7 +366,7 @@ def test_settings_of_another_run_are_refused(runs, words, said):
 
 
 def test_what_is_no_run_is_refused(runs, tmp_path):
-    from lab.runs.resume import load_state, named
+    from lab.run.resume import load_state, named
 
     with pytest.raises(UserError, match="a run's folder"):
         named(str(tmp_path), [])
@@ -379,7 +379,7 @@ def test_what_is_no_run_is_refused(runs, tmp_path):
 
 def test_a_finished_run_trains_for_longer(runs, make_trainer):
     """And the schedule is that of the new length."""
-    from lab.runs.resume import load_state, named
+    from lab.run.resume import load_state, named
     from lab.training.assemble import assemble
 
     settings, earlier = named(str(runs.folder("whole")), ["trainer.epochs=4"])

@@ -18,8 +18,8 @@ import train
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import COMPARE
 from lab.config.settings import load_for
-from lab.runs.origin import seal_of
-from lab.runs.saved import open_checkpoint
+from lab.run.origin import seal_of
+from lab.run.saved import open_checkpoint
 from lab.sweep.job import PLAN
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=4"]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lab.base.errors import UserError
 from lab.config.detection_schema import DigitScenesConfig
-from lab.config.errors import UserError
 from lab.data.scenes import _digits, draw_scene, scenes_folder
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data

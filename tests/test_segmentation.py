@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.data.batch import Batch
 from lab.tasks.segmentation.spec import OUTSIDE, SPEC
 from lab.tasks.segmentation.task import SegmentationCounts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.sets import Norm
 from lab.data.sources.shards import shards_data
@@ -266,7 +266,7 @@ def test_a_run_trains_and_predicts_by_the_names_of_its_classes(tmp_path, monkeyp
 
 def test_what_was_trained_on_is_not_scored(shards, tmp_path):
     """Shards are compared by their files, however a pattern names them; a teacher has the student's shards."""
-    from lab.runs.saved import _refuse_seen, sources_of
+    from lab.run.saved import _refuse_seen, sources_of
 
     held = write(tmp_path / "val-000.tar", [{"png": png(number), "cls": number % 3} for number in range(6)])
     known = load(words(shards, f"data.val={held}")).tree()["data"]

@@ -10,7 +10,7 @@ import torch
 from folder_parts import digit_files
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import DigitsConfig
 from lab.config.settings import load
 from lab.data.load import load_data
@@ -268,7 +268,7 @@ def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_f
     with torch.no_grad():
         guess = model.eval()((test.images - test.mean) / test.std).argmax(1)
     assert top1 == pytest.approx((guess == test.targets).float().mean().item(), abs=1e-6)
-    from lab.results.summary import rows
+    from lab.training.summary import rows
 
     table = rows(trainer, trainer.values | trainer.finish())
     assert table["test top-1"] == f"{top1:.2%}"
@@ -276,7 +276,7 @@ def test_the_best_weights_are_scored_once_on_the_test_images(make_trainer, run_f
 
 
 def test_a_run_that_was_killed_before_the_test_is_scored_when_it_goes_on(make_trainer, run_folder, quiet):
-    from lab.runs.folder import RunFolder
+    from lab.run.folder import RunFolder
 
     given = [*SMALL, "data.test=0.1", "data.train_share=0.2"]
     trainer = make_trainer(*given)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
-from lab.runs.records import read_history
+from lab.base.records import read_history
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = all(importlib.util.find_spec(f"hydra_plugins.{name}") for name in ("hydra_joblib_launcher", "hydra_submitit_launcher"))

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 import train
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data import images
-from lab.runs.resume import named
-from lab.runs.saved import load_checkpoint
+from lab.run.resume import named
+from lab.run.saved import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNT = 24
@@ -285,7 +285,7 @@ def test_the_damaged_image_of_a_large_table_is_found_when_rows_have_other_positi
 
 
 def test_other_settings_of_the_split_are_refused_for_a_saved_model(tmp_path):
-    from lab.runs.saved import _refuse_seen
+    from lab.run.saved import _refuse_seen
 
     before = load(["data=table", "data.file=a.csv", "data.image_size=16"]).tree()["data"]
     for name, value in (("held_out", 0.5), ("split", "part"), ("split_seed", 2)):

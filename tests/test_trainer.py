@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 
-from lab.config.errors import UserError
-from lab.optim.guard import NonFiniteError
-from lab.results import summary
+from lab.base.errors import NonFiniteError, UserError
 from lab.tasks.classification.metrics import ClassificationCounts
+from lab.training import summary
 
 SMALL = ["data.image_size=16", "data.augment=false"]
 PLAIN = ["model=tiny_vit", "data.image_size=32", "data.augment=false", "optim=sgd", "trainer.epochs=1", "optim.schedule.warmup_epochs=0"]
@@ -133,7 +132,7 @@ def figures(make_trainer, run_folder, quiet, *words):
 
 
 def test_the_same_seed_gives_bitwise_the_same_metrics(make_trainer, tmp_path, quiet):
-    from lab.runs.folder import RunFolder
+    from lab.run.folder import RunFolder
 
     runs = []
     for name, seed in (("one", 5), ("two", 5), ("other", 6)):

@@ -9,7 +9,7 @@ import torch
 from test_distributed import EXACT, ROOT, assert_same, torchrun
 from updater_parts import STEPS, Training, alone, reads, resumed
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import SCHEDULES, OptimConfig, ScheduleConfig
 from lab.optim.updater import BY_NUMBER, BY_TENSOR, check_optimizer, make_schedule
 

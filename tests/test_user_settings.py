@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import TrackingConfig
 from lab.config.user import runs_folder, seal
 from lab.tracking.uploader import tracking_uri

@@ -9,8 +9,8 @@ from pathlib import Path
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 IN_PLACE = {  # each with its reason
     "lab/data/scenes.py": "a folder that gets its name when it is whole",
-    "lab/runs/files.py": "the function itself",
-    "lab/runs/machine.py": "a switch of the kernel's",
+    "lab/base/files.py": "the function itself",
+    "lab/run/machine.py": "a switch of the kernel's",
     "lab/tracking/logged_model.py": "a temporary folder, which is uploaded",
 }
 DRAW = """
@@ -20,7 +20,7 @@ from pathlib import Path
 from lab.comparison.pictures import save
 from lab.tasks.detection.plots import precision_recall_picture
 from lab.tasks.plots import average_precision_picture, calibration_picture, confusion_picture
-from lab.results.frames import write_rows
+from lab.run.frames import write_rows
 
 names = [f"class {i}" for i in range(20)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.runs.folder import RunFolder
+from lab.run.folder import RunFolder
 from lab.tracking.writers import WriterThread
 
 ROOT = Path(__file__).resolve().parents[1]

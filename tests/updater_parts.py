@@ -154,7 +154,7 @@ def alone(name: str, **options: Any) -> dict[str, Any]:
 
 
 def refusal(name: str, **options: Any) -> str:
-    from lab.config.errors import UserError
+    from lab.base.errors import UserError
 
     try:
         Training(name, spread=True, **options)

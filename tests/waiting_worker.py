@@ -9,11 +9,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 
 import torch
 
+from lab.base.errors import RankError
+from lab.base.stop import Stop
 from lab.processes import rank_failures
-from lab.training.stop import Stop
 
 
-def end(error: rank_failures.RankError) -> None:
+def end(error: RankError) -> None:
     Path(sys.argv[1]).write_text(str(error))
 
 
@@ -25,5 +26,5 @@ try:
         if torch.distributed.get_rank() == 1:
             raise ValueError("the second one's fault")
         store.wait(["what never comes"], timedelta(seconds=300))
-except rank_failures.RankError:
+except RankError:
     sys.exit(1)

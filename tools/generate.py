@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from lab.runs.files import write_text
+from lab.base.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 

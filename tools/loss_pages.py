@@ -14,7 +14,7 @@ from tables import ROOT, formula, members, targets_of, title_of, titles
 from torch import Tensor
 
 import lossforge.losses
-from lab.runs.files import save_figure
+from lab.base.files import save_figure
 from lossforge.bench.report import Report, load, tables
 from lossforge.losses.base.declare import Declared
 from lossforge.losses.base.docs import COMMON

@@ -11,7 +11,7 @@ from lab.comparison.schema import CompareConfig
 from lab.config.choices import SCHEMAS
 from lab.config.help import walked
 from lab.config.schema import BenchConfig, TrainConfig
-from lab.sweep.schema import SEARCHES
+from lab.config.sweep_schema import SEARCHES
 from lossforge.bench.report.tables import markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"

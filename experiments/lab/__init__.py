@@ -1,12 +1,13 @@
-"""The experiments as a library: `lab.train("loss=focal")` does what `experiments/train.py loss=focal` does."""
+"""The experiments as a library: `lab.train("loss=focal")` does what `experiments/train.py loss=focal` does.
+
+Functions import what they need, because every script begins with this module and torch takes seconds to load.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from lab import runs
 
 if TYPE_CHECKING:
     from lab.comparison.app import ComparisonResult
@@ -39,7 +40,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, callbacks: Sequ
         >>> result = lab.train("experiment=quick", "loss=focal")
         >>> result.values["best_top1"], result.checkpoint
     """
-    from lab.runs.resume import chosen
+    from lab.run.resume import chosen
     from lab.training.session import run_training
 
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
@@ -111,7 +112,7 @@ def predict(
     """
     import pandas
 
-    from lab.config.errors import UserError
+    from lab.base.errors import UserError
     from lab.results.prediction import asked_prediction, predicted
 
     paths = [Path(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
@@ -127,6 +128,22 @@ def predict(
                 raise UserError(f"{path}: {found}")
             rows += [{"image": str(path)} | each for each in found.tree()]
     return pandas.DataFrame(rows)
+
+
+def runs(pattern: str | Path | None = None) -> Any:
+    """Return a pandas frame with a row for each run folder that the pattern matches, the oldest first, also within sweeps.
+
+    Without a pattern these are the runs where `lab.train` writes them by default: in LOSSFORGE_RUNS, the folder of the user's file,
+    or runs/.
+
+    Columns: name, app, status, seconds, each setting, and the last value of each metric; the index is the folder.
+
+    Raises:
+        UserError: no run matches, or a run's records are damaged.
+    """
+    from lab.run.frames import runs_frame
+
+    return runs_frame(pattern)
 
 
 def _checkpoint(given: Any) -> str:
@@ -163,9 +180,9 @@ def compare(*overrides: str) -> "ComparisonResult":
 @contextmanager
 def _app(name: str, overrides: Sequence[str], config_dir: str | Path | None = None) -> Iterator[list[str]]:
     """Run an app inside the block, and leave the process as it was; yield the overrides without options."""
+    from lab.base.errors import UserError
     from lab.config.command import command
-    from lab.config.errors import UserError
-    from lab.runs.run import called_as
+    from lab.run.run import called_as
     from lab.training.surroundings import left_as_found
 
     for each in overrides:

@@ -6,8 +6,8 @@ from typing import IO, Any
 
 import torch
 
-from lab.runs.files import write_whole
-from lab.runs.folder import RunFolder
+from lab.base.files import write_whole
+from lab.run.folder import RunFolder
 from lab.training.console import Console
 from lossforge.bench.cases import Case
 from lossforge.bench.contenders import Contender, contenders

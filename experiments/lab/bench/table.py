@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from lab.runs.files import write_whole
-from lab.runs.folder import RunFolder
+from lab.base.files import write_whole
+from lab.run.folder import RunFolder
 from lossforge.bench.report import Report, Row
 from lossforge.bench.report.pictures import main_rows, memory_picture, scaling_picture, scaling_rows, time_picture
 

@@ -9,6 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.base.files import write_text
+from lab.base.formats import markdown_text
+from lab.base.masks import masked
+from lab.base.stop import Stop
 from lab.comparison.links import view_of
 from lab.comparison.page import lead, page
 from lab.comparison.pictures import PICTURES, save
@@ -16,19 +20,15 @@ from lab.comparison.results import Comparison, compare_runs
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import CompareConfig
 from lab.comparison.tables import cells_csv, figures, markdown, runs_csv, sheets, terminal
-from lab.config.masks import masked
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
-from lab.runs.files import write_text
-from lab.runs.folder import RunFolder
-from lab.runs.formats import markdown_text
-from lab.runs.run import Run, record_start
+from lab.run.folder import RunFolder
+from lab.run.run import Run, record_start
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE
 from lab.tracking.uploader import tracking_uri
 from lab.tracking.views import pages_hint, pages_of
 from lab.training.console import Console
-from lab.training.stop import Stop
 
 PAGE = "comparison.html"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from lab.base.errors import UserError, unknown
 from lab.comparison.runs import Run, parse_condition
 from lab.comparison.stats import Difference, Mean, Point
-from lab.config.errors import UserError, unknown
 
 Key = tuple[str, ...]
 # settings that do not change what the model learns; `loss` and `model` stand for the names of both, and the device is a tag

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab.base.files import save_figure
 from lab.comparison.results import Comparison
-from lab.runs.files import save_figure
 
 # of middle lightness, to be distinct on white and on black; grey is the baseline's
 COLORS = ("#3b82c4", "#e0662e", "#2a9d62", "#b14fb5", "#b8860b", "#d1495b", "#1a9aa8", "#7a5ad1", "#8c564b", "#6b8e23")

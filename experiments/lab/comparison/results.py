@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from lab.base.errors import UserError, unknown
 from lab.comparison.grid import Cell, Grid, Key, find_baselines, lay_out
 from lab.comparison.runs import Run, Store
 from lab.comparison.schema import CompareConfig
 from lab.comparison.stats import Difference, Point, mean_of, paired_difference, write_verdicts
-from lab.config.errors import UserError, unknown
 from lab.training.monitor import is_lower_better
 
 MONITORS = ("map", "top1", "accuracy")  # for runs that do not record which metric their task is monitored by

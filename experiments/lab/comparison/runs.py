@@ -1,16 +1,14 @@
 """The runs of a comparison: read from an MLflow store, chosen by experiment, sweep, tag and setting."""
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from lab.base.errors import UserError, unknown
+from lab.base.formats import visible
 from lab.comparison.schema import CompareConfig
-from lab.config.errors import UserError, unknown
-from lab.runs.formats import visible
-from lab.tracking.places import sqlite_file
-from lab.tracking.store import client_of, reason
+from lab.tracking.store import open_client
 
 PARENT = "mlflow.parentRunId"
 NOT_TRAINING = ("compare", "checkpoint")  # tags of comparisons and of evaluations
@@ -39,7 +37,7 @@ class Store:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.client = _client(uri)
+        self.client = open_client(uri)
 
     def experiments(self, names: list[str]) -> dict[str, str]:
         """Return the experiments whose names match, as id: name, in the order of `names`.
@@ -164,13 +162,3 @@ def _run(stored: Any) -> Run:
     name, data = visible(info.run_name or info.run_id), stored.data
     tags = {visible(key): visible(value) for key, value in data.tags.items()}
     return Run(info.run_id, info.experiment_id, name, info.status, info.start_time or 0, params, dict(data.metrics), tags)
-
-
-def _client(uri: str) -> Any:
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    if (database := sqlite_file(uri)) and not database.is_file():
-        raise UserError(f"tracking.uri={uri}: {database} does not exist; train first, or name the store of your runs.")
-    try:
-        return client_of(uri)
-    except Exception as error:  # each kind of store fails in its own ways
-        raise UserError(f"tracking.uri={uri}: cannot be read: {reason(error, uri)}") from None

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.base.formats import markdown_text, visible
 from lab.comparison.results import COSTS, GPU_MEMORY, Comparison, counted
 from lab.comparison.stats import Difference, Mean
-from lab.results.frames import csv_text
-from lab.runs.formats import markdown_text, visible
+from lab.run.frames import csv_text
 
 MARKS = {"better": "▲", "worse": "▼", "not shown": "○", "": ""}
 

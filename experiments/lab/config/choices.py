@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from lab.base.errors import UserError, unknown
 from lab.config import schema
-from lab.config.errors import UserError, unknown
 from lab.config.loss_schema import LOSSES
 from lab.config.model_view import fill_from_model
 from lab.config.objects import find

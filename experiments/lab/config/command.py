@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.aborted import ABORTED
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.ranks import refuse_several
 from lab.config.terminal import fitted, show
-from lab.processes.ranks import refuse_several
 
 CONFIG_FOLDERS = "LOSSFORGE_CONFIG_DIR"
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}

@@ -6,10 +6,17 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from lab.config.errors import unknown
+from lab.base.errors import unknown
 from lab.config.schema import range_text
 from lab.config.settings import SEARCH, TRAIN, App, groups, typed
 from lab.config.terminal import fitted
+
+EVALUATE_USAGE = (
+    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
+    "       [tta=flip|five_crop] [export.format=onnx]\n"
+    "       [group=option ...] [group.setting=value ...] [--cfg]"
+)
+PREDICT_USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""User code, found by `package.module:name` or `path/to/file.py:name`."""
+"""Code by its name: the app's own by `package.module:name`, a user's by `path/to/file.py:name`, too."""
 
-from typing import Any
+import pkgutil
+from collections.abc import Callable
+from typing import Any, cast
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 
 def find(setting: str, target: str) -> Any:
@@ -19,6 +21,11 @@ def find(setting: str, target: str) -> Any:
         raise UserError(f"{setting}={target}: {error}") from error
     except Exception as error:
         raise UserError(f"{setting}={target}: its own code fails: {type(error).__name__}: {error}") from error
+
+
+def find_object(named: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, or import it if it is given as module:name."""
+    return cast(Callable[..., Any], pkgutil.resolve_name(named)) if isinstance(named, str) else named
 
 
 def made(setting: str, target: str, found: Any) -> Any:

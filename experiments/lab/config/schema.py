@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from math import isfinite
 from typing import Any
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import LOSSES, LossConfig
 

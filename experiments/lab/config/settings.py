@@ -17,14 +17,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from lab.base.errors import UserError, nearest, unknown
+from lab.base.formats import one_form
+from lab.base.masks import masked, masked_tree
 from lab.config.choices import SCHEMAS, agree, schema_of
 from lab.config.command import config_folders
-from lab.config.errors import UserError, nearest, unknown
-from lab.config.masks import masked, masked_tree
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
-from lab.config.user import runs_folder
-from lab.runs.formats import one_form
-from lab.sweep.schema import SEARCHES, SweepConfig
+from lab.config.sweep_schema import SEARCHES, SweepConfig
+from lab.config.user import chosen_uri, runs_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf"
@@ -60,12 +60,10 @@ class Settings(Generic[Config]):
 
         recorded: the store of the run that would go on.
         """
-        from lab.tracking.uploader import chosen_uri
-
         tree, config = self.tree(), cast(Any, self.config)
         owner = tree.get("trainer", tree)
         owner["runs"] = str(runs_folder(owner["runs"]))
-        tree["tracking"]["uri"] = masked(chosen_uri(config.tracking, recorded))
+        tree["tracking"]["uri"] = masked(chosen_uri(config.tracking.uri, recorded))
         return yaml.safe_dump(tree, sort_keys=False)
 
     def flat(self) -> dict[str, str]:

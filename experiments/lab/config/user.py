@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from lab.config.errors import UserError, unknown
-from lab.runs.files import open_to_write, read_bytes, read_text
+from lab.base.errors import UserError, unknown
+from lab.base.files import open_to_write, read_bytes, read_text
 
 FILE = "lossforge.yaml"
 """Below XDG_CONFIG_HOME, which is ~/.config by default."""
@@ -69,6 +69,21 @@ def user_settings() -> Mapping[str, str]:
 def runs_folder(given: str | None) -> Path:
     """Return the folder of run folders: the one given, else the user's, else runs/ in the current folder."""
     return Path(os.path.expanduser(given or user_default("runs") or "runs")).absolute()
+
+
+def chosen_uri(given: str | None, recorded: str | None = None) -> str:
+    """Return MLflow's address: the one given, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's.
+
+    The last choice is mlflow.db in the current folder, which `mlflow ui` opens by default.
+    """
+    server = recorded if recorded and not recorded.startswith("sqlite:") else None
+    return (
+        given
+        or os.environ.get(VARIABLES["tracking_uri"])
+        or server
+        or user_default("tracking_uri")
+        or f"sqlite:///{Path('mlflow.db').absolute()}"
+    )
 
 
 def has_key() -> bool:

@@ -10,8 +10,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError, first_line
-from lab.runs.files import refuse_special
+from lab.base.errors import UserError, first_line
+from lab.base.files import refuse_special
 
 if TYPE_CHECKING:
     import pandas

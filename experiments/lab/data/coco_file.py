@@ -17,7 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.files import UnfitFileError, read_bytes
+from lab.base.formats import one_form
 from lab.data.exif import SHOWN, note, sizes_of, take_both
 from lab.data.images import (
     UNREADABLE,
@@ -32,8 +34,6 @@ from lab.data.images import (
     unreadable,
     with_slashes,
 )
-from lab.runs.files import UnfitFileError, read_bytes
-from lab.runs.formats import one_form
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float]  # xywh, label, crowd, area

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from PIL import ExifTags, Image
 
-from lab.runs.formats import visible
+from lab.base.formats import visible
 
 Size = tuple[int, int]  # height, width
 SHOWN, STORED = "shown", "stored"

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from PIL import Image
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
+from lab.base.formats import visible
 from lab.config.settings import ROOT
 from lab.config.user import user_default, user_file
 from lab.data.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
-from lab.runs.files import UnfitFileError, read_bytes, refuse_special, write_text
-from lab.runs.formats import visible
 
 MOST_PIXELS = 89_478_485  # Pillow's own limit, from which on it warns; a picture so large takes 1.5 GB in predict.py
 FEW = 5000  # so many images are checked within seconds

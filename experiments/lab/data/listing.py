@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from lab.config.errors import UserError
-from lab.runs.formats import one_form, visible
+from lab.base.errors import UserError
+from lab.base.formats import one_form, visible
 
 SYSTEM = (
     *("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found", "System Volume Information", "Thumbs.db", "ehthumbs.db"),

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import torch
 
+from lab.base.errors import UserError
 from lab.config import schema
-from lab.config.errors import UserError
 from lab.data.augment import crop_and_flip, random_affine
 from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate, class_of

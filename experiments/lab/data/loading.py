@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, default_collate, get_worker_info
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.ranks import launched_here
+from lab.base.seeds import seed_of
 from lab.data.sampler import order_of
-from lab.data.seeds import seed_of
 from lab.processes import distributed
-from lab.processes.ranks import launched_here
 
 MOST_WORKERS = 16  # if data.workers is null
 

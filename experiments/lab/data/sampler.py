@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.objects import find
 from lab.config.schema import SAMPLERS, ImagesConfig
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.formats import one_form
 from lab.config.schema import ImagesConfig
 from lab.data.cells import numbers, read_cells, rows_of, texts
-from lab.runs.formats import one_form
 
 COLUMNS = ("path", "index", "label", "weight", "group")
 DIGITS = 18  # of a number that names a class or a group; int refuses thousands

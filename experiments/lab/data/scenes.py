@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image, ImageDraw
 
+from lab.base.errors import UserError
 from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
-from lab.config.errors import UserError
 from lab.data.loading import number_of_workers
 from lab.data.split import split
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.seeds import seed_of
 from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.loading import Shares
 from lab.data.sampler import order_of
 from lab.data.samples import Annotations
-from lab.data.seeds import seed_of
 from lab.data.split import held_out_by, split
 from lab.processes import distributed
 

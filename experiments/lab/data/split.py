@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import FoldConfig, SplitConfig
 
 Positions = list[int]

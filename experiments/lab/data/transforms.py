@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.objects import find, made
 from lab.config.schema import PhotosConfig
 from lab.data.pixels import as_pixels

@@ -12,10 +12,6 @@ from lab.data.batch import Tensors
 from lab.processes import distributed
 
 
-class NonFiniteError(Exception):
-    """Too many updates in a row had a nan or infinite loss."""
-
-
 @dataclass
 class Kept:
     tensors: dict[str, Tensor]

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lab.runs.files import save_figure
+from lab.base.files import save_figure
 
 DIVERGED = 4.0
 """The test ends where the smoothed loss is this many times its lowest value."""

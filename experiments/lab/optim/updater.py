@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.config.objects import find
 from lab.config.schema import OptimConfig
 from lab.processes.parallel import Parts, own_part
-from lab.runs.parts import fault_of_optimizer
+from lab.run.parts import fault_of_optimizer
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
 # No optimiser says whether it may step a part of a tensor, so they are listed, and tests step each over two processes.

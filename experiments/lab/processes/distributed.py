@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.data.seeds import seed_of
-from lab.processes.ranks import launched, local_rank
+from lab.base.ranks import launched, local_rank
+from lab.base.seeds import seed_of
 
 # while one rank writes a checkpoint or computes a metric, the other ranks wait
 TIMEOUT_MINUTES = 30

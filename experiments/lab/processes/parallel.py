@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import TrainerConfig
 from lab.processes import distributed
 

@@ -17,10 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lab.config.errors import UserError
-from lab.optim.guard import NonFiniteError
-from lab.processes.ranks import launched, launched_here, local_rank
-from lab.training.stop import StoppedError
+from lab.base.errors import NonFiniteError, RankError, UserError
+from lab.base.ranks import launched, launched_here, local_rank
+from lab.base.stop import StoppedError
 
 TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""
@@ -28,10 +27,6 @@ KILLED = "was killed: its process ended without a word, as by kill -9 or where m
 GRACE_SECONDS = 5.0
 GONE_SECONDS = 3.0
 STOP_SECONDS = 20.0  # torchrun kills a process 30 s after it asked it to stop
-
-
-class RankError(Exception):
-    """Another rank failed and has reported why, or was killed."""
 
 
 def announce(error: BaseException, text: str) -> str:

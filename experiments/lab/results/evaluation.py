@@ -7,19 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.masks import masked
+from lab.config.help import EVALUATE_USAGE
 from lab.config.schema import FolderConfig
 from lab.config.settings import ROOT, Settings, absolute, value_of
 from lab.config.user import runs_folder
-from lab.results.frames import write_rows
-from lab.runs.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
+from lab.data.sets import Chained, Norm
+from lab.run.export import FAILED, check_export, export, export_onnx, reported
+from lab.run.frames import frame_of, in_short, write_rows
+from lab.run.machine import describe
+from lab.run.run import Run
+from lab.run.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
+from lab.sweep.job import PLAN
+from lab.tasks.test_time import several_views
+from lab.tracking.datasets import data_sets
+from lab.tracking.uploader import tracking_uri
+from lab.training.assemble import assemble
+from lab.training.console import LOG, Console
+from lab.training.failures import explained
 
 NAMES = {"val": "held-out", "test": "test", "train": "training", "all": "overall"}
-USAGE = (
-    "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
-    "       [tta=flip|five_crop] [export.format=onnx]\n"
-    "       [group=option ...] [group.setting=value ...] [--cfg]"
-)
 
 
 @dataclass(repr=False)
@@ -59,19 +67,6 @@ class EvaluationResult:
         return _read(self.folder / "per_class.csv")
 
 
-def frame_of(values: dict[str, float]) -> Any:
-    """Return a pandas frame with one column, `value`, and a row for each name."""
-    import pandas
-
-    return pandas.Series(values, name="value", dtype=float).rename_axis("metric").to_frame()
-
-
-def in_short(values: dict[str, float]) -> str:
-    """Return the first few figures that name no class, for a result's text."""
-    shown = [f"{name}={value:.4g}" for name, value in values.items() if "/" not in name and name != "samples"]
-    return ", ".join(shown[:4])
-
-
 def _read(path: Path) -> Any:
     import pandas
 
@@ -85,7 +80,7 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
     Raises:
         UserError: a word is wrong, or the checkpoint cannot be read.
     """
-    checkpoint, others = checkpoint_of(overrides, USAGE)
+    checkpoint, others = checkpoint_of(overrides, EVALUATE_USAGE)
     own, others = divided(others, ("split", "tta"))
     split = own.get("split", "val")
     if split not in NAMES:
@@ -112,16 +107,6 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         tta: views whose mean prediction is scored.
         onnx: whether to export the model as ONNX, too.
     """
-    from lab.data.sets import Norm
-    from lab.runs.export import FAILED, check_export, export, export_onnx, reported
-    from lab.runs.machine import describe
-    from lab.runs.run import Run
-    from lab.tasks.test_time import several_views
-    from lab.tracking.datasets import data_sets
-    from lab.training.assemble import assemble
-    from lab.training.console import LOG, Console
-    from lab.training.failures import explained
-
     config, state = settings.config, saved.state
     if onnx:
         check_export(config)
@@ -187,8 +172,6 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
 
 
 def _chained(loaders: list[Any], name: str) -> Any:
-    from lab.data.sets import Chained
-
     if any(hasattr(loader, "file") for loader in loaders):
         raise UserError(f"split=all: data={name} has annotation files, which are scored one by one: split=train, val or test.")
     return Chained(loaders)
@@ -205,9 +188,6 @@ def _loader(data: Any, split: str, name: str) -> Any:
 
 def _training(settings: Settings[Any], saved: Saved) -> dict[str, str]:
     """Return tags that lead to the training run; evaluation is nested in it if both are in one store."""
-    from lab.config.masks import masked
-    from lab.tracking.uploader import tracking_uri
-
     run_id = saved.run.get("run_id")
     if not run_id:
         return {}
@@ -218,8 +198,6 @@ def _training(settings: Settings[Any], saved: Saved) -> dict[str, str]:
 
 def _runs(given: str | None) -> str | None:
     """Return the folder of runs; for a run of a sweep, the folder that holds the sweep."""
-    from lab.sweep.job import PLAN
-
     folder = runs_folder(given)
     return str(folder.parent) if (folder / PLAN).is_file() else given
 

@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from lab.aborted import ABORTED, begin_work
+from lab.base.errors import UserError, unknown
+from lab.base.files import remove_unfinished, write_text, write_whole
+from lab.base.formats import visible
 from lab.config.choices import spec_of
-from lab.config.errors import UserError, unknown
+from lab.config.help import PREDICT_USAGE
 from lab.config.settings import absolute, groups
-from lab.runs.saved import checkpoint_of, divided, open_checkpoint, settings_of
+from lab.data.images import SUFFIXES, UNREADABLE, reason
+from lab.data.listing import hidden, kinds_of, passed_over
+from lab.data.pixels import read_image, shown
+from lab.run.machine import pick_device
+from lab.run.predict import draw, predictor
+from lab.run.saved import checkpoint_of, divided, open_checkpoint, settings_of
+from lab.training.failures import explained
 
-USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."
 OWN = ("out", "top", "score")
 
 
@@ -56,7 +64,7 @@ def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPredic
     Raises:
         UserError: a word is wrong, the checkpoint cannot be read, or no image is there.
     """
-    checkpoint, others = checkpoint_of(overrides, USAGE)
+    checkpoint, others = checkpoint_of(overrides, PREDICT_USAGE)
     own, others = _own(others)
     top, score = _number("top", own.get("top", "5"), 1, 1000), _number("score", own.get("score", "0.3"), 0, 1)
     out = absolute(own.get("out"), Path("predictions").absolute())
@@ -94,9 +102,6 @@ def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[P
     Raises:
         UserError: no image is given.
     """
-    from lab.data.images import SUFFIXES
-    from lab.data.listing import hidden, kinds_of, passed_over
-
     kinds = (*SUFFIXES, *more)
     files: list[Path] = []
     missing: list[Path] = []
@@ -111,7 +116,7 @@ def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[P
             (files if os.path.isfile(path) else missing).append(path)
     said = passed_over(kinds_of(passed))
     if not files:
-        raise UserError("\n".join(map(_absent, missing)) or f"no image was given{f', and {said}' if said else ''}.\n{USAGE}")
+        raise UserError("\n".join(map(_absent, missing)) or f"no image was given{f', and {said}' if said else ''}.\n{PREDICT_USAGE}")
     return files, missing, said
 
 
@@ -121,12 +126,6 @@ def _absent(path: Path) -> str:
 
 def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
     """Yield each file with its image and the prediction; without an image, the reason why it has none."""
-    from lab.data.images import UNREADABLE, reason
-    from lab.data.pixels import read_image
-    from lab.runs.machine import pick_device
-    from lab.runs.predict import predictor
-    from lab.training.failures import explained
-
     config = asked.settings.config
     device = pick_device(config.trainer.device)
     with explained(config):
@@ -145,11 +144,6 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
 
 def predict(asked: AskedPrediction) -> int:
     """Write and print predictions; at the end name the paths of no image, and return 1 if there are any, 130 after Ctrl-C."""
-    from lab.data.pixels import shown
-    from lab.runs.files import remove_unfinished, write_text, write_whole
-    from lab.runs.formats import visible
-    from lab.runs.predict import draw
-
     out = asked.out
     try:
         out.mkdir(parents=True, exist_ok=True)

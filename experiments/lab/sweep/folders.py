@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from lab.runs.origin import are_settings, read_config
-from lab.runs.records import NAME, History, read_history
+from lab.base.records import NAME, History, read_history
+from lab.run.origin import are_settings, read_config
 
 BESIDE = ("name", "tracking", "resume", "trust")  # settings that do not change what a run computes; neither does trainer.runs
 

@@ -13,14 +13,14 @@ from typing import IO, Any
 
 import yaml
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.files import open_to_append, read_text, try_lock
+from lab.base.formats import visible
+from lab.base.records import History, read_history
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, load, quoted
-from lab.runs.files import open_to_append, read_text, try_lock
-from lab.runs.folder import RunFolder, running
-from lab.runs.formats import visible
-from lab.runs.records import History, read_history
-from lab.runs.run import record_start, write_error
+from lab.run.folder import RunFolder, running
+from lab.run.run import record_start, write_error
 from lab.sweep.folders import runs_of
 from lab.sweep.plan import is_tracking
 from lab.sweep.stop import Stop

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.config.settings import CONF, ROOT, quoted
 from lab.sweep.job import run_job
 from lab.sweep.stop import Stop

@@ -11,12 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import SEARCH, each_value, groups, load, load_for, parsed
+from lab.config.sweep_schema import SearchConfig
 from lab.config.user import runs_folder
 from lab.sweep.folders import essence
-from lab.sweep.schema import SearchConfig
 
 
 @dataclass

@@ -6,10 +6,10 @@ Hydra's own sweeper for Optuna begins a trial anew that was interrupted; here it
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from lab.config.errors import UserError
-from lab.runs.records import History
+from lab.base.errors import UserError
+from lab.base.records import History
+from lab.config.sweep_schema import OptunaConfig
 from lab.sweep.plan import Axis, Job, Plan
-from lab.sweep.schema import OptunaConfig
 from lab.training.monitor import Monitor
 
 DATABASE = "optuna.db"

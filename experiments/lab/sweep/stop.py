@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from lab.runs.files import read_text, write_text
-from lab.runs.folder import gone
+from lab.base.files import read_text, write_text
+from lab.run.folder import gone
 
 FILE = ".stop"
 PAUSE = 1.0  # signals within so many seconds count as one, because `uv run` repeats a signal that its process group has already received

@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 
-from lab.config.errors import UserError
-from lab.config.masks import masked, masked_tree
-from lab.results.frames import write_rows
-from lab.runs.files import write_text
-from lab.runs.folder import RunFolder
-from lab.runs.formats import visible
-from lab.runs.records import History
-from lab.runs.run import source_tags
+from lab.base.errors import UserError
+from lab.base.files import write_text
+from lab.base.formats import visible
+from lab.base.masks import masked, masked_tree
+from lab.base.records import History
+from lab.run.folder import RunFolder
+from lab.run.frames import write_rows
+from lab.run.run import source_tags
 from lab.sweep.folders import runs_of
 from lab.sweep.job import PLAN
 from lab.sweep.launch import launch, launcher_name, make_launcher

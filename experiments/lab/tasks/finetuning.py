@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.config.settings import ROOT, absolute
-from lab.runs.saved import file_of, read_checkpoint, refuse_nan
+from lab.run.saved import file_of, read_checkpoint, refuse_nan
 
 BACKBONE = "backbone"
 MEASURED = ("target_mean", "target_deviation")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 LOGITS_AT_ONCE = 2**26
 """As many as metrics of training take, 256 MiB in float32."""

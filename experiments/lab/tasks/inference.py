@@ -9,12 +9,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
+from lab.base.errors import UserError
 from lab.config.choices import spec_of
-from lab.config.errors import UserError
 from lab.config.schema import ClassifierConfig, DataConfig, PhotosConfig, TrainConfig
 from lab.data.sets import Norm, normalised
-from lab.runs.export import Exportable, Images
-from lab.runs.predict import Asked, Prediction, Predictor
+from lab.data.transforms import held_out_transform
+from lab.run.export import Exportable, Images
+from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import activation_of, probabilities
 from lab.tasks.models import build_model
 
@@ -101,8 +102,6 @@ def prepared_as(config: DataConfig, size: int, norm: Norm) -> dict[str, Any]:
 def reader(config: DataConfig, size: int, norm: Norm) -> Reader:
     """Return a function that prepares an image like the run's held-out ones: (1, C, H, W), normalised."""
     if isinstance(config, PhotosConfig):
-        from lab.data.transforms import held_out_transform
-
         transform = held_out_transform(config, norm)
         mean, std = norm.on(torch.device("cpu"))
 

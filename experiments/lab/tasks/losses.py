@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.config.loss_schema import (
     BceConfig,
     CrossEntropyConfig,

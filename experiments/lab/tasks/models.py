@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.config.errors import UserError, first_line, nearest
+from lab.base.errors import UserError, first_line, nearest
 from lab.config.model_view import model_view, timm_name
 from lab.config.objects import find
 from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig

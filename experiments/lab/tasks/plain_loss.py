@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.data.batch import Batch
 
 

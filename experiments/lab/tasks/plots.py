@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from lab.runs.files import save_figure
+from lab.base.files import save_figure
 from lab.tasks.classification.metrics import ClassificationResult
 
 

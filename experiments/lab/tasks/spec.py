@@ -1,9 +1,8 @@
 """The record of a task: all that the app must know of it before torch is imported."""
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from lab.config.schema import ClassifierConfig, DataConfig, ModelConfig, TaskConfig
 
@@ -19,10 +18,10 @@ class TaskSpec:
         losses: names of the losses that fit, with `custom` if custom losses do.
         build: a function of (config, device, norm), or its module:name, which opens the data and returns a lab.tasks.task.Task. norm is
             the normalisation of a saved model's images, None for a new model.
-        predict: a function of (config, classes, lab.runs.predict.Asked), or its module:name, which returns the model and a function from an
-            image to a lab.runs.predict.Prediction; None if predict.py does not support the task. The default is for classifiers.
+        predict: a function of (config, classes, lab.run.predict.Asked), or its module:name, which returns the model and a function from an
+            image to a lab.run.predict.Prediction; None if predict.py does not support the task. The default is for classifiers.
         read: which of `top` and `score` of predict.py its predictor reads.
-        export: a function of (config, classes, norm), or its module:name, which returns a lab.runs.export.Exportable; None if the
+        export: a function of (config, classes, norm), or its module:name, which returns a lab.run.export.Exportable; None if the
             task's models are not exported. The default is for classifiers.
         scored_as: a function from the task's settings to those under which evaluate.py scores a saved model; None: they are the same.
         data_schemas: schemas of data sets that come with the task, by name.
@@ -50,8 +49,3 @@ class TaskSpec:
     @property
     def name(self) -> str:
         return self.config().name
-
-
-def find_object(named: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, or import it if it is given as module:name."""
-    return cast(Callable[..., Any], pkgutil.resolve_name(named)) if isinstance(named, str) else named

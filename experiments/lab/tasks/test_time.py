@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 
 SIDE = 0.875  # of a crop, as a share of the image's
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lab.base.files import sha256_of
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Data, Loader
-from lab.runs.files import sha256_of
 
 READING = ("name", "batch_size", "eval_batch_size", "augment", "workers", "download", "check", "in_memory")
 """Data settings that change how data is read, but not its contents."""

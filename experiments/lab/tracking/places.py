@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.files import UnfitFileError, refuse_special, refuse_to_write
 from lab.config.schema import TrackingConfig
-from lab.runs.files import UnfitFileError, refuse_special, refuse_to_write
 
 CONTROLS = re.compile("[\0-\x1f\x7f-\x9f]")
 LOCK = ".lock"  # ends the name of the file that we lock while we create or migrate a store

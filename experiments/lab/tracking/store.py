@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.config.errors import UserError
-from lab.config.masks import masked
-from lab.runs.files import UNFINISHED, locked
+from lab.base.errors import UserError
+from lab.base.files import UNFINISHED, locked
+from lab.base.masks import masked
+from lab.tracking.logged_model import write_model
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write, sqlite_file
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
@@ -104,8 +105,6 @@ class Store:
         registered: the only name that is taken; any other record's model is sent, and not registered.
         """
         from mlflow.entities import LoggedModelOutput
-
-        from lab.tracking.logged_model import write_model
 
         run = self.client.get_run(self.run_id)
         tag = f"{key}-{record['step']}"
@@ -318,6 +317,21 @@ def client_of(uri: str) -> Any:
     client = MlflowClient(tracking_uri=uri)
     client.search_experiments(max_results=1)
     return client
+
+
+def open_client(uri: str) -> Any:
+    """Return MLflow's client to read a store of runs.
+
+    Raises:
+        UserError: the store does not exist, or cannot be read.
+    """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    if (database := sqlite_file(uri)) and not database.is_file():
+        raise UserError(f"tracking.uri={uri}: {database} does not exist; train first, or name the store of your runs.")
+    try:
+        return client_of(uri)
+    except Exception as error:  # each kind of store fails in its own ways
+        raise UserError(f"tracking.uri={uri}: cannot be read: {reason(error, uri)}") from None
 
 
 def files_at(uri: str, location: str, names: Iterable[str], *, anywhere: bool) -> Any:

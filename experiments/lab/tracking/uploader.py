@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from lab.config.errors import UserError
-from lab.config.masks import MASK, masked
+from lab.base.errors import UserError
+from lab.base.files import read_text, try_lock, write_text
+from lab.base.formats import markdown_code, visible
+from lab.base.masks import MASK, masked
+from lab.base.records import identity_of, lines_of
 from lab.config.schema import TrackingConfig
-from lab.config.user import has_key, is_sealed, seal, user_default
-from lab.runs.files import read_text, try_lock, write_text
-from lab.runs.formats import markdown_code, visible
-from lab.runs.records import identity_of, lines_of
+from lab.config.user import VARIABLES, chosen_uri, has_key, is_sealed, seal
 from lab.tracking.names import valid_name
 from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment
@@ -31,7 +31,7 @@ STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "seal": str}
 SEALED = ("uri", "run_id", "key")
 TAGGED = ("start", "resume", "fork", "tags")  # kinds of records that hold tags
-VARIABLE = "MLFLOW_TRACKING_URI"
+VARIABLE = VARIABLES["tracking_uri"]
 SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
@@ -55,7 +55,7 @@ def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
     Raises:
         UserError: MLflow has no such stores, or as `completed`.
     """
-    uri = completed(chosen_uri(config, recorded))
+    uri = completed(chosen_uri(config.uri, recorded))
     said, scheme = f"tracking.uri={masked(uri)}", uri.partition(":")[0].partition("+")[0].lower()
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         raise UserError(f"{said}: has no scheme; for a server http://{uri} is expected.")
@@ -81,15 +81,6 @@ def checked_uri(config: TrackingConfig, recorded: str | None = None) -> str:
     uri = tracking_uri(config, recorded)
     refuse_foreign(uri, config)
     return uri
-
-
-def chosen_uri(config: TrackingConfig, recorded: str | None = None) -> str:
-    """Return the setting, else MLFLOW_TRACKING_URI, else the server where a run is `recorded`, else the user's, else mlflow.db here.
-
-    `mlflow ui` opens that file by default.
-    """
-    server = recorded if recorded and not recorded.startswith("sqlite:") else None
-    return config.uri or os.environ.get(VARIABLE) or server or user_default("tracking_uri") or f"sqlite:///{Path('mlflow.db').absolute()}"
 
 
 def completed(uri: str) -> str:

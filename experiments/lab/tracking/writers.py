@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from lab.config.errors import UserError
-from lab.config.masks import masked
+from lab.base.errors import UserError
+from lab.base.files import read_text, write_text
+from lab.base.formats import markdown_text
+from lab.base.masks import masked
 from lab.config.schema import TrackingConfig
-from lab.runs.files import read_text, write_text
-from lab.runs.formats import markdown_text
 from lab.tracking.uploader import print_now, records_from, run_key
 
 MALFORMED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # errors of a malformed record

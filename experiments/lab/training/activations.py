@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.processes.parallel import blocks
 
 

@@ -6,16 +6,16 @@ from typing import Any
 from torch import nn
 
 from lab.config.choices import spec_of
+from lab.config.objects import find_object
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
 from lab.data.sets import Norm
 from lab.optim.updater import check_optimizer
 from lab.processes import distributed
-from lab.runs.export import exports
-from lab.runs.machine import pick_device, seed_all, seed_rank
+from lab.run.export import exports
+from lab.run.machine import pick_device, seed_all, seed_rank
 from lab.tasks.finetuning import freeze, load_own_weights
 from lab.tasks.models import check_model
-from lab.tasks.spec import find_object
 from lab.training.activations import checkpoint_blocks
 from lab.training.callbacks import Callbacks
 from lab.training.trainer import Trainer

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
 from lab.config.objects import find, made
 
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.config.masks import masked
-from lab.runs.files import open_to_append
-from lab.runs.formats import visible
+from lab.base.files import open_to_append
+from lab.base.formats import visible
+from lab.base.masks import masked
 
 LOG = "log.txt"
 """The file in a run's folder that holds what the console says."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from lab.config.errors import UserError, first_line
+from lab.base.errors import UserError, first_line
+from lab.base.files import write_text
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.data.loading import number_of_workers
-from lab.runs.files import write_text
 
 TOO_FEW = "Expected more than 1 value per channel when training"  # message of torch's batch norms
 SHARED_SAYS = ("insufficient shared memory", "unable to allocate shared memory", "unable to write to file </torch_")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf, isnan
 
-from lab.config.errors import unknown
+from lab.base.errors import unknown
 from lab.config.schema import TrainerConfig
 
 LOWER_IS_BETTER = ("loss", "ece", "error", "mae", "mse", "rmse", "brier", "nll", "ms", "seconds", "mib")

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from lab.base.errors import RankError
+from lab.base.records import History
+from lab.base.stop import Stop
 from lab.processes import distributed, rank_failures
-from lab.runs.folder import RunFolder
-from lab.runs.records import History
-from lab.runs.resume import Earlier, load_state, restore
+from lab.run.folder import RunFolder
+from lab.run.resume import Earlier, load_state, restore
 from lab.training.console import Console
-from lab.training.stop import Stop
 from lab.training.trainer import Trainer
 
 
@@ -40,6 +41,6 @@ def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
         return 0
     except KeyboardInterrupt:
         return stop.status
-    except rank_failures.RankError:
+    except RankError:
         return 1
     return 0

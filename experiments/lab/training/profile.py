@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lab.runs.files import write_text, write_whole
-from lab.runs.folder import RunFolder
+from lab.base.files import write_text, write_whole
+from lab.run.folder import RunFolder
 
 TRACED = 3  # updates
 FOLDER, TRACE, TABLE, SNAPSHOT = "profile", "trace.json.gz", "operators.txt", "memory_snapshot.pickle"

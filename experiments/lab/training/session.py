@@ -6,12 +6,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.base.masks import masked
+from lab.base.ranks import launched, launched_first
+from lab.base.stop import Stop
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
-from lab.processes.ranks import launched, launched_first
-from lab.results.evaluation import frame_of, in_short
-from lab.results.frames import history_frame
-from lab.runs.resume import Earlier, load_state, recorded_store, restore
+from lab.processes import distributed
+from lab.processes.rank_failures import watched
+from lab.run.export import FAILED, check_export
+from lab.run.folder import RunFolder
+from lab.run.frames import frame_of, history_frame, in_short
+from lab.run.machine import SystemSampler, describe, forget_peaks
+from lab.run.resume import Earlier, load_state, recorded_store, restore
+from lab.run.run import Run, record_start
+from lab.tasks.models import check_model
+from lab.tracking.datasets import data_sets
+from lab.tracking.uploader import checked_uri, read_state
+from lab.tracking.views import pages_hint
+from lab.tracking.writers import check_writers
+from lab.training.assemble import assemble
+from lab.training.console import LOG, Console
+from lab.training.failures import explained
+from lab.training.other_ranks import train_on_other_rank
+from lab.training.summary import rows
 
 
 @dataclass(repr=False)
@@ -66,24 +83,9 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     config = settings.config
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # trainer.deterministic needs this before CUDA starts
 
-    from lab.runs.export import FAILED, check_export
-    from lab.tasks.models import check_model
-    from lab.tracking.writers import check_writers
-
     check_writers(config.tracking)
     check_model(config.model)
     check_export(config)
-
-    from lab.processes import distributed
-    from lab.processes.rank_failures import watched
-    from lab.results.summary import rows
-    from lab.runs.machine import SystemSampler, forget_peaks
-    from lab.tracking.datasets import data_sets
-    from lab.tracking.views import pages_hint
-    from lab.training.assemble import assemble
-    from lab.training.console import LOG, Console
-    from lab.training.failures import explained
-    from lab.training.other_ranks import train_on_other_rank
 
     forget_peaks()
     with explained(config):
@@ -153,13 +155,6 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
 
 def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | None) -> tuple[Any, str]:
     """Return the run, new or continued, and its name; restore the trainer if it is continued."""
-    from lab.config.masks import masked
-    from lab.runs.folder import RunFolder
-    from lab.runs.machine import describe
-    from lab.runs.run import Run, record_start
-    from lab.tracking.uploader import checked_uri, read_state
-    from lab.training.stop import Stop
-
     config = settings.config
     name = config.name or f"{config.loss.title}-{config.model.title}-{config.data.name}"
     tags = describe(trainer.device) | trainer.kernels.tags() | trainer.monitor.tags()

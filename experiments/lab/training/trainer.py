@@ -11,22 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.base.errors import NonFiniteError, UserError
+from lab.base.seeds import host_state, set_host_state
+from lab.base.stop import Stop, StoppedError
 from lab.config.schema import TrainConfig
 from lab.data.batch import Tensors
-from lab.data.seeds import host_state, set_host_state
 from lab.data.sets import Data, Loader
-from lab.optim.guard import Guard, NonFiniteError
+from lab.optim.guard import Guard
 from lab.optim.precision import autocast
 from lab.optim.updater import Updater
 from lab.processes import distributed
 from lab.processes.parallel import Parallel, whole_state
-from lab.results.frames import write_rows
-from lab.runs import checkpoint
-from lab.runs.export import export_best
-from lab.runs.folder import RunFolder
-from lab.runs.machine import memory
-from lab.runs.origin import seal_of, signature
+from lab.run import checkpoint
+from lab.run.export import export_best
+from lab.run.folder import RunFolder
+from lab.run.frames import write_rows
+from lab.run.machine import memory
+from lab.run.origin import seal_of, signature
 from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
@@ -36,7 +37,6 @@ from lab.training.console import Console
 from lab.training.kernels_used import KernelsUsed
 from lab.training.monitor import Best, Monitor
 from lab.training.profile import Profile
-from lab.training.stop import Stop, StoppedError
 
 
 class Trainer:

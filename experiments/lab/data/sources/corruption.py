@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import MemoryConfig
 
 

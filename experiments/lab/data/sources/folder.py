@@ -11,7 +11,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.formats import visible
+from lab.base.seeds import seeded
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
@@ -21,11 +23,9 @@ from lab.data.loading import WorkerLoader
 from lab.data.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
 from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate
-from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder, normalised
 from lab.data.split import held_out_by, split
 from lab.data.transforms import OwnTransform, Transform, held_out_transform, train_transform
-from lab.runs.formats import visible
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,10 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from lab.config.errors import UserError, first_line, unknown
+from lab.base.errors import UserError, first_line, unknown
+from lab.base.files import read_text, refuse_special
+from lab.base.formats import one_form
+from lab.base.plain import is_shallow
 from lab.config.schema import HubConfig
 from lab.config.settings import absolute
 from lab.data.exif import turned
@@ -26,9 +29,6 @@ from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.own import as_rgb, of_channels
 from lab.data.split import held_out_by
-from lab.runs.files import read_text, refuse_special
-from lab.runs.formats import one_form
-from lab.runs.origin import is_shallow
 
 STATE, PARTS = "state.json", "dataset_dict.json"  # describe a part, and the parts, of a data set that save_to_disk wrote
 FRONT = re.compile(r"\s*---[\r\n]+([\S\s]*?)[\r\n]+---")  # the YAML at the beginning of a README, as the library finds it

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.formats import one_form
 from lab.config.objects import find
 from lab.config.schema import CustomDataConfig
 from lab.data.exif import turned
@@ -16,7 +17,6 @@ from lab.data.pixels import as_pixels
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.split import held_out_by
-from lab.runs.formats import one_form
 
 SPLITS = ("train", "val", "test")
 

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.formats import one_form
 from lab.config.schema import ShardsConfig
 from lab.config.settings import absolute
 from lab.data.images import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
@@ -24,7 +25,6 @@ from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.sources.table import by_number
 from lab.data.split import held_out_by
-from lab.runs.formats import one_form
 
 LABELS = ("cls", "txt", "json")
 LONGEST = 2**20  # bytes of a label

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.formats import one_form
 from lab.config.schema import TableConfig
 from lab.config.settings import absolute
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
@@ -18,7 +19,6 @@ from lab.data.samples import DIGITS, Annotations
 from lab.data.sets import Data, Norm, existing_folder
 from lab.data.sources.folder import Files, photos_data, without_corrupt
 from lab.data.split import fold_of, held_out_by, split, split_any
-from lab.runs.formats import one_form
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import MemoryConfig
 from lab.data.load import classes_kept, load_data
 from lab.data.sets import Loader, Norm

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lab.base.fonts import letters_of
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.data.augment import Mix
 from lab.data.batch import Batch
@@ -14,7 +15,6 @@ from lab.data.load import load_data
 from lab.data.sets import Data, Loader, Norm
 from lab.processes.distributed import own_seed
 from lab.tasks.classification.metrics import ClassificationCounts, ClassificationResult
-from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
 from lab.tasks.contrastive.captions import CAPTIONS, COLORS, WORDS, caption, choices, tokens_of
 from lab.tasks.contrastive.spec import DigitCaptionsConfig

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lab.base.files import save_figure
 from lab.data.sets import Norm
-from lab.runs.files import save_figure
 from lab.tasks.contrastive.captions import text_of
 from lab.tasks.contrastive.metrics import RetrievalResult
 

@@ -14,8 +14,8 @@ from lab.config.schema import ClassifierConfig, TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
 from lab.processes import distributed
-from lab.runs.export import Exportable, Images
-from lab.runs.predict import Asked, Prediction, Predictor
+from lab.run.export import Exportable, Images
+from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.contrastive.captions import CAPTIONS, LONGEST, caption, choices, text_of, tokens_of
 from lab.tasks.contrastive.data import digit_captions
 from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult

@@ -13,12 +13,13 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2.functional import resize
 
+from lab.base.errors import UserError
+from lab.base.seeds import seeded
 from lab.config.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
-from lab.config.errors import UserError
 from lab.config.settings import ROOT, absolute
 from lab.data.coco_file import CocoFile, read_coco
 from lab.data.loading import WorkerLoader
-from lab.data.seeds import seeded
+from lab.data.scenes import PARTS, scenes_folder
 from lab.data.sets import Data, Loader, Norm, normalised
 from lab.data.split import held_out_by
 from lab.tasks.detection.augment import Prepare, Prepared, fitted, mosaic
@@ -262,8 +263,6 @@ def _parts(config: DetectionDataConfig) -> list[Part]:
     """Return the training, held-out and, if there are any, test images."""
     root = absolute(config.root, ROOT / "data")
     if isinstance(config, DigitScenesConfig):
-        from lab.data.scenes import PARTS, scenes_folder
-
         folder = scenes_folder(config, root / "digit_scenes")
         parts = PARTS if config.test else PARTS[:2]
         return [Part(folder / f"instances_{part}.json", folder / "images", ("data.root", "data.root")) for part in parts]

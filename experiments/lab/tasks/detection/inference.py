@@ -14,8 +14,8 @@ from torchvision.transforms.v2.functional import normalize, pil_to_tensor
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.runs.export import Exportable, Images
-from lab.runs.predict import Asked, Prediction, Predictor
+from lab.run.export import Exportable, Images
+from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.detection.augment import Prepare
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.data import Collate, Sample, size_of

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.config.errors import unknown
+from lab.base.errors import unknown
 from lab.config.loss_settings import BOX_LOSSES
 from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
 from lab.tasks.detection.types import Coder, DetectorOutput, Matched

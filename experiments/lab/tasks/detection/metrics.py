@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.base.files import write_text
 from lab.data.coco_file import CocoFile
 from lab.processes import distributed
-from lab.runs.files import write_text
 from lab.tasks.counts import Counts
 from lab.tasks.detection.batch import DetectionBatch
 

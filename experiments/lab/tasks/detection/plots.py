@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.base.files import save_figure
+from lab.base.fonts import drawable, font_for
 from lab.data.coco_file import CocoFile
-from lab.runs.files import save_figure
 from lab.tasks.detection.metrics import DetectionResult
-from lab.tasks.fonts import drawable, font_for
 
 EDGE = 480  # pixels of an image's longer side in the picture
 PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]

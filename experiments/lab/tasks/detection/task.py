@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lab.base.errors import UserError
+from lab.base.fonts import letters_of
 from lab.config.detection_schema import DetectionDataConfig
-from lab.config.errors import UserError
 from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
 from lab.data.sets import Norm
@@ -24,7 +25,6 @@ from lab.tasks.detection.models.yolo import Yolo
 from lab.tasks.detection.plots import detections_picture, precision_recall_picture
 from lab.tasks.detection.spec import CustomBoxConfig, DetectorConfig, DetrConfig, FcosConfig, RetinaNetConfig, YoloConfig
 from lab.tasks.detection.types import DetectorOutput
-from lab.tasks.fonts import letters_of
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
 from lab.tasks.task import BaseTask, table_of

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat
 from lab.data.batch import Batch
 from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.optim.precision import autocast
-from lab.runs.origin import checked, is_trusted
-from lab.runs.saved import file_of, load_checkpoint, load_weights, reload_file
+from lab.run.origin import checked, is_trusted
+from lab.run.saved import file_of, load_checkpoint, load_weights, reload_file
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput

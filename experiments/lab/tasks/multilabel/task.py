@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lab.base.errors import UserError
+from lab.base.fonts import letters_of
 from lab.config.detection_schema import DetectionDataConfig
-from lab.config.errors import UserError
 from lab.config.schema import TableConfig, TrainConfig
 from lab.data.augment import random_affine
 from lab.data.batch import Batch
@@ -17,13 +18,12 @@ from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Loader, MemoryLoader, Norm, Split
 from lab.data.sources.table import table_data
-from lab.runs.export import Exportable
-from lab.runs.predict import Asked, Predictor
+from lab.run.export import Exportable
+from lab.run.predict import Asked, Predictor
 from lab.tasks.counts import Counts, Kept
 from lab.tasks.detection.data import DetectionLoader, load_detection_data, size_of
 from lab.tasks.detection.inference import batches
 from lab.tasks.detection.inference import prepared_as as boxes_prepared_as
-from lab.tasks.fonts import letters_of
 from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.inference import classifier, image_size, likeliest, of_probabilities, reader
 from lab.tasks.losses import Criterion

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.samples import Annotations

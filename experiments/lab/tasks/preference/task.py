@@ -15,8 +15,8 @@ from lab.config.loss_schema import BradleyTerryConfig
 from lab.config.schema import TrainConfig
 from lab.data.sets import Data, Loader, Norm
 from lab.processes import distributed
-from lab.runs.export import Exportable, Images
-from lab.runs.predict import Asked, Prediction, Predictor
+from lab.run.export import Exportable, Images
+from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.counts import Counts, binned
 from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import Criterion

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lab.runs.files import save_figure
+from lab.base.files import save_figure
 from lab.tasks.regression.metrics import RegressionResult
 
 MOST = 12  # targets that are drawn

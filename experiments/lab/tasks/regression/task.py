@@ -7,15 +7,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.fonts import letters_of
 from lab.config.schema import TableConfig, TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
 from lab.data.sources.table import table_data
-from lab.runs.export import Exportable, Images
-from lab.runs.predict import Asked, Prediction, Predictor
+from lab.run.export import Exportable, Images
+from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.finetuning import MEASURED
-from lab.tasks.fonts import letters_of
 from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import loss_of
 from lab.tasks.models import model_norm

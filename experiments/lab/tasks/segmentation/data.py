@@ -15,7 +15,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.formats import visible
+from lab.base.seeds import seeded
 from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
@@ -34,9 +36,7 @@ from lab.data.images import (
 )
 from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
 from lab.data.loading import WorkerLoader
-from lab.data.seeds import seeded
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
-from lab.runs.formats import visible
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.config.errors import UserError, first_line
+from lab.base.errors import UserError, first_line
 from lab.config.model_view import timm_name
 from lab.tasks.segmentation.spec import SegmenterConfig
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lab.base.files import save_figure
 from lab.data.sets import Norm
-from lab.runs.files import save_figure
 from lab.tasks.segmentation.spec import OUTSIDE
 
 WIDTH, TALLEST = 3.0, 6.0  # inches of a cell

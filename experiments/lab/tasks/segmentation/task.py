@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.fonts import letters_of
 from lab.config.loss_schema import CrossEntropyConfig
 from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
 from lab.processes import distributed
-from lab.runs.export import Exportable, Images
-from lab.runs.predict import Asked, Prediction, Predictor
+from lab.run.export import Exportable, Images
+from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.counts import Counts
-from lab.tasks.fonts import letters_of
 from lab.tasks.inference import prepared_as
 from lab.tasks.losses import loss_of, per_class
 from lab.tasks.models import model_norm

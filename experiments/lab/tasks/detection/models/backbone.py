@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-from lab.config.errors import UserError, first_line
+from lab.base.errors import UserError, first_line
 from lab.config.model_view import timm_name
 from lab.tasks.models import check_model_name
 

@@ -15,7 +15,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.retinanet import RetinaNetHead
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.models.box_coder import DeltaCoder

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lab.base.errors import UserError
+from lab.base.fonts import drawable, font_for
 from lab.config.choices import spec_of
-from lab.config.errors import UserError
+from lab.config.objects import find_object
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.runs.saved import load_weights
-from lab.tasks.fonts import drawable, font_for
-from lab.tasks.spec import find_object
+from lab.run.saved import load_weights
 
 SAID = 5  # how many of an image's labels the terminal shows
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.base.errors import UserError, first_line
+from lab.base.files import write_whole
 from lab.config.choices import spec_of
-from lab.config.errors import UserError, first_line
+from lab.config.objects import find_object
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
-from lab.runs.exported import Exported
-from lab.runs.files import write_whole
-from lab.runs.folder import RunFolder
-from lab.runs.saved import load_checkpoint, load_weights
-from lab.tasks.spec import find_object
+from lab.run.exported import Exported
+from lab.run.folder import RunFolder
+from lab.run.saved import load_checkpoint, load_weights
 
 
 @dataclass
@@ -138,7 +138,7 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
 
 def export_onnx(folder: RunFolder, config: TrainConfig, exported: Exported, images: Tensor, path: Path) -> str:
     """Write a model as a checked .onnx file, an artifact of the run; return what to tell the user. Raise as `write_onnx`."""
-    from lab.runs.onnx import write_onnx
+    from lab.run.onnx import write_onnx
 
     said = write_onnx(exported, images, path, _params(config))
     folder.artifact(path, "checkpoints", digest=True)
@@ -210,7 +210,7 @@ def export(config: TrainConfig, state: dict[str, Any]) -> Exported:
 
 
 ABOUT = "model.json"
-"""The file within a .pt2 that holds the fields of lab.runs.exported.Exported.record."""
+"""The file within a .pt2 that holds the fields of lab.run.exported.Exported.record."""
 
 
 def _traced(module: nn.Module, images: Tensor, sides: dict[int, Any] | None = None) -> Any:

@@ -8,16 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from lab.base.errors import UserError
+from lab.base.files import open_to_read, sha256_of
+from lab.base.masks import masked
+from lab.base.records import NAME, read_history
 from lab.config.choices import DATA, TASKS
-from lab.config.errors import UserError
-from lab.config.masks import masked
 from lab.config.schema import FolderConfig, ShardsConfig, TableConfig, TrackingConfig, TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.data.listing import held_out_folder
-from lab.runs.files import open_to_read, sha256_of
-from lab.runs.origin import checked, is_trusted, naming_code, origin, own_place
-from lab.runs.records import NAME, read_history
+from lab.run.origin import checked, is_trusted, naming_code, origin, own_place
+from lab.tracking.store import RefusedError, files_at, open_client, reason
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
@@ -121,12 +122,9 @@ def _from_store(name: str, run_id: str, artifact: str, uri: str | None, anywhere
     Raises:
         UserError: the store has no such run, or the run no such artifact, or it is at a place that is refused.
     """
-    from lab.comparison.runs import Store
-    from lab.tracking.store import RefusedError, files_at, reason
-
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     place = tracking_uri(TrackingConfig(uri=uri))
-    client = Store(place).client
+    client = open_client(place)
     with tempfile.TemporaryDirectory() as folder:
         try:
             location = client.get_run(run_id).info.artifact_uri
@@ -146,7 +144,7 @@ def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainC
     Other data keeps the settings that belong to the model: `data=folder` leaves data.image_size as in the run.
 
     Raises:
-        UserError: an override is wrong, would score training images as held-out ones, or the file names code (lab.runs.origin).
+        UserError: an override is wrong, would score training images as held-out ones, or the file names code (lab.run.origin).
     """
     what = f"checkpoint={saved.name}"
     trust = value_of(overrides, "trust")
@@ -285,7 +283,7 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     import pickle
     import zipfile
 
-    from lab.runs import checkpoint
+    from lab.run import checkpoint
 
     if not path.is_file():
         raise UserError(f"{setting}={path}: no such file.")
@@ -314,7 +312,7 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     Raises:
         UserError: the file does not exist, or train.py did not save it.
     """
-    from lab.runs.parts import fault
+    from lab.run.parts import fault
 
     state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.config.errors import UserError
-from lab.runs.files import open_to_read, write_whole
+from lab.base.errors import UserError
+from lab.base.files import open_to_read, write_whole
 
 DIGEST = "sha256"
 """The name in a safetensors file's metadata of the digest of all else that the file holds."""

@@ -2,7 +2,7 @@
 
 import os
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 
 def launched() -> int:

@@ -8,26 +8,26 @@ import hmac
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
-from datetime import date
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import yaml
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.files import read_text
+from lab.base.plain import are_plain, is_shallow
+from lab.config.choices import SCHEMAS
+from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import given_names
 from lab.config.user import has_key, hmac_of
-from lab.runs.files import read_text
 
 GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
 """Groups that every run's settings have."""
 TIMM_FILES = ("model.args.checkpoint_path", "model.args.cache_dir", "model.args.pretrained")
 """Beginnings of arguments by which timm reads, writes or downloads files."""
 MARK = "# signature: "
-LEVELS, VALUES = 50, 1_000_000  # most levels and values of a file's settings
 
 
 class Origin(IntEnum):
@@ -87,28 +87,6 @@ def are_settings(tree: Any) -> bool:
     return isinstance(tree, dict) and all(isinstance(tree.get(group), dict) for group in GROUPS) and are_plain(tree)
 
 
-def are_plain(tree: Any) -> bool:
-    """Return whether settings are groups, lists, texts, numbers and dates, of few levels: such as can be signed and written again."""
-    left, seen = [(tree, 0)], 0
-    while left:
-        value, level = left.pop()
-        seen += 1
-        if isinstance(value, dict):
-            if not all(isinstance(name, (str, int, float, NoneType)) for name in value):
-                return False
-            left += [(each, level + 1) for each in (*value, *value.values())]
-        elif isinstance(value, (list, tuple)):
-            left += [(each, level + 1) for each in value]
-        elif isinstance(value, str):
-            if "\0" in value:
-                return False
-        elif not isinstance(value, (int, float, date, NoneType)) or (isinstance(value, int) and value.bit_length() > 64):
-            return False
-        if level > LEVELS or seen + len(left) > VALUES:
-            return False
-    return True
-
-
 def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bool, by: Origin) -> dict[str, Any]:
     """Return the settings of a file, without those that only this user decides: where to track and where to write.
 
@@ -147,8 +125,6 @@ def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bo
 
 
 def _settings_of(group: str, option: object) -> list[str]:
-    from lab.config.choices import SCHEMAS
-
     schema = SCHEMAS[group].get(str(option))
     return [item.name for item in fields(schema)] if schema else []
 
@@ -192,16 +168,6 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return tree if isinstance(tree, dict) and are_plain(tree) else None
 
 
-def is_shallow(text: str) -> bool:
-    """Return whether a YAML text has few levels and no references, which may stand for billions of values; a deep one ends the loader."""
-    level = 0
-    for event in yaml.parse(text, yaml.CSafeLoader):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if level > LEVELS or isinstance(event, yaml.AliasEvent):
-            return False
-    return True
-
-
 def origin_of(folder: Path) -> Origin:
     """Return who wrote the settings of a run's folder."""
     tree = read_config(folder)
@@ -214,9 +180,6 @@ def origin_of(folder: Path) -> Origin:
 @cache
 def code_settings() -> dict[str, tuple[str, ...]]:
     """Return all settings that name Python code or an address, as the schemas mark them, each with its values that name none."""
-    from lab.config.choices import SCHEMAS
-    from lab.config.schema import OptimConfig, TrainerConfig
-
     schemas = {group: list(options.values()) for group, options in SCHEMAS.items()} | {"optim": [OptimConfig], "trainer": [TrainerConfig]}
     return {
         f"{group}.{item.name}": item.metadata.get("words", ())

@@ -11,18 +11,18 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from lab.config.errors import UserError
-from lab.config.masks import masked
+from lab.base.errors import NonFiniteError, RankError, UserError
+from lab.base.files import write_text
+from lab.base.formats import markdown_code, markdown_text, visible
+from lab.base.masks import masked
+from lab.base.stop import Stop, StoppedError
 from lab.config.schema import TrackingConfig
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
-from lab.runs.files import write_text
-from lab.runs.folder import RunFolder
-from lab.runs.formats import markdown_code, markdown_text, visible
+from lab.run.folder import RunFolder
 from lab.tracking.store import NOTE, RUN_PAGE
 from lab.tracking.uploader import MlflowUploader, checked_uri
 from lab.tracking.writers import WriterThread, check_writers
-from lab.training.stop import Stop, StoppedError
 
 
 class Run:
@@ -147,9 +147,6 @@ class Run:
 
 def report(failure: BaseException) -> None:
     """Print an expected error's message, or any other error's traceback."""
-    from lab.optim.guard import NonFiniteError
-    from lab.processes.rank_failures import RankError
-
     if isinstance(failure, (NonFiniteError, RankError, UserError)):
         print(f"error: {failure}", file=sys.stderr)
     else:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
+from lab.base.files import write_text
+from lab.base.formats import csv_row
+from lab.base.records import NAME, read_history, records_of
 from lab.config.user import runs_folder
-from lab.runs.files import write_text
-from lab.runs.formats import csv_row
-from lab.runs.records import NAME, read_history, records_of
 
 if TYPE_CHECKING:
     import pandas
@@ -53,6 +53,19 @@ def history_frame(folder: Path) -> "pandas.DataFrame":
             if values:
                 rows.setdefault(record["step"], {}).update(values)
     return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("update")
+
+
+def frame_of(values: dict[str, float]) -> Any:
+    """Return a pandas frame with one column, `value`, and a row for each name."""
+    import pandas
+
+    return pandas.Series(values, name="value", dtype=float).rename_axis("metric").to_frame()
+
+
+def in_short(values: dict[str, float]) -> str:
+    """Return the first few figures that name no class, for a result's text."""
+    shown = [f"{name}={value:.4g}" for name, value in values.items() if "/" not in name and name != "samples"]
+    return ", ".join(shown[:4])
 
 
 def csv_text(rows: Sequence[dict[str, Any]]) -> str:

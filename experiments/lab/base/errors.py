@@ -1,10 +1,10 @@
-"""Errors of the user's input; their messages say what is accepted."""
+"""Errors that several parts of the app know. Those of the user's input say what is accepted."""
 
 import difflib
 from collections.abc import Iterable
 
-from lab.config.masks import masked
-from lab.runs.formats import visible
+from lab.base.formats import visible
+from lab.base.masks import masked
 
 LONGEST = 2000  # characters of a line; a file may hold a name of millions
 
@@ -15,6 +15,14 @@ class UserError(Exception):
     def __init__(self, text: str = "") -> None:
         lines = visible(masked(text)).split("\n")
         super().__init__("\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} …" for line in lines))
+
+
+class NonFiniteError(Exception):
+    """Too many updates in a row had a nan or infinite loss."""
+
+
+class RankError(Exception):
+    """Another rank failed and has reported why, or was killed."""
 
 
 def first_line(error: BaseException) -> str:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.runs.exported import Exported
-from lab.runs.files import write_whole
+from lab.base.files import write_whole
+from lab.run.exported import Exported
 
 LARGEST = 1e-4  # largest difference, as a share of the largest number of the output or of 1
 CHECKED = 8  # images

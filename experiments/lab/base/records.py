@@ -10,8 +10,8 @@ from pathlib import Path
 from types import NoneType
 from typing import IO, Any
 
-from lab.config.errors import UserError
-from lab.runs.files import open_to_read
+from lab.base.errors import UserError
+from lab.base.files import open_to_read
 
 NAME = "metrics.jsonl"
 LONGEST = 2**28  # bytes of a record

@@ -11,7 +11,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from lab.config.errors import UserError
+from lab.base.errors import UserError
 
 T = TypeVar("T")
 UNFINISHED = ".unfinished-"

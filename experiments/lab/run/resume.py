@@ -4,16 +4,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lab.base.errors import UserError
+from lab.base.ranks import launched_first
+from lab.base.records import NAME, read_history
 from lab.config.choices import DATA
-from lab.config.errors import UserError
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT, Settings, absolute, flat, given_names, load, reload, value_of
 from lab.config.user import runs_folder
-from lab.processes.ranks import launched_first
-from lab.runs.folder import running
-from lab.runs.origin import Origin, are_settings, checked, is_foreign, is_trusted, origin_of, read_config, vouching
-from lab.runs.records import NAME, read_history
-from lab.runs.saved import load_checkpoint, reload_file
+from lab.run.folder import running
+from lab.run.origin import Origin, are_settings, checked, is_foreign, is_trusted, origin_of, read_config, vouching
+from lab.run.saved import load_checkpoint, reload_file
 from lab.tracking.uploader import is_own, read_state
 
 HARMLESS = (

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from lab.config.errors import UserError, unknown
+from lab.base.errors import UserError, unknown
+from lab.base.ranks import launched, launched_here, local_rank
 from lab.config.schema import TrainConfig
 from lab.config.settings import ROOT
 from lab.processes import distributed
-from lab.processes.ranks import launched, launched_here, local_rank
-from lab.runs.folder import RunFolder
-from lab.runs.run import command
+from lab.run.folder import RunFolder
+from lab.run.run import command
 
 
 def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:

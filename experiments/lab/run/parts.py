@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lab.runs.origin import are_settings
+from lab.run.origin import are_settings
 
 Check = Callable[[Any, str], str]
 """Returns what is wrong with a value of this name; empty if nothing."""
