@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from lossforge.losses.base.declare import Declared, whole_signature
-from lossforge.losses.base.docs import COMMON, INDEX_ERROR
+from lossforge.losses.base.docs import COMMON, INDEX_ERROR, OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"^(Args|Returns|Raises|Examples):\n((?: {4}.*(?:\n|\Z)|\n)*)", re.MULTILINE)
@@ -115,5 +115,8 @@ def whole_docstring(each: Declared) -> str:
     }
     theirs = in_place_of(each)
     source = "; ".join(filter(None, (each.facts.get("paper", ""), theirs and f"in place of {theirs}")))
+    end = [f"Source: {source}."] if source else []
+    if any(meanings.get(name) == COMMON[name] for name in OPTIONS):
+        end.append("More on the options: `help(lossforge.losses.functional)`.")
     whole = [*map(filled, text.split("\n\n")), *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
-    return "\n\n".join([*whole, filled(f"Source: {source}.")] if source else whole)
+    return "\n\n".join([*whole, filled(" ".join(end))] if end else whole)

@@ -3,24 +3,15 @@
 COMMON = {
     "input": "logits, of any floating dtype.",
     "reduction": '"mean", "sum" or "none".',
-    "empty": 'what a mean over nothing gives, where its divisor is 0: "nan", as in torch, or "zero", with gradient 0.',
-    "gradient": (
-        '"forward" writes the gradient in the launch of the loss, "backward" computes it when it is asked for. Default: forward where the '
-        "result is a scalar, but for float16 and under torch.compile."
-    ),
-    "inplace": (
-        "the gradient takes the memory of the logits, which must be an intermediate result. A gradient that arrives from a later use of "
-        "them raises; a plain read gets the gradient."
-    ),
-    "validate": (
-        "check class indices on CUDA too, which waits for the device. Default: the environment's LOSSFORGE_VALIDATE. Unchecked, a row "
-        "with an index out of range has loss and gradient nan."
-    ),
-    "normalizer": "number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.",
-    "target_b": "with class indices, the second class of a mixup pair, in the shape of target.",
-    "lam": "λ of a mixup pair, any number: one, one a sample, or one a row. The target is λ times target plus 1 - λ times target_b.",
+    "empty": 'what a mean over nothing gives: "nan", as in torch, or "zero".',
+    "gradient": 'written in "forward", or computed in "backward"; None chooses.',
+    "inplace": "the gradient takes the memory of the logits; read them before.",
+    "validate": "check class indices on CUDA too, which waits for the device.",
+    "normalizer": "number or 0-d tensor in place of the mean's divisor.",
+    "target_b": "class indices of the second of a mixup pair, as target.",
+    "lam": "share λ of target, 1 - λ of target_b; one, or one a sample or row.",
     "dim": "dimension of the classes.",
-    "score": "with class indices, the target of each row's class, in the shape of target; without it 1.",
+    "score": "with class indices, the target of each row's class, if not 1.",
     "size_average": "torch's deprecated argument, in place of reduction.",
     "reduce": "torch's deprecated argument, in place of reduction.",
     "ignore_index": "class index of the rows that add nothing, whatever their logits hold.",
@@ -36,4 +27,6 @@ COMMON = {
     "return_mean_logit": "give the mean of each row's logits as well, without gradient.",
 }
 """Arguments that mean the same in every template."""
+OPTIONS = ("empty", "gradient", "inplace", "validate", "normalizer", "target_b", "lam", "score")
+"""Those on which `help(lossforge.losses.functional)` says more."""
 INDEX_ERROR = "a class index is out of range; on CUDA with validate alone."

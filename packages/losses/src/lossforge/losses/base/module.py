@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch import Tensor, nn
 
 from lossforge.losses import checks
+from lossforge.losses.option_types import Empty
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,8 +22,10 @@ class LossModule(nn.Module):
         reductions: what the option `reduction` may be.
         option_names: the names of the options.
         changed: the options with other values than the function's defaults, but for tensors: what a call hands on.
+        empty: an option of all modules, what a mean over nothing gives.
     """
 
+    empty: Empty
     function: Callable[..., Any]
     shared: Mapping[str, Any] = {}
     reductions: ClassVar[tuple[str, ...]] = checks.REDUCTIONS
@@ -69,6 +72,61 @@ class LossModule(nn.Module):
             elif name not in self.shared or value != self.shared[name]:
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)
+
+
+class TargetModule(LossModule):
+    """A module whose call takes an input and its target."""
+
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, target, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+
+class PairModule(LossModule):
+    """A module whose call takes two inputs and which way they differ."""
+
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input1, input2, target, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input1: Tensor, input2: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+
+class BoxModule(LossModule):
+    """A module whose call takes two sets of boxes."""
+
+    def forward(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(boxes1, boxes2, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, boxes1: Tensor, boxes2: Tensor, **per_call: Any) -> Tensor: ...
+
+
+class PreferenceModule(LossModule):
+    """A module whose call takes log-probabilities of completions."""
+
+    def forward(self, *logps: Tensor | None, **per_call: Any) -> Tensor:
+        return self.compute(*logps, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
+
+
+class LinearModule(LossModule):
+    """A module whose call takes a linear layer's input, weight and bias in place of its output."""
+
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor:
+        return self.compute(input, weight, target, bias, **per_call)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
 
 @functools.cache

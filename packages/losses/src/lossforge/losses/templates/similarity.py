@@ -69,11 +69,6 @@ DOCS = TemplateDocs(
     arguments={
         "reduction": '"mean" over the rows, "sum", or "none", one value a row.',
         "normalize": "divide each row by its length first.",
-        "gradient": (
-            '"forward" writes the gradients with the loss, "backward" when they are asked for. Default: forward where the result is a '
-            "scalar, but for float16 and under torch.compile."
-        ),
-        "normalizer": "number or 0-d tensor that takes the place of the mean's divisor: Σ loss / normalizer.",
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     keeping=Keeping({"empty": "nan", "gradient": None}, per_call=("negatives", "logit_scale", "logit_bias")),
