@@ -8,6 +8,7 @@ import pytest
 from pages import ROOT, text_of
 
 sys.path.append(str(ROOT / "tools"))
+from formula_tex import tex
 from loss_pages import OF_TORCH, about, arguments, section
 from tables import BENCH, on_pages
 
@@ -39,6 +40,25 @@ def test_a_function_outside_of_the_registry_tells_its_arguments_too(declared):
     assert re.findall(r"^\| `(\w+)` \|", said, re.M)[: len(names)] == names
     assert any(said in page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "losses").glob("*.md"))
     assert f"#{declared.definition.__name__})" in text_of("docs/losses/index.md")
+
+
+@pytest.mark.parametrize(
+    ("formula", "written"),
+    [
+        ("L = -w [c y (1 - p)^γ₊ ln p]", r"L = -w [c y (1 - p)^{\gamma _{+}} \ln p]"),
+        ("L = ½ (ln Σⱼ exp xᵢⱼ - xᵢ,ᵢ₊ₒ)", r"L = \tfrac12 (\ln \sum _{j} \exp x_{ij} - x_{i,i+o})"),
+        ("L = w [d² if |d| ≤ δ else z_loss]", r"L = w [d^{2} \text{ if } |d| \le \delta \text{ else } \text{z\_loss}]"),
+        ("L = Σ gₖ eₖ over the pixels k", r"L = \sum g_{k} e_{k}\quad\text{over the pixels k}"),
+        ("L = λ_dice softplus(x)^(α/2)", r"L = \lambda _{\text{dice}} \operatorname{softplus}(x)^{\alpha /2}"),
+    ],
+)
+def test_a_formula_is_written_in_tex(formula, written):
+    assert tex(formula) == written
+
+
+def test_a_character_without_tex_is_refused():
+    with pytest.raises(ValueError, match=r"no TeX is known for .'∂'"):
+        tex("L = ∂x")
 
 
 def test_mathematics_alone_is_shown_as_code():

@@ -104,10 +104,21 @@ def test_code_in_tables_has_no_backslashes(site):
 
 
 def test_the_reference_shows_options_and_types_in_words(site):
-    page = re.sub(r"<[^>]+>", "", (site / "reference" / "losses.html").read_text(encoding="utf-8"))
+    page = re.sub(r"<[^>]+>", "", (site / "reference" / "losses_iou.html").read_text(encoding="utf-8"))
     assert not re.search(r"Range\(|\*\*options|Unpack", page)
     boxes = page[page.index("generalized_box_iou_loss(") :]
     assert re.search(r"empty:\s+Empty\s+=\s+.zero.", html.unescape(boxes[:2000]))
+
+
+def test_there_are_at_most_seven_tabs_and_each_page_leads_on(site):
+    page = (site / "index.html").read_text(encoding="utf-8")
+    tabs = [written(tab).strip() for tab in re.findall(r'<li class="md-tabs__item.*?</li>', page, re.S)]
+    assert tabs == ["Home", "Learn", "Losses", "Use with", "Reference", "Know", "Benchmarks"]
+    assert "pip install lossforge" in written(page)
+    page = (site / "losses" / "binary.html").read_text(encoding="utf-8")
+    assert re.search(r'class="md-footer__link md-footer__link--prev".*class="md-footer__link md-footer__link--next"', page, re.S)
+    definitions = "packages/losses/src/lossforge/losses/definitions/binary.py"
+    assert f'href="https://github.com/lossforge/lossforge/edit/main/{definitions}"' in page
 
 
 def written(text: str) -> str:
@@ -155,7 +166,7 @@ def test_examples_are_code(site):
         shown = [inspect.getdoc(named(name)) for name in re.findall(r"^::: (\S+)", source.read_text(encoding="utf-8"), re.M)]
         examples = sum(len(re.findall(r"(?:\n\n|:\n) *>>>", text)) for text in shown)
         page = (site / "reference" / f"{source.stem}.html").read_text(encoding="utf-8")
-        code = re.findall(r'<div class="highlight"><pre.*?</pre>', page, re.S)
+        code = re.findall(r'<div class="(?:language-\w+ )?highlight"><pre.*?</pre>', page, re.S)
         assert sum(written(block).startswith(">>> ") for block in code) == examples, source.name
         assert not re.search(r'<blockquote|<details class="example', page), source.name
         total += examples
@@ -210,6 +221,11 @@ def test_pages_look_right(site, tmp_path, size):
             page.wait_for_function("[...document.querySelectorAll('article table')].every(each => each.closest('.md-typeset__scrollwrap'))")
             cut = page.evaluate(CUT.replace("PHONE", str(size == "phone").lower()))
             assert not cut, f"{name} cuts tables off: {cut}"
+            formulas = page.evaluate(
+                "['.arithmatex', '.arithmatex .katex-html', '.katex-error'].map(each => document.querySelectorAll(each).length)"
+            )
+            assert formulas[0] == formulas[1], f"{name}: {formulas[0]} formulas, {formulas[1]} of them set"
+            assert not formulas[2], f"{name}: KaTeX refuses a formula"
             broken = page.evaluate("[...document.images].filter(each => each.complete && !each.naturalWidth).map(each => each.src)")
             assert not broken, f"{name}: {broken}"
             if name in PICTURED:
@@ -218,12 +234,27 @@ def test_pages_look_right(site, tmp_path, size):
                 keep(picture)
 
 
+SEARCHED = {
+    "logit_adjusted_ce": "losses/",
+    "install": "install.html",
+    "focal": "losses/binary.html",
+    "FAQ": "troubleshooting.html",
+    "license": "troubleshooting.html",
+    "ROCm": "troubleshooting.html",
+    "nan": "troubleshooting.html",
+}
+"""What a person looks for, and the beginning of the first page's address, where it should be a certain one."""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
-def test_search_finds_a_loss_in_pages_that_are_opened_as_files(site):
+def test_search_finds_what_people_look_for_in_pages_that_are_opened_as_files(site):
     with browser() as running:
-        page = running.new_page(viewport={"width": 1400, "height": 900})
-        page.goto((site / "index.html").as_uri())
-        page.get_by_role("textbox", name="Search").fill("logit_adjusted_ce")
-        found = page.locator(".md-search-result__link")
-        found.first.wait_for(timeout=60_000)
-        assert any("/losses/" in each.get_attribute("href") for each in found.all())
+        for query, address in SEARCHED.items():
+            page = running.new_page(viewport={"width": 1400, "height": 900})
+            page.goto((site / "index.html").as_uri())
+            page.get_by_role("textbox", name="Search").fill(query)
+            found = page.locator(".md-search-result__item > .md-search-result__link")
+            found.first.wait_for(timeout=60_000)
+            first = found.first.get_attribute("href").removeprefix(site.as_uri() + "/")
+            assert first.startswith(address), f"{query}: {first}"
+            page.close()

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, get_args
 
 import tables as results
 import torch
+from formula_tex import tex
 from loss_text import MissingError, described, file_of, in_place_of, sections
-from tables import ROOT, formula, members, targets_of, title_of, titles
+from tables import ROOT, family_of, formula, members, targets_of, title_of, titles
 from torch import Tensor
 
 import lossforge.losses
@@ -96,9 +97,10 @@ SITES = {"arXiv": "arxiv.org/abs", "doi": "doi.org"}
 
 def facts(declared: Declared) -> str:
     name, template, like = declared.definition.__name__, template_of(declared), in_place_of(declared)
-    told = {"function": f"[`{name}`](../reference/losses.md#lossforge.losses.{name})"}
+    page = f"../reference/losses_{family_of(declared)}.md#lossforge.losses"
+    told = {"function": f"[`{name}`]({page}.{name})"}
     if declared.module:
-        told["module"] = f"`{declared.module.name}`"
+        told["module"] = f"[`{declared.module.name}`]({page}.{declared.module.name})"
     if like:
         told["in place of"] = f"`{like}`"
     if declared.name:
@@ -124,7 +126,7 @@ def section(declared: Declared, report: Report) -> str:
     parts = [
         f'<a id="{name}"></a>',
         f"## {title(function)}: `{name}`",
-        f"```text\n{formula(definition)}\n```",
+        f"$$\n{tex(formula(definition))}\n$$",
         *guide(declared),
         facts(declared),
         example(function),
@@ -143,6 +145,26 @@ def page(family: str, report: Report) -> str:
     if family in CURVES:
         parts += [f"![loss and gradient of this page's losses](../pictures/losses/{family}.svg)", CURVES[family].caption]
     return "\n\n".join([*parts, *(section(each, report) for each in members(family))]) + "\n"
+
+
+def reference(family: str) -> str:
+    """Return the reference of a family: its functions, and then its modules."""
+    title = titles()[family]
+    functions = [each.definition.__name__ for each in members(family)]
+    modules = [each.module.name for each in members(family) if each.module]
+    parts = [
+        f"# Reference: {title[0].lower()}{title[1:]}",
+        f"When to take which, with formulas, curves and figures: [{title}](../losses/{family}.md). [Options that all share](options.md).",
+        "## Functions",
+        *(f"::: lossforge.losses.{name}" for name in functions),
+    ]
+    if modules:
+        parts += [
+            "## Modules",
+            "A module keeps the options of its function as attributes, which forward reads at each call, and class weights as buffers.",
+            *(f"::: lossforge.losses.{name}" for name in modules),
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
@@ -265,7 +287,9 @@ CURVES = {
     "iou": Curves(
         "Loss and gradient over the shift of a box of side 1 along one axis, away from an equal one.", _boxes, "shift", -2.5, 2.5
     ),
-    "dice": Curves("Loss and gradient over the logit with which each pixel is told right, a quarter of which are of the region.", _regions),
+    "dice": Curves(
+        "Loss and gradient over the logit of the correct class at every pixel. A quarter of the pixels are in the region.", _regions
+    ),
     "divergence": Curves(
         "Loss and gradient over the student's logit of the first of three classes; the teacher has 1, 0, -1.", _teacher, high=8.0
     ),
@@ -292,32 +316,37 @@ def drawn_losses(family: str) -> list[Loss]:
 
 
 def draw(family: str) -> None:
+    """Draw each loss in a frame of its own, with its gradient."""
     import matplotlib
     from matplotlib.figure import Figure
 
     drawn, losses = CURVES[family], drawn_losses(family)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for number, loss in enumerate(losses):
-        width = 3.4 - 2.2 * number / len(losses)  # where lines fall together, all show
+    columns = min(3, len(losses))
+    rows = -(-len(losses) // columns)
+    figure = Figure(figsize=(2.6 * columns, 2.1 * rows + 0.5), layout="constrained")
+    frames = [*figure.subplots(rows, columns, squeeze=False, sharex=True).flat]
+    for loss, axes in zip(losses, frames, strict=False):
         for style, target in zip(("-", "--"), [(each,) for each in drawn.targets] or [()], strict=False):
             x, values, slopes = curve(loss, drawn, *target)
-            left.plot(x, values, style, label=loss.name if style == "-" else None, color=f"C{number % 10}", linewidth=width)
-            right.plot(x, slopes, style, color=f"C{number % 10}", linewidth=width)
-    for axes, title in ((left, "loss"), (right, "gradient")):
-        axes.set(title=title, xlabel=drawn.label)
+            axes.plot(x, values, style, color="C0", label="loss" if style == "-" else None)
+            axes.plot(x, slopes, style, color="C1", label="gradient" if style == "-" else None)
+        axes.set_title(loss.name, fontsize=10)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(fontsize=8, frameon=False)
+    for axes in frames[len(losses) :]:
+        axes.set_axis_off()
+    figure.supxlabel(drawn.label, fontsize=10)
+    figure.legend(*frames[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=9, frameon=False)
     settings = {"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.2}
     with matplotlib.rc_context(settings):
         save_figure(figure, PICTURES / f"{family}.svg", metadata={"Date": None})
 
 
 def files() -> dict[Path, str]:
-    """Return the page of each family."""
+    """Return the two pages of each family: when to take which loss, and the reference."""
     report = load(results.BENCH)
-    return {DOCS / "losses" / f"{family}.md": page(family, report) for family in titles()}
+    pages = {DOCS / "losses" / f"{family}.md": page(family, report) for family in titles()}
+    return pages | {DOCS / "reference" / f"losses_{family}.md": reference(family) for family in titles()}
 
 
 def stale_drawings() -> dict[Path, Callable[[], object]]:

@@ -7,47 +7,143 @@ import re
 from pathlib import Path
 from typing import Any
 
-FOLDERS = ("learn", "losses", "use_with", "reference", "know", "benchmarks")
-FIRST = {
-    "learn": (
-        *("first_training", "replace_your_loss", "write_your_own_loss", "train_on_your_images", "detect", "segment", "sweep_and_compare"),
-        *("mlflow", "evaluate_and_predict", "resume", "several_gpus", "slurm", "docker", "reproductions"),
-    ),
-    "losses": (
-        *("cross_entropy", "classification", "binary", "regression", "iou", "detection", "dice", "divergence", "contrastive"),
-        *("angular", "margin", "embedding", "noise_model"),
-    ),
-    "know": ("promises", "differences", "precision", "determinism", "memory", "versions", "how_it_works", "repository"),
-    "benchmarks": ("losses", "fused", "training", "detection", "effects", "several_gpus"),
+NAV: dict[str, dict[str, tuple[str, ...]]] = {
+    "Home": {"": ("index", "install", "troubleshooting", "changelog", "glossary")},
+    "Learn": {
+        "Use the losses": ("learn/replace_your_loss", "learn/write_your_own_loss"),
+        "Train": (
+            *("learn/first_training", "learn/train_on_your_images", "learn/detect", "learn/segment", "learn/sweep_and_compare"),
+            *("learn/reproductions", "learn/mlflow", "learn/evaluate_and_predict", "learn/resume", "your_own", "settings"),
+        ),
+        "On other machines": ("learn/several_gpus", "learn/slurm", "learn/docker"),
+    },
+    "Losses": {
+        "": ("losses/index",),
+        "Classification": ("losses/cross_entropy", "losses/classification", "losses/binary", "losses/angular"),
+        "Regression": ("losses/regression", "losses/noise_model", "losses/likelihood"),
+        "Detection and segmentation": ("losses/detection", "losses/iou", "losses/dice"),
+        "Distillation": ("losses/divergence",),
+        "Features and ranking": ("losses/contrastive", "losses/embedding", "losses/margin"),
+    },
+    "Use with": {
+        "": ("use_with/index",),
+        "Language models": tuple(f"use_with/{name}" for name in ("hugging_face_trainer", "trl", "liger", "torchtitan", "verl", "megatron")),
+        "Vision": tuple(
+            f"use_with/{name}"
+            for name in (
+                *("timm", "torchvision_detectors", "ultralytics", "transformers_detection", "segmentation_models_pytorch", "monai"),
+                *("segmentation_libraries", "open_clip", "sentence_transformers"),
+            )
+        ),
+        "PyTorch": tuple(
+            f"use_with/{name}"
+            for name in (
+                "lightning",
+                "torch_compile",
+                "mixed_precision",
+                "ddp",
+                "fsdp2",
+                "dtensor",
+                "cuda_graphs",
+                "activation_checkpointing",
+            )
+        ),
+    },
+    "Reference": {
+        "": ("reference/losses",),
+        "Losses by family": tuple(
+            f"reference/losses_{name}"
+            for name in (
+                *("cross_entropy", "classification", "binary", "angular", "regression", "noise_model", "likelihood", "detection"),
+                *("iou", "dice", "divergence", "contrastive", "embedding", "margin"),
+            )
+        ),
+        "More": tuple(f"reference/{name}" for name in ("options", "fused_linear", "preference", "detection", "own_losses", "experiments")),
+    },
+    "Know": {
+        "": tuple(
+            f"know/{name}"
+            for name in ("promises", "when_not", "differences", "precision", "determinism", "memory", "versions", "how_it_works")
+        ),
+        "Templates": (),
+        "Contribute": ("know/repository", "release"),
+    },
+    "Benchmarks": {
+        "": tuple(
+            f"benchmarks/{name}"
+            for name in ("index", "losses", "fused", "training", "detection", "integrations", "effects", "several_gpus")
+        )
+    },
 }
-"""Pages in the order of reading; a folder's others follow by name."""
+"""The tabs, and the groups of pages in each, in the order of reading. A page that is not listed follows in the tab of its folder."""
+REST = {"know": "Templates", "reference": "More"}
+"""The group of a folder's pages that are not listed, where it is not the tab itself."""
+BOOST = {
+    "reference": 0.4,
+    "settings": 0.4,
+    "benchmarks": 0.6,
+    "use_with": 2.0,
+    "losses": 3.0,
+    "install": 4.0,
+    "troubleshooting": 6.0,
+    "losses/binary": 9.0,  # focal loss before focal Tversky
+}
+"""By how much search prefers the pages of a folder, or a page: a loss before the reference of its arguments."""
+WIDE = ("losses/index.md",)
+"""Pages whose tables need the room of the table of contents, for all their titles."""
 
+ROOT = Path(__file__).resolve().parents[1]
 log = logging.getLogger("mkdocs.hooks")
 
 
 def on_config(config: Any) -> Any:
-    """Make the navigation from the folders, so that a new page is in it without an edit."""
+    """Make the navigation from NAV and the folders, so that a new page is in it without an edit."""
     docs = Path(config.docs_dir)
-    config.nav = [{"Home": "index.md"}]
-    for folder in FOLDERS:
-        if pages := sorted((docs / folder).glob("*.md"), key=lambda page: place(folder, page.stem)):
-            config.nav.append({folder.replace("_", " ").capitalize(): [page.relative_to(docs).as_posix() for page in pages]})
-    others = {"settings": "Settings", "your_own": "Bring your own", "release": "Release", "glossary": "Glossary"}
-    config.nav += [{title: f"{name}.md"} for name, title in others.items() if (docs / f"{name}.md").is_file()]
+    found = [page.relative_to(docs).with_suffix("").as_posix() for page in sorted(docs.rglob("*.md"))]
+    listed = {page for groups in NAV.values() for pages in groups.values() for page in pages}
+    config.nav = []
+    for tab, groups in NAV.items():
+        folder = tab.lower().replace(" ", "_")
+        rest = [
+            page for page in found if page not in listed and (page.partition("/")[0] == folder or (folder == "home" and "/" not in page))
+        ]
+        items: list[Any] = []
+        for group, pages in groups.items():
+            pages = (*(page for page in pages if page in found), *(rest if group == REST.get(folder, "") else ()))
+            files = [f"{page}.md" for page in pages]
+            items += [{group: files}] if group and files else files
+        if "" not in groups and folder not in REST:
+            items += [f"{page}.md" for page in rest]
+        if items:
+            config.nav.append({tab: items})
     return config
 
 
-def place(folder: str, name: str) -> tuple[int, str]:
-    """Return what a folder's pages are sorted by."""
-    order = ("index", *FIRST.get(folder, ()))
-    return (order.index(name) if name in order else len(order), name)
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> None:
+    """Set what search prefers and where a page is edited, and warn of what a page shows although it has no docstring.
 
-
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
-    """Warn of what a page shows although it has no docstring: mkdocstrings would leave it out without a word."""
+    mkdocstrings would leave that out without a word.
+    """
     for name in re.findall(r"^::: (\S+)", markdown, re.M):
         if not inspect.getdoc(named(name)):
             log.warning(f"{page.file.src_uri}: {name} has no docstring")
+    name = page.file.src_uri.removesuffix(".md")
+    if boost := BOOST.get(name, BOOST.get(name.partition("/")[0])):
+        page.meta["search"] = {"boost": boost}
+    if page.edit_url:
+        page.edit_url = page.edit_url.replace(f"docs/{page.file.src_uri}", source_of(page.file.src_uri))
+
+
+def source_of(page: str) -> str:
+    """Return the file that a person edits to change a page: that of the definitions, where the page is generated."""
+    if page == "changelog.md":
+        return "CHANGELOG.md"
+    if found := re.fullmatch(r"(?:losses/|reference/losses_)(\w+)\.md", page):
+        definitions = Path("packages/losses/src/lossforge/losses/definitions")
+        for place in (definitions / f"{found[1]}.py", definitions / found[1]):
+            if (ROOT / place).exists():
+                return place.as_posix()
+    return f"docs/{page}"
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -55,7 +151,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
     A page with tables and at most one title below its own gives them the room of its table of contents.
     """
-    if "<td" in html and sum(len(title.children) for title in page.toc) < 2:
+    if page.file.src_uri in WIDE or ("<td" in html and sum(len(title.children) for title in page.toc) < 2):
         page.meta["hide"] = ["toc"]
     return re.sub(r"<td\b.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.S)
 

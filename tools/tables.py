@@ -66,7 +66,7 @@ GROUPS = {
     "Classification": {
         "cross_entropy": "Cross entropy",
         "classification": "Classification with one label",
-        "binary": "Binary and multi-label classification",
+        "binary": "Binary, multi-label and focal losses",
         "angular": "Metric learning with a margin",
     },
     "Regression": {
@@ -125,13 +125,15 @@ def families() -> str:
     return tables.markdown(("for", "losses"), rows)
 
 
-def reference(modules: bool) -> str:
-    """Return the entries of the reference: functions, or modules, by family."""
-    parts = []
+def functions() -> str:
+    """Return a table of the public functions and modules of each family, with links into the reference."""
+    rows = []
     for family, title in titles().items():
-        names = [each.module.name if modules and each.module else each.definition.__name__ for each in members(family)]
-        parts += [f"## {title}", *(f"::: lossforge.losses.{name}" for name in names)]
-    return "\n\n".join(parts)
+        page, of = f"losses_{family}.md", members(family)
+        names = ([each.definition.__name__ for each in of], [each.module.name for each in of if each.module])
+        linked = (", ".join(f"[`{name}`]({page}#lossforge.losses.{name})" for name in kind) for kind in names)
+        rows.append([f"[{title}]({page})", *linked])
+    return tables.markdown(("family", "functions", "modules"), rows)
 
 
 def losses() -> str:
@@ -596,8 +598,7 @@ DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", [RESULTS / f"several-gpus-
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "losses": (losses,),
     "families": (families,),
-    "functions": (partial(reference, False),),
-    "modules": (partial(reference, True),),
+    "functions": (functions,),
     "results": (results, BENCH, LINEAR),
     "gains": (gains, RESULTS / "language-model.json", RESULTS / "detection.json", RESULTS / "throughput-h100.json"),
     "bench": (bench, BENCH),

@@ -85,13 +85,13 @@ def headline_rows(report: Report) -> list[Row]:
 
 
 def headline_picture(report: Report, path: Path) -> None:
-    """Draw time and memory of six cases, as multiples of ours: torch, torch.compile and the fastest other library."""
-    figure = _figure((10, 4.6))
+    """Draw time and memory of six cases, as multiples of ours, one above the other so that a phone shows them large enough to read."""
+    figure = _figure((5.4, 8.2))
     parts = (
         ("time, forward + backward: times ours", lambda r: r.device_ms),
         ("peak memory beyond the inputs: times ours", lambda r: r.peak_mib),
     )
-    for axes, (title, value) in zip(figure.subplots(1, 2, sharey=True), parts, strict=True):
+    for axes, (title, value) in zip(figure.subplots(2, 1), parts, strict=True):
         for place, label in enumerate(HEADLINE.values()):
             by = {r.contender: r for r in headline_rows(report) if r.label == label and r.device_ms}
             peers = [by[name] for name in ("torchvision", "timm", "liger", "quack") if name in by]
@@ -109,15 +109,15 @@ def headline_picture(report: Report, path: Path) -> None:
                 y = place + 0.2 * (offset - 1.5)
                 color = COLORS["quack"] if name == "best peer" else COLORS[name]
                 axes.barh(y, times, height=0.18, color=color, label=name if place == 0 else None)
-                axes.text(times, y, f" {times:.1f}" + (f" {row.contender}" if name == "best peer" else ""), va="center", fontsize=7)
-        axes.set_yticks(range(len(HEADLINE)), list(HEADLINE), fontsize=8)
+                axes.text(times, y, f" {times:.1f}" + (f" {row.contender}" if name == "best peer" else ""), va="center", fontsize=8)
+        axes.set_yticks(range(len(HEADLINE)), list(HEADLINE), fontsize=9)
         axes.set(xscale="log", title=title)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(right=axes.get_xlim()[1] * 2)
         axes.spines[["top", "right"]].set_visible(False)
-    axes.invert_yaxis()
+        axes.invert_yaxis()
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=9, frameon=False)
     _save(figure, path, digest(report, headline_rows(report)))
 
 
