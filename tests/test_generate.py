@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,51 @@ def test_an_argument_without_a_line_is_named_with_its_loss_and_file():
 def test_a_loss_without_an_example_is_named():
     with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no example"):
         whole_docstring(changed(FOCAL.definition.__doc__, docs=LINEAR))
+
+
+def test_a_loss_without_a_source_is_named():
+    with pytest.raises(
+        MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss names no source: give its @loss a paper, .* or .* like"
+    ):
+        whole_docstring(changed(FOCAL.definition.__doc__, facts={"targets": "dense"}))
+
+
+def run_generate(root, **env):
+    """Run the generator of a tree, whose packages come before the installed ones."""
+    path = os.pathsep.join(str(root / folder) for folder in ("packages/losses/src", "experiments"))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **env}
+    return subprocess.run([sys.executable, root / "tools" / "generate.py"], capture_output=True, text=True, env=env)
+
+
+def contents(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_written_where_a_page_cannot_be_made(tmp_path):
+    """Code and settings of the new loss are made before its page, which lacks the advice: they are put back."""
+    for folder in ("conf", "docs", "experiments", "packages/losses/src", "results", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    definitions = tmp_path / "packages/losses/src/lossforge/losses/definitions/regression.py"
+    with definitions.open("a", encoding="utf-8") as file:
+        file.write(
+            '\n\n@loss("absolute", ELEMENTWISE, Module("AbsoluteLoss", "The absolute error"), formula="l1", paper="arXiv 1712.09482")\n'
+            'def absolute_loss(input: Tensor, target: Tensor, reduction: Reduction = "mean", **options: Unpack[WeightedElementwiseOptions]'
+            ') -> Tensor:\n    """Absolute error.\n\n    L = w |x - y|.\n    """\n'
+            "    return l1_loss(input, target, reduction=reduction, **options)\n"
+        )
+    before = contents(tmp_path)
+    done = run_generate(tmp_path)
+    assert done.returncode == 1
+    assert "definitions/regression.py: the docstring of absolute_loss has no paragraph" in done.stderr
+    assert contents(tmp_path) == before
+
+
+def test_without_ruff_the_cure_is_named():
+    done = run_generate(ROOT, PATH="")
+    assert done.returncode == 1
+    assert done.stderr.startswith("ruff, which puts imports in order, is not on the path: run `uv run tools/generate.py`")
 
 
 def test_a_line_that_is_too_long_for_the_help_is_named():

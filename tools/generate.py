@@ -1,8 +1,12 @@
-"""Write every file that is generated; with --check only say which are stale, and end with status 1 where one is."""
+"""Write every file that is generated; with --check only say which are stale, and end with status 1 where one is.
+
+Where something is missing, no file is changed.
+"""
 
 import argparse
 import importlib.util
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from lab.base.files import write_text
@@ -10,16 +14,24 @@ from lab.base.files import write_text
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def written(files: dict[Path, str], check: bool) -> list[Path]:
-    """Write files that are not as given, or only return them where `check`."""
-    stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    if not check:
-        for path in stale:
-            write_text(path, files[path])
+def put_back(path: Path, before: str | None) -> None:
+    if before is None:
+        path.unlink()
+    else:
+        write_text(path, before)
+
+
+def written(files: dict[Path, str], check: bool, undo: ExitStack) -> list[Path]:
+    """Write files that are not as given, or only return them where `check`. undo: puts back what stood there."""
+    before = {path: path.read_text(encoding="utf-8") if path.is_file() else None for path in files}
+    stale = [path for path in files if before[path] != files[path]]
+    for path in () if check else stale:
+        undo.callback(put_back, path, before[path])
+        write_text(path, files[path])
     return stale
 
 
-def code(check: bool) -> list[Path]:
+def code(check: bool, undo: ExitStack) -> list[Path]:
     """Write the public functions and modules, from the definitions alone: the package's own __init__ imports what is not written yet."""
     import lossforge
 
@@ -28,17 +40,17 @@ def code(check: bool) -> list[Path]:
     sys.modules[spec.name] = lossforge.losses = package
     import loss_code
 
-    stale = written(loss_code.files(), check)
+    stale = written(loss_code.files(), check, undo)
     if not (check and stale):
         spec.loader.exec_module(package)
     return stale
 
 
-def rest(check: bool) -> list[Path]:
+def rest(check: bool, undo: ExitStack) -> list[Path]:
     """Write what is made of the registry: configs first, because the schemas of the settings page read them."""
     import loss_configs
 
-    stale = written(loss_configs.files(), check)
+    stale = written(loss_configs.files(), check, undo)
     if check and stale:
         return stale
     import loss_pages
@@ -46,7 +58,7 @@ def rest(check: bool) -> list[Path]:
     import tables
 
     for made in (settings_page, tables, loss_pages):
-        stale += written(made.files(), check)
+        stale += written(made.files(), check, undo)
     pictures = tables.stale_drawings() | loss_pages.stale_drawings()
     for draw in () if check else pictures.values():
         draw()
@@ -57,9 +69,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    stale = code(check)
-    if not (check and stale):
-        stale += rest(check)
+    with ExitStack() as undo:  # later files are made from what earlier ones say, so that these must be written first
+        stale = code(check, undo)
+        if not (check and stale):
+            stale += rest(check, undo)
+        undo.pop_all()
     for path in stale:
         print(f"{path.relative_to(ROOT)}: {'stale, run uv run tools/generate.py' if check else 'written'}", file=sys.stderr)
     return int(check and bool(stale))

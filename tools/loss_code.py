@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import textwrap
 import types
@@ -256,9 +257,16 @@ def exported() -> str:
 
 
 def formatted(text: str, path: Path) -> str:
-    """Return source as `ruff format` writes it, its imports in order."""
+    """Return source with its imports in order, without those that nothing uses.
+
+    Raises:
+        MissingError: ruff is not on the path.
+    """
+    ruff = shutil.which("ruff")
+    if ruff is None:
+        raise MissingError("ruff, which puts imports in order, is not on the path: run `uv run tools/generate.py`, which installs it")
     for command in ("check --select F401 --fix", "check --select I --fix", "format"):
-        argv = ["ruff", *command.split(), "--quiet", "--stdin-filename", str(path), "-"]
+        argv = [ruff, *command.split(), "--quiet", "--stdin-filename", str(path), "-"]
         done = subprocess.run(argv, input=text, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
             raise SystemExit(f"{path}: ruff {command} refuses what is generated: {done.stderr or done.stdout}")

@@ -101,6 +101,21 @@ def in_place_of(each: Declared) -> str:
     return "" if like.startswith("lossforge") else like
 
 
+def source_of(each: Declared) -> str:
+    """Return where a loss comes from: its paper, and the function of another library whose place it takes.
+
+    Raises:
+        MissingError: a loss of the registry names neither a paper nor a function that computes the same.
+    """
+    if each.name and not (each.facts.get("paper") or each.facts.get("like")):
+        raise MissingError(
+            f'{file_of(each)}: {each.definition.__name__} names no source: give its @loss a paper, as paper="arXiv 1708.02002" or "doi …", '
+            'or the function that computes the same, as like="module:function"'
+        )
+    theirs = in_place_of(each)
+    return "; ".join(filter(None, (each.facts.get("paper", ""), theirs and f"in place of {theirs}")))
+
+
 def whole_docstring(each: Declared) -> str:
     """Return the docstring of a public function."""
     text, own = sections(inspect.getdoc(each.definition) or "")
@@ -113,8 +128,7 @@ def whole_docstring(each: Declared) -> str:
         "Raises": "\n".join(filled(one, WIDTH - 4, "    ") for one in re.split(r"\n(?! )", raised)),
         "Examples": example(each, own.get("Examples", "")),
     }
-    theirs = in_place_of(each)
-    source = "; ".join(filter(None, (each.facts.get("paper", ""), theirs and f"in place of {theirs}")))
+    source = source_of(each)
     end = [f"Source: {source}."] if source else []
     if any(meanings.get(name) == COMMON[name] for name in OPTIONS):
         end.append("More on the options: `help(lossforge.losses.functional)`.")

@@ -203,8 +203,8 @@ def l1_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import l1_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> l1_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> l1_loss(prediction, measured).backward()
 
     Source: in place of torch.nn.functional.l1_loss. More on the options:
     `help(lossforge.losses.functional)`.
@@ -265,8 +265,8 @@ def mse_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import mse_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> mse_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> mse_loss(prediction, measured).backward()
 
     Source: in place of torch.nn.functional.mse_loss. More on the options:
     `help(lossforge.losses.functional)`.
@@ -326,8 +326,8 @@ def huber_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import huber_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> huber_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> huber_loss(prediction, measured).backward()
 
     Source: in place of torch.nn.functional.huber_loss. More on the options:
     `help(lossforge.losses.functional)`.
@@ -390,8 +390,8 @@ def smooth_l1_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import smooth_l1_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> smooth_l1_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> smooth_l1_loss(prediction, measured).backward()
 
     Source: in place of torch.nn.functional.smooth_l1_loss. More on the options:
     `help(lossforge.losses.functional)`.
@@ -449,8 +449,8 @@ def log_cosh_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import log_cosh_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> log_cosh_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> log_cosh_loss(prediction, measured).backward()
 
     Source: arXiv 2208.04564. More on the options:
     `help(lossforge.losses.functional)`.
@@ -512,8 +512,8 @@ def quantile_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import quantile_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> quantile_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> quantile_loss(prediction, measured).backward()
 
     Source: doi 10.2307/1913643. More on the options:
     `help(lossforge.losses.functional)`.
@@ -584,8 +584,8 @@ def general_robust_loss(
     Examples:
         >>> import torch
         >>> from lossforge.losses import general_robust_loss
-        >>> logits = torch.randn(8, 10, requires_grad=True)
-        >>> general_robust_loss(logits, torch.randint(10, (8,))).backward()
+        >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
+        >>> general_robust_loss(prediction, measured).backward()
 
     Source: arXiv 1701.03077. More on the options:
     `help(lossforge.losses.functional)`.
@@ -3826,7 +3826,8 @@ def jaccard_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> jaccard_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    Source: doi 10.1007/978-3-319-50835-1_22. More on the options:
+    `help(lossforge.losses.functional)`.
     """
     return definitions.dice.jaccard_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
@@ -4051,7 +4052,8 @@ def dice_ce_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> dice_ce_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    Source: arXiv 1809.10486. More on the options:
+    `help(lossforge.losses.functional)`.
     """
     return definitions.dice.dice_ce_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr, lambda_dice=lambda_dice,

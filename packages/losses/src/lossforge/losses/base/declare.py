@@ -91,13 +91,20 @@ def public(docs: TemplateDocs, module: Module | None = None, *, repeats: bool = 
 
 
 def loss(
-    name: str, template: Template[Any], module: Module, *, formula: str = "", switches: tuple[str, ...] = (), **facts: Unpack[Facts]
+    name: str,
+    template: Template[Any],
+    module: Module,
+    *,
+    formula: str = "",
+    switches: tuple[str, ...] = (),
+    docs: TemplateDocs | None = None,
+    **facts: Unpack[Facts],
 ) -> Callable[[F], F]:
     """Declare a function as a loss of the registry.
 
     formula: its name where it is not the loss's. switches: parameters that a config may set although they are no numbers; it may set
-    those whose type has a range. without: by default what the template's losses lack. given: by default the logits, of losses of elements
-    or rows that take such.
+    those whose type has a range. docs: in place of the template's. without: by default what the template's losses lack. given: by default
+    the logits, of losses of elements or rows that take such.
     """
     facts.setdefault("without", template.without)
     if template.by_rows and facts.get("domain", "logits") == "logits":
@@ -106,7 +113,7 @@ def loss(
     def enter(function: F) -> F:
         taken = inspect.signature(function).parameters
         hyper = {each: p.default for each, p in taken.items() if each in switches or has_range(p.annotation)}
-        DECLARED[function.__name__] = Declared(function, template.docs, module, True, name, template, formula or name, hyper, facts)
+        DECLARED[function.__name__] = Declared(function, docs or template.docs, module, True, name, template, formula or name, hyper, facts)
         return function
 
     return enter

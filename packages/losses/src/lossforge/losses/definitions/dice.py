@@ -145,6 +145,7 @@ def jaccard_reference(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_
     OVERLAP,
     Module("JaccardLoss", "Soft Jaccard loss, 1 - IoU"),
     options=({"smooth_nr": 1.0, "smooth_dr": 2.0}, {"squared_pred": True}),
+    paper="doi 10.1007/978-3-319-50835-1_22",
 )
 def jaccard_loss(
     input: Tensor,  # (N, C, d…)
@@ -264,6 +265,7 @@ def focal_tversky_loss(
     formula="dice",
     options=({"lambda_dice": 0.5, "lambda_ce": 2.0}, {"lambda_dice": 0.0}, {"lambda_ce": 0.0}, {"squared_pred": True}),
     reductions=("mean", "sum"),
+    paper="arXiv 1809.10486",
 )
 def dice_ce_loss(
     input: Tensor,  # (N, C, d…)

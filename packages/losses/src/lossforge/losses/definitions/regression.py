@@ -1,6 +1,7 @@
 """Losses of a difference x - y."""
 
 import math
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -16,8 +17,11 @@ from lossforge.losses.base.options import ElementwiseOptions, WeightedElementwis
 from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.formulas import formula
 from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
-from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
+from lossforge.losses.templates.elementwise import DOCS, ELEMENTWISE, elementwise_loss, with_parameter
 
+REGRESSION = replace(
+    DOCS, example=("prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)", "prediction, measured")
+)
 ORACLES = "lossforge.losses.oracles.elements"
 
 
@@ -33,6 +37,7 @@ def l1_reference(x: Tensor, y: Tensor) -> Tensor:
     formula="l1",
     like="torch.nn.functional:l1_loss",
     given="softmax",
+    docs=REGRESSION,
 )
 def l1_loss(
     input: Tensor,  # any shape
@@ -75,6 +80,7 @@ def mse_reference(x: Tensor, y: Tensor) -> Tensor:
     Module("MSELoss", "Mean squared error as torch.nn.MSELoss", keyword=("weight",)),
     like="torch.nn.functional:mse_loss",
     given="softmax",
+    docs=REGRESSION,
 )
 def mse_loss(
     input: Tensor,  # any shape
@@ -119,6 +125,7 @@ def huber_reference(x: Tensor, y: Tensor, delta: float) -> Tensor:
     options=({"delta": 0.3}, {"delta": 5.0}),
     like="torch.nn.functional:huber_loss",
     given="softmax",
+    docs=REGRESSION,
 )
 def huber_loss(
     input: Tensor,  # any shape
@@ -162,6 +169,7 @@ def smooth_l1_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     options=({"beta": 0.3}, {"beta": 5.0}),
     like="torch.nn.functional:smooth_l1_loss",
     given="softmax",
+    docs=REGRESSION,
 )
 def smooth_l1_loss(
     input: Tensor,  # any shape
@@ -207,7 +215,7 @@ def log_cosh_reference(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(d.abs() < 1, near, d.abs() + F.softplus(-2 * d.abs()) - math.log(2))
 
 
-@loss("log_cosh", ELEMENTWISE, Module("LogCoshLoss", "Log-cosh loss"), paper="arXiv 2208.04564", given="softmax")
+@loss("log_cosh", ELEMENTWISE, Module("LogCoshLoss", "Log-cosh loss"), paper="arXiv 2208.04564", given="softmax", docs=REGRESSION)
 def log_cosh_loss(
     input: Tensor,  # any shape
     target: Tensor,  # as input, or class indices: as input without dim
@@ -246,6 +254,7 @@ def quantile_reference(x: Tensor, y: Tensor, quantile: float | Tensor) -> Tensor
     like=f"{ORACLES}:quantile",
     paper="doi 10.2307/1913643",
     given="softmax",
+    docs=REGRESSION,
 )
 def quantile_loss(
     input: Tensor,  # any shape
@@ -312,6 +321,7 @@ def general_robust_reference(x: Tensor, y: Tensor, scale: float, alpha: float | 
     like=f"{ORACLES}:general_robust",
     paper="arXiv 1701.03077",
     given="softmax",
+    docs=REGRESSION,
 )
 def general_robust_loss(
     input: Tensor,  # any shape
