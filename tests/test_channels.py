@@ -14,7 +14,7 @@ from lab.base.errors import UserError
 from lab.config.settings import Settings
 from lab.data.images import UNREADABLE, ImageBytes
 from lab.data.pixels import alpha_note, measured, read_pixels, shown
-from lab.data.sources.own import of_channels
+from lab.data.sources.custom import of_channels
 from lab.results.prediction import AskedPrediction, predict
 from lab.run.predict import predictor
 

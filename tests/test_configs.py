@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import pytest
+
 from lab.comparison.schema import CompareConfig
 from lab.config.choices import SCHEMAS, TASKS
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import BenchConfig, TrainConfig
-from lab.config.settings import groups
+from lab.config.settings import CONF, groups
 from lab.config.sweep_schema import SEARCHES
+from lab.data.specs import SOURCES
 
 REGIONS = [name for name, schema in LOSSES.items() if schema.takes == "regions"]
 
@@ -39,3 +42,13 @@ def meant(schema):
             yield from meant(inner)
         elif item.name != "name":
             yield item
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.name)
+def test_a_data_source_names_settings_and_functions_that_exist(source):
+    from lab.config.objects import find_object
+
+    named = {*source.parts, *source.splits, *source.files, *source.digested, source.titled_by, source.source} - {None}
+    assert not [name for name in named if not source.has(name)]
+    assert source.open is None or callable(find_object(source.open))
+    assert (CONF / "data" / f"{source.name}.yaml").is_file()

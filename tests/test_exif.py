@@ -17,7 +17,7 @@ from lab.data.exif import sizes_of, turn_of
 from lab.data.images import UNREADABLE, ImageBytes, open_any_mode, read_rgb
 from lab.data.pixels import read_pixels
 from lab.data.sets import Norm
-from lab.data.sources.own import as_rgb, of_channels
+from lab.data.sources.custom import as_rgb, of_channels
 from lab.results.prediction import images as predicted_files
 from lab.tasks.detection.data import load_detection_data
 from lab.tasks.segmentation.data import load_masks

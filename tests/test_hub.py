@@ -1,5 +1,7 @@
 """Hugging Face data sets from local files: splits and columns found or named, and what is wrong with them."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.config.settings import load
+from lab.run.saved import refuse_changed
 
 datasets = pytest.importorskip("datasets")
 
@@ -63,6 +66,48 @@ def test_without_a_held_out_split_some_are_held_out(make_trainer, saved):
     assert sorted(row for each in found for row, _ in each.values()) == list(range(30))
     assert all(target == row % 3 for each in found for row, target in each.values())
     assert make_trainer(*words(saved(train=30), "data.label=other")).data.classes == ["0", "1"]
+
+
+def save_again(folder, count, shift):
+    """Save a data set again, in the same folder, with so many rows and other labels by `shift`."""
+    shutil.rmtree(folder)
+    given = rows(count)
+    given["kind"] = [(kind + shift) % 3 for kind in given["kind"]]
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(given, FEATURES)}).save_to_disk(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("count", "shift", "said"),
+    [
+        (33, 0, "data.train=train: has 26 images to train on, while the model was trained on 24; "),
+        (30, 1, "data.train=train: has other images or labels than the model was trained on; "),
+    ],
+)
+def test_a_data_set_that_has_changed_scores_no_model_and_continues_no_run(make_trainer, saved, count, shift, said):
+    folder = saved(train=30)
+    run = make_trainer(*words(folder))
+    state = {"config": {"data": run.tree["data"]}, "samples": run.data.train.samples, "data": run.identity, "classes": run.data.classes}
+    same = make_trainer(*words(folder))
+    refuse_changed(state, same.config, same.data)
+    assert same.identity == run.identity
+
+    save_again(folder, count, shift)
+    other = make_trainer(*words(folder))
+    with pytest.raises(UserError, match=said):
+        refuse_changed(state, other.config, other.data)
+    with pytest.raises(UserError, match="the training data has changed"):
+        other.restore(state)
+
+    earlier = {name: value for name, value in state.items() if name != "data"}  # of a version that did not record it
+    if count == 30:
+        refuse_changed(earlier, other.config, other.data)
+
+
+def test_a_data_set_with_held_out_images_of_its_own_may_grow(make_trainer, saved):
+    folder = saved(train=30, validation=6)
+    run = make_trainer(*words(folder))
+    state = {"config": {"data": run.tree["data"]}, "samples": 24, "data": "of other images"}
+    refuse_changed(state, run.config, run.data)
 
 
 def test_a_folder_of_images_is_opened(make_trainer, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ import tables
 import torch
 from PIL import Image
 
-from lab.config.settings import ROOT, load
+from lab.base.paths import ROOT
+from lab.config.settings import load
 
 FEW = ["trainer.max_updates=3", "trainer.device=cpu", "tracking=none"]
 SCENES = ["data.train_scenes=24", "data.val_scenes=8", "data.workers=0", "data.batch_size=8"]

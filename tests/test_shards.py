@@ -266,11 +266,12 @@ def test_a_run_trains_and_predicts_by_the_names_of_its_classes(tmp_path, monkeyp
 
 def test_what_was_trained_on_is_not_scored(shards, tmp_path):
     """Shards are compared by their files, however a pattern names them; a teacher has the student's shards."""
-    from lab.run.saved import _refuse_seen, sources_of
+    from lab.data.specs import SOURCES
+    from lab.run.saved import _refuse_seen
 
     held = write(tmp_path / "val-000.tar", [{"png": png(number), "cls": number % 3} for number in range(6)])
     known = load(words(shards, f"data.val={held}")).tree()["data"]
-    assert sources_of(known)["train"] == {str(tmp_path / f"train-{number:03d}.tar") for number in range(3)}
+    assert SOURCES["webdataset"].places_of(known)["train"] == {str(tmp_path / f"train-{number:03d}.tar") for number in range(3)}
     for more, said in (
         ({"val": str(tmp_path / "train-*.tar")}, "data.val=.*: the model was trained on these images"),
         ({"val": str(held), "test": str(tmp_path / "train-001.tar")}, "data.test=.*: the model was trained on these images"),

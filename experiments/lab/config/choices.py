@@ -12,39 +12,36 @@ from lab.base.errors import UserError, unknown
 from lab.config import schema
 from lab.config.loss_schema import LOSSES
 from lab.config.model_view import fill_from_model
-from lab.config.objects import find
+from lab.config.objects import CUSTOM, find
+from lab.data.specs import SOURCES
 from lab.tasks.detection.spec import BOX_LOSSES
 from lab.tasks.spec import TaskSpec
 
-OWN = "custom"
-"""The option of a group that takes code of the user's own, which its setting `target` names."""
 FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[1].glob("tasks/*/spec.py"))
 SPECS: list[TaskSpec] = [import_module(f"lab.tasks.{folder}.spec").SPEC for folder in FOLDERS]
 TASKS = {spec.name: spec for spec in SPECS}
-MODELS: dict[str, type[schema.ModelConfig]] = {"classifier": schema.ClassifierConfig, OWN: schema.CustomModelConfig}
-DATA: dict[str, type[schema.DataConfig]] = {
-    "digits": schema.DigitsConfig,
-    "folder": schema.FolderConfig,
-    "hf": schema.HubConfig,
-    "table": schema.TableConfig,
-    "webdataset": schema.ShardsConfig,
-    OWN: schema.CustomDataConfig,
-    "cifar10": schema.DownloadedConfig,
-    "cifar100": schema.DownloadedConfig,
-    "mnist": schema.DownloadedConfig,
-}
-for spec in TASKS.values():
-    MODELS |= spec.model_schemas
-    DATA |= spec.data_schemas
-TASK_SCHEMAS: dict[str, type[schema.TaskConfig]] = {name: spec.config for name, spec in TASKS.items()} | {OWN: schema.TaskConfig}
+MODELS: dict[str, type[schema.ModelConfig]] = {"classifier": schema.ClassifierConfig, CUSTOM: schema.CustomModelConfig}
+DATA: dict[str, type[schema.DataConfig]] = {name: spec.schema for name, spec in SOURCES.items()}
+
+
+def _add(spec: TaskSpec) -> None:
+    """Register the models and the data sources that come with a task."""
+    MODELS.update(spec.model_schemas)
+    SOURCES.update({source.name: source for source in spec.data_sources})
+    DATA.update({source.name: source.schema for source in spec.data_sources})
+
+
+for each in SPECS:
+    _add(each)
+TASK_SCHEMAS: dict[str, type[schema.TaskConfig]] = {name: spec.config for name, spec in TASKS.items()} | {CUSTOM: schema.TaskConfig}
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"task": TASK_SCHEMAS, "model": MODELS, "loss": LOSSES, "box_loss": BOX_LOSSES, "data": DATA}
 
 
 def spec_of(config: schema.TaskConfig) -> TaskSpec:
-    return TASKS[config.name] if config.name in TASKS else own_task(str(config.target))
+    return TASKS[config.name] if config.name in TASKS else custom_task(str(config.target))
 
 
-def own_task(target: str) -> TaskSpec:
+def custom_task(target: str) -> TaskSpec:
     """Return the record of a user's own task, and register its schemas of data and models.
 
     Raises:
@@ -53,20 +50,19 @@ def own_task(target: str) -> TaskSpec:
     spec = find("task.target", target)
     if not isinstance(spec, TaskSpec):
         raise UserError(f"task.target={target}: is a {type(spec).__name__}; a lab.tasks.spec.TaskSpec is expected.")
-    MODELS.update(spec.model_schemas)
-    DATA.update(spec.data_schemas)
+    _add(spec)
     return spec
 
 
 def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     """Return the schema of a group's settings: by name; by detector for a detection model; by its record for a custom task."""
-    if group == "task" and given.name == OWN:
+    if group == "task" and given.name == CUSTOM:
         if OmegaConf.is_missing(given, "target"):
             return schema.TaskConfig
-        own = own_task(given.target).config
-        return make_dataclass(own.__name__, [("name", str, OWN), ("target", str, given.target)], bases=(own,))
+        own = custom_task(given.target).config
+        return make_dataclass(own.__name__, [("name", str, CUSTOM), ("target", str, given.target)], bases=(own,))
     if group == "model":
-        return schemas[given.get("detector") or given.get("kind") or (OWN if given.get("name") == OWN else "classifier")]
+        return schemas[given.get("detector") or given.get("kind") or (CUSTOM if given.get("name") == CUSTOM else "classifier")]
     return schemas[given.name]
 
 

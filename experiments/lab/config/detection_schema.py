@@ -64,6 +64,3 @@ class CocoConfig(DetectionDataConfig):
     test_annotations: str | None = setting(None, "file of the test images' boxes")
     exif: str = choice(*EXIF, meaning=WHERE_EXIF)
     images_outside: bool = setting(False, "read files outside of the images' folder, if a file_name leads there by a path or a link")
-
-
-DETECTION_DATA: dict[str, type[DetectionDataConfig]] = {"digit_scenes": DigitScenesConfig, "coco": CocoConfig}

@@ -125,7 +125,7 @@ def with_settings(base: type[Config], name: str, settings: dict[str, tuple[Any, 
     return make_dataclass(f"{base.__name__}_{name}", added, bases=(base,), namespace={"__module__": __name__, **namespace})
 
 
-OWN: dict[str, type[LossConfig]] = {
+EXTENDED: dict[str, type[LossConfig]] = {
     "ce": CrossEntropyConfig,
     "bce": BceConfig,
     "asymmetric": AsymmetricConfig,
@@ -136,7 +136,7 @@ OWN: dict[str, type[LossConfig]] = {
 """Losses for which the app has settings beyond their signature."""
 LOSSES: dict[str, type[LossConfig]] = {
     name: with_settings(
-        OWN.get(name, SigmoidConfig if activation == "sigmoid" else LossConfig), name, settings, takes=takes, activation=activation
+        EXTENDED.get(name, SigmoidConfig if activation == "sigmoid" else LossConfig), name, settings, takes=takes, activation=activation
     )
     for name, (takes, activation, settings) in loss_settings.LOSSES.items()
 } | {

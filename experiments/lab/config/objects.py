@@ -6,6 +6,9 @@ from typing import Any, cast
 
 from lab.base.errors import UserError
 
+CUSTOM = "custom"
+"""The option of a group that takes code of the user's own, which its setting `target` names."""
+
 
 def find(setting: str, target: str) -> Any:
     """Return the object that `target` names, the value of `setting`; the working directory is searched for modules, too.

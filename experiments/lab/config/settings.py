@@ -1,6 +1,5 @@
 """From overrides to checked settings: Hydra composes the YAML files, and the schemas check them."""
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +19,13 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from lab.base.errors import UserError, nearest, unknown
 from lab.base.formats import one_form
 from lab.base.masks import masked, masked_tree
+from lab.base.paths import ROOT, absolute
 from lab.config.choices import SCHEMAS, agree, schema_of
 from lab.config.command import config_folders
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
 from lab.config.sweep_schema import SEARCHES, SweepConfig
 from lab.config.user import chosen_uri, runs_folder
 
-ROOT = Path(__file__).resolve().parents[3]
 CONF = ROOT / "conf"
 Config = TypeVar("Config")
 
@@ -291,11 +290,6 @@ def override_of(name: str, value: object) -> str:
     plain = re.fullmatch(r"[\w./:@%+\\-]+", str(value), re.ASCII)
     word = f"{name}={value if plain else quoted(value)}"
     return word if plain else shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
-
-
-def absolute(path: str | None, default: str | Path) -> Path:
-    """Return the path that the user gave, else the default; it is relative to the current folder."""
-    return Path(os.path.expanduser(path) if path else default).absolute()
 
 
 def parsed(overrides: Sequence[str]) -> list[Any]:

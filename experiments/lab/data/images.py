@@ -19,7 +19,7 @@ from PIL import Image
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
 from lab.base.formats import visible
-from lab.config.settings import ROOT
+from lab.base.paths import ROOT
 from lab.config.user import user_default, user_file
 from lab.data.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
 

@@ -1,5 +1,7 @@
 """Data sets and their splits; data sets that are held in the device's memory: digits, MNIST, CIFAR."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.base.errors import UserError
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seed_of
 from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
-from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.loading import Shares
 from lab.data.sampler import order_of
@@ -112,6 +114,20 @@ class Data:
                 name.encode()
             except UnicodeEncodeError:
                 raise UserError(f"class {name!r}: its name is not UTF-8, so it cannot be written; rename the class in the data.") from None
+
+    def identity(self, part: str) -> str:
+        """Return what identifies the samples of train, val or test, wherever they lie: a digest of their names, targets and classes."""
+        loader: Any = getattr(self, part)
+        held = getattr(loader, "file", loader)  # of boxes, whose keys are whole paths
+        names = list(loader.keys) if held is loader else [Path(key).name for key in loader.keys]
+        digest = hashlib.sha256(json.dumps([self.classes, names]).encode())
+        for name in ("image_ids", "boxes", "labels", "targets"):
+            value = getattr(held, name, None)
+            if isinstance(value, Tensor):
+                digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            elif isinstance(value, list):
+                digest.update(json.dumps(value).encode())
+        return digest.hexdigest()
 
 
 @dataclass

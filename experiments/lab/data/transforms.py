@@ -22,7 +22,9 @@ Transform = Callable[[Any], Tensor]
 def held_out_transform(config: PhotosConfig, norm: Norm) -> Transform:
     """Return the transform of an image into (C, H, W), without augmentation."""
     if config.val_transform:
-        return OwnTransform(f"data.val_transform={config.val_transform}", _found("data.val_transform", config.val_transform), config, norm)
+        return CustomTransform(
+            f"data.val_transform={config.val_transform}", _found("data.val_transform", config.val_transform), config, norm
+        )
     if config.channels:
         return _of_channels(config, norm, train=False)
     return _of_timm(config, norm, crop_pct=config.crop_pct, crop_mode=config.crop_mode)
@@ -36,7 +38,7 @@ def train_transform(config: PhotosConfig, norm: Norm) -> Transform:
     """
     if config.transform:
         _refuse_unused(config)
-        return OwnTransform(f"data.transform={config.transform}", _found("data.transform", config.transform), config, norm)
+        return CustomTransform(f"data.transform={config.transform}", _found("data.transform", config.transform), config, norm)
     if not config.augment:
         return held_out_transform(config, norm)
     if config.channels:
@@ -100,7 +102,7 @@ def _found(setting: str, target: str) -> Any:
     return function
 
 
-class OwnTransform:
+class CustomTransform:
     """The user's function of an image, followed by normalisation.
 
     It gets a PIL image in RGB, or with data.channels a tensor (C, H, W), and returns an image of data.image_size pixels a side: a PIL

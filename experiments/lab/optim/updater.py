@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lab.base.errors import UserError, unknown
-from lab.config.objects import find
+from lab.config.objects import CUSTOM, find
 from lab.config.schema import OptimConfig
 from lab.processes.parallel import Parts, own_part
 from lab.run.parts import fault_of_optimizer
@@ -25,7 +25,6 @@ BY_NUMBER = {
 BY_TENSOR = {"Lamb", "Lars", "Muon"}
 
 
-OWN = "custom"
 OF_SETTINGS = (
     *("fused", "foreach", "capturable", "differentiable", "maximize", "decoupled_weight_decay"),
     *("initial_lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad"),
@@ -37,8 +36,8 @@ def check_optimizer(config: OptimConfig) -> None:
     """Raise UserError unless the optimiser is timm's and needs only first derivatives, or is a class of the user's own."""
     from timm.optim import get_optimizer_info, list_optimizers
 
-    if config.name == OWN:
-        own_optimizer(config)
+    if config.name == CUSTOM:
+        custom_optimizer(config)
         return
     name = config.name
     second_order = {str(known): get_optimizer_info(str(known)).second_order for known in list_optimizers()}
@@ -50,7 +49,7 @@ def check_optimizer(config: OptimConfig) -> None:
         raise unknown(f"optim.name={name}", name, names, show=200)
 
 
-def own_optimizer(config: OptimConfig) -> Any:
+def custom_optimizer(config: OptimConfig) -> Any:
     """Return a timm registry that holds only the user's class, so that timm groups its parameters as for any optimiser.
 
     Raises:
@@ -65,7 +64,9 @@ def own_optimizer(config: OptimConfig) -> Any:
         raise UserError(f"optim.target={config.target}: is not a class of torch.optim.Optimizer.")
     momentum = "momentum" in inspect.signature(found).parameters
     registry = OptimizerRegistry()
-    registry.register(OptimInfo(name=OWN, opt_class=found, has_eps=True, has_betas=True, has_momentum=momentum))  # timm drops no argument
+    registry.register(
+        OptimInfo(name=CUSTOM, opt_class=found, has_eps=True, has_betas=True, has_momentum=momentum)
+    )  # timm drops no argument
     return registry
 
 
@@ -80,7 +81,7 @@ def make_optimizer(parameters: nn.Module | list[dict[str, Any]], config: OptimCo
     options: dict[str, Any] = dict(config.args)
     if config.name.lower() in FUSED and not options.get("dampening"):
         options.setdefault("fused", True)
-    create = own_optimizer(config).create_optimizer if config.name == OWN else create_optimizer_v2
+    create = custom_optimizer(config).create_optimizer if config.name == CUSTOM else create_optimizer_v2
     try:
         made: Optimizer = create(
             parameters,

@@ -9,9 +9,10 @@ from typing import Any
 
 from lab.base.errors import UserError, unknown
 from lab.base.masks import masked
+from lab.base.paths import ROOT, absolute
 from lab.config.help import EVALUATE_USAGE
 from lab.config.schema import FolderConfig
-from lab.config.settings import ROOT, Settings, absolute, value_of
+from lab.config.settings import Settings, value_of
 from lab.config.user import runs_folder
 from lab.data.sets import Chained, Norm
 from lab.run.export import FAILED, check_export, export, export_onnx, reported
@@ -117,7 +118,7 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         said = f"data={config.data.name} has the classes {_listed(data.classes)}; the model knows {_listed(state['classes'])}."
         raise UserError(said + " data.classes=[NAME,NAME,...] names them all where the data lack some." * hasattr(config.data, "classes"))
     if split != "all":
-        refuse_changed(state, config, data.train.samples)
+        refuse_changed(state, config, data)
     parts = [split] if split != "all" else [name for name in ("train", "val", "test") if getattr(data, name) is not None]
     loaders = [_loader(data, part, config.data.name) for part in parts]
     loader = loaders[0] if split != "all" else _chained(loaders, config.data.name)

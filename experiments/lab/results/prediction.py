@@ -13,9 +13,10 @@ from lab.aborted import ABORTED, begin_work
 from lab.base.errors import UserError, unknown
 from lab.base.files import remove_unfinished, write_text, write_whole
 from lab.base.formats import visible
+from lab.base.paths import absolute
 from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE
-from lab.config.settings import absolute, groups
+from lab.config.settings import groups
 from lab.data.images import SUFFIXES, UNREADABLE, reason
 from lab.data.listing import hidden, kinds_of, passed_over
 from lab.data.pixels import read_image, shown

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from lab.base.errors import UserError, unknown
+from lab.base.paths import ROOT
 from lab.base.ranks import launched, launched_here, local_rank
 from lab.config.schema import TrainConfig
-from lab.config.settings import ROOT
 from lab.processes import distributed
 from lab.run.folder import RunFolder
 from lab.run.run import command

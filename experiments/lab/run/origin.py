@@ -22,6 +22,7 @@ from lab.config.choices import SCHEMAS
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import given_names
 from lab.config.user import has_key, hmac_of
+from lab.data.specs import SOURCES
 
 GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
 """Groups that every run's settings have."""
@@ -119,14 +120,9 @@ def checked(what: str, tree: dict[str, Any], given: Collection[str], trusted: bo
         tree.pop(name, None)
     tree["trainer"].pop("runs", None)
     tree["data"].pop("images_outside", None)
-    if tree["data"].get("root") is not None and "download" in _settings_of("data", tree["data"].get("name")):
+    if tree["data"].get("root") is not None and (source := SOURCES.get(str(tree["data"].get("name")))) and source.has("download"):
         tree["data"]["download"] = False  # a download would write to a folder of the file's choice
     return tree
-
-
-def _settings_of(group: str, option: object) -> list[str]:
-    schema = SCHEMAS[group].get(str(option))
-    return [item.name for item in fields(schema)] if schema else []
 
 
 def naming_code(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

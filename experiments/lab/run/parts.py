@@ -228,6 +228,7 @@ PARTS: dict[str, Check] = {
     "epoch_ended": truth,
     "tracking": mapped(text),
     "seal": text,
+    "data": text,
     "values": FIGURES,
     "best": record(score=number(), epoch=whole(), values=optional(FIGURES), stale=whole()),
     "clock": record(

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
+from lab.base.paths import ROOT, absolute
 from lab.base.ranks import launched_first
 from lab.base.records import NAME, read_history
 from lab.config.choices import DATA
 from lab.config.schema import TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat, given_names, load, reload, value_of
+from lab.config.settings import Settings, flat, given_names, load, reload, value_of
 from lab.config.user import runs_folder
 from lab.run.folder import running
 from lab.run.origin import Origin, are_settings, checked, is_foreign, is_trusted, origin_of, read_config, vouching

@@ -11,24 +11,22 @@ from typing import Any
 from lab.base.errors import UserError
 from lab.base.files import open_to_read, sha256_of
 from lab.base.masks import masked
+from lab.base.paths import ROOT, absolute
 from lab.base.records import NAME, read_history
 from lab.config.choices import DATA, TASKS
-from lab.config.schema import FolderConfig, ShardsConfig, TableConfig, TrackingConfig, TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat, given_names, quoted, reload, resolved, value_of
+from lab.config.schema import SplitConfig, TrackingConfig, TrainConfig
+from lab.config.settings import Settings, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
-from lab.data.listing import held_out_folder
+from lab.data.specs import SOURCES
+from lab.data.split import held_out_by
 from lab.run.origin import checked, is_trusted, naming_code, origin, own_place
 from lab.tracking.store import RefusedError, files_at, open_client, reason
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
-SPLIT = ("split_seed", "held_out", "folds", "fold", "test", "test_share", "split")
-"""Data settings that decide which images are held out; a folder's name is compared by its resolved path."""
-PARTS = {"folder": ("train", "val", "test"), "table": ("file",), "coco": ("train_annotations", "val_annotations", "test_annotations")}
-PARTS |= {"webdataset": ("shards", "val", "test"), "hf": ("train", "val", "test")}
-"""Settings that name the folders, files or splits of the training, the held-out and the test images."""
 MLFLOW = "runs:/"
+OTHER_IMAGES = "Name the held-out images by data.val= or data.split=."
 
 
 @dataclass
@@ -195,63 +193,48 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Raise UserError if data `theirs` would score images that the model was trained on, or chosen by, with data `ours`."""
     if ours["name"] != theirs["name"]:
         return
-    names: Sequence[str] = PARTS.get(ours["name"], ())
-    mine, other = sources_of(ours), sources_of(theirs)
+    spec = SOURCES[ours["name"]]
+    mine, other = spec.places_of(ours), spec.places_of(theirs)
     if mine.get("train") == other.get("train"):
-        for name in (each for each in SPLIT if each in ours and each not in names):
+        for name in spec.divided_by:
             if ours[name] != theirs[name]:
                 raise UserError(
                     f"data.{name}={theirs[name]}: the model was trained with data.{name}={ours[name]}; "
                     "another split would hold out images that it has seen. Leave it out."
                 )
-    for part, setting in zip(("val", "test"), names[1:], strict=False):
+    for part, setting in zip(("val", "test"), spec.parts[1:], strict=False):
         if other.get(part, set()) & mine.get("train", set()):
             raise UserError(f"data.{setting}={theirs[setting]}: the model was trained on these images; held-out ones are expected.")
     if other.get("test", set()) & mine.get("val", set()):
-        raise UserError(f"data.{names[2]}={theirs[names[2]]}: the best epoch was chosen by these images; split=val scores them.")
+        raise UserError(f"data.{spec.parts[2]}={theirs[spec.parts[2]]}: the best epoch was chosen by these images; split=val scores them.")
 
 
-def sources_of(data: dict[str, Any]) -> dict[str, set[str]]:
-    """Return what identifies the images of each part: the real paths of folders and files, or the splits of a Hugging Face data set."""
-    names = dict(zip(("train", "val", "test"), PARTS.get(data["name"], ()), strict=False))
-    given = {part: str(data[name]) for part, name in names.items() if data.get(name)}
-    if data["name"] == "hf":
-        local = absolute(data.get("path"), "")
-        where = str(local.resolve() if local.exists() else data.get("path"))
-        return {part: {f"{where} {data.get('subset') or ''} {split}"} for part, split in given.items()}
-    if data["name"] == "webdataset":
-        return {part: _shards_of(pattern) for part, pattern in given.items()}
-    root = Path.cwd() if data["name"] == "table" else absolute(data.get("root"), ROOT / "data")
-    found = {part: {str((root / name).resolve())} for part, name in given.items()}
-    if data["name"] == "folder" and data.get("val") is None and (held_out := held_out_folder(root)):
-        found["val"] = {str((root / held_out).resolve())}
-    return found
+def refuse_changed(state: dict[str, Any], config: TrainConfig, data: Any) -> None:
+    """Raise UserError if images that a random split holds out of the training data are now others, because the data has changed.
 
-
-def _shards_of(pattern: str) -> set[str]:
-    """Return the real paths of shards; the pattern itself where they are not there any more."""
-    from lab.data.sources.shards import expanded
-
-    try:
-        return {str(path.resolve()) for path in expanded("data.shards", pattern)}
-    except UserError:
-        return {str(absolute(pattern, ""))}
-
-
-def refuse_changed(state: dict[str, Any], config: TrainConfig, samples: int) -> None:
-    """Raise UserError if a folder without held-out images of its own now has another number of images, because the split then differs.
-
-    samples: the present number of training images.
+    Args:
+        state: the checkpoint.
+        config: the settings, under which the data was opened.
+        data: the opened data, a lab.data.sets.Data.
     """
-    data, known = config.data, state["config"]["data"]
-    if not isinstance(data, (FolderConfig, TableConfig, ShardsConfig)) or known["name"] != data.name or "samples" not in state:
+    given, known = config.data, state["config"]["data"]
+    at_random = isinstance(given, SplitConfig) and held_out_by(given) in data.held_out
+    if known["name"] != given.name or not at_random or "samples" not in state:
         return
-    mine, other = sources_of(known), sources_of({item.name: getattr(data, item.name) for item in fields(data)})
-    name = PARTS[data.name][0]
-    if mine.get("train") == other["train"] and "val" not in other and not getattr(data, "split", None) and samples != state["samples"]:
+    spec = SOURCES[given.name]
+    seen = spec.places_of(known).get("train")
+    if not seen or seen != spec.places_of({item.name: getattr(given, item.name) for item in fields(given)})["train"]:
+        return
+    name, samples = spec.parts[0], data.train.samples
+    said = f"data.{name}={getattr(given, name)}: has"
+    if samples != state["samples"]:
         raise UserError(
-            f"data.{name}={getattr(data, name)}: has {samples} images to train on, while the model was trained on {state['samples']}; with "
-            "another number of images the split holds out ones that it has seen. Name the held-out images by data.val= or data.split=."
+            f"{said} {samples} images to train on, while the model was trained on {state['samples']}; with "
+            f"another number of images the split holds out ones that it has seen. {OTHER_IMAGES}"
+        )
+    if state.get("data") not in (None, data.identity("train")):
+        raise UserError(
+            f"{said} other images or labels than the model was trained on; the split holds out ones that it has seen. {OTHER_IMAGES}"
         )
 
 

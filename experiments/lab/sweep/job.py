@@ -16,9 +16,10 @@ import yaml
 from lab.base.errors import UserError
 from lab.base.files import open_to_append, read_text, try_lock
 from lab.base.formats import visible
+from lab.base.paths import ROOT
 from lab.base.records import History, read_history
 from lab.config.schema import TrainConfig
-from lab.config.settings import ROOT, Settings, load, quoted
+from lab.config.settings import Settings, load, quoted
 from lab.run.folder import RunFolder, running
 from lab.run.run import record_start, write_error
 from lab.sweep.folders import runs_of

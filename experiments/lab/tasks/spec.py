@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.config.schema import ClassifierConfig, DataConfig, ModelConfig, TaskConfig
+from lab.data.spec import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class TaskSpec:
         export: a function of (config, classes, norm), or its module:name, which returns a lab.run.export.Exportable; None if the
             task's models are not exported. The default is for classifiers.
         scored_as: a function from the task's settings to those under which evaluate.py scores a saved model; None: they are the same.
-        data_schemas: schemas of data sets that come with the task, by name.
+        data_sources: records of data sources that come with the task.
         model_schemas: schemas of models that come with the task, by name.
         example: a description of a model that fits, for a message.
         boxes: whether the group `box_loss` is used.
@@ -40,7 +41,7 @@ class TaskSpec:
     read: tuple[str, ...] = ("top", "score")
     export: str | Callable[..., Any] | None = "lab.tasks.inference:export"
     scored_as: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    data_schemas: Mapping[str, type[DataConfig]] = field(default_factory=dict)
+    data_sources: tuple[DataSpec, ...] = ()
     model_schemas: Mapping[str, type[ModelConfig]] = field(default_factory=dict)
     example: str = "a classifier, such as resnet18"
     boxes: bool = False

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from torch import Tensor
 from lab.base.files import sha256_of
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Data, Loader
+from lab.data.spec import DataSpec
+from lab.data.specs import SOURCES
 
 READING = ("name", "batch_size", "eval_batch_size", "augment", "workers", "download", "check", "in_memory")
 """Data settings that change how data is read, but not its contents."""
@@ -25,40 +26,28 @@ def data_sets(config: TrainConfig, data: Data, **contexts: str) -> list[dict[str
         data: the opened data.
         contexts: the uses of `train`, `val` and `test`, for those that exist: training, validation or test.
     """
-    root = getattr(config.data, "root", None)
-    table = getattr(config.data, "file", None)
-    name = Path(root).name if root and config.data.name in ("folder", "coco", "mask_folder") else config.data.name
-    name = Path(table).stem if table else name
+    spec = SOURCES[config.data.name]
+    name, source = spec.title(config.data), spec.source_of(config.data)
     found = []
     for part, context in contexts.items():
         loader: Loader | None = getattr(data, part)
         if loader is None:
             continue
-        digest = _digest(config.data, part, data.classes, loader)
+        digest = _digest(spec, config.data, part, data.identity(part), loader)
         about = {"name": name, "digest": digest, "context": context, "samples": loader.samples, "classes": len(data.classes)}
-        found.append(about | {"source": str(table or root or config.data.name)})
+        found.append(about | {"source": source})
     return found
 
 
-def _digest(config: DataConfig, part: str, classes: list[str], loader: Loader) -> str:
-    """Return a digest of pixels and targets that are in memory, of a COCO file's annotations, else of settings and size."""
-    digest = hashlib.sha256(json.dumps([classes, loader.samples]).encode())
-    content = list(_content(loader))
-    for each in content:
-        digest.update(each)
-    if not content:
-        settings = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in READING}
-        digest.update(json.dumps([part, settings], sort_keys=True, default=str).encode())
-        if table := getattr(config, "file", None):
-            digest.update(sha256_of(Path(table).expanduser()).encode())
+def _digest(spec: DataSpec, config: DataConfig, part: str, identity: str, loader: Any) -> str:
+    """Return a digest of samples' names and targets, and of pixels in memory, else of the settings and of the files that hold the data."""
+    digest = hashlib.sha256(identity.encode())
+    images = getattr(loader, "images", None)
+    if isinstance(images, Tensor):
+        digest.update(images.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:8]
+    settings = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in READING}
+    digest.update(json.dumps([part, settings], sort_keys=True, default=str).encode())
+    for name in spec.digested:
+        digest.update(sha256_of(Path(getattr(config, name)).expanduser()).encode())
     return digest.hexdigest()[:8]
-
-
-def _content(loader: Any) -> Iterator[bytes]:
-    held = loader.file if hasattr(loader, "file") else loader
-    for name in ("image_ids", "boxes", "images", "labels", "targets"):
-        value = getattr(held, name, None)
-        if isinstance(value, Tensor):
-            yield value.detach().cpu().contiguous().numpy().tobytes()
-        elif isinstance(value, list):
-            yield json.dumps(value).encode()

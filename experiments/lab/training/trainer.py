@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from math import isnan
 from pathlib import Path
@@ -322,6 +323,7 @@ class Trainer:
             "config": self.tree,
             "classes": self.data.classes,
             "samples": self.data.train.samples,
+            "data": self.identity,
             "norm": asdict(self.data.norm),
             "epoch": self.epoch,
             "updates": self.done,
@@ -339,7 +341,7 @@ class Trainer:
         for path in (self.folder.path / "checkpoints" / name for name in names):
             checkpoint.save(state, path)
             if not whole:
-                about = {name: state[name] for name in ("classes", "samples", "norm", "config", "signature", "updates")}
+                about = {name: state[name] for name in ("classes", "samples", "data", "norm", "config", "signature", "updates")}
                 checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
             self.callbacks("on_checkpoint", self, path)
         if self.settings.keep:
@@ -370,6 +372,11 @@ class Trainer:
             ),
         }
 
+    @cached_property
+    def identity(self) -> str:
+        """Return what identifies the training samples."""
+        return self.data.identity("train")
+
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint of a trainer with the same settings.
 
@@ -382,6 +389,8 @@ class Trainer:
                 f"the training data has changed: it has {data.train.samples} samples of {len(data.classes)} classes, "
                 f"while the run has seen {state['samples']} of {len(state['classes'])}.{_renamed(state['classes'], data.classes)}"
             )
+        if state.get("data") not in (None, self.identity):
+            raise UserError("the training data has changed: its samples have other names or labels than those that the run has seen.")
         if len(state["rng"]) != distributed.ranks():
             raise UserError(
                 f"the run was one of {len(state['rng'])} processes, each with its part of every batch; this is one of "

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from lab.base.errors import UserError, unknown
 from lab.base.formats import visible
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
-from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.images import SUFFIXES, UNREADABLE, Faults, find_corrupt, unreadable
 from lab.data.listing import ClassFolders, held_out_folder, passed_over, read_class_folders
@@ -25,7 +25,7 @@ from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate
 from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder, normalised
 from lab.data.split import held_out_by, split
-from lab.data.transforms import OwnTransform, Transform, held_out_transform, train_transform
+from lab.data.transforms import CustomTransform, Transform, held_out_transform, train_transform
 
 
 @dataclass(kw_only=True)
@@ -124,7 +124,7 @@ def refuse_unfit_transform(images: Images) -> None:
     Raises:
         UserError: it fails, or returns something else than an image of the model's size.
     """
-    if isinstance(images.transform, OwnTransform):
+    if isinstance(images.transform, CustomTransform):
         for index in range(0, len(images), -(-len(images) // TRIED)):
             images[index, 0]
 
@@ -144,7 +144,7 @@ class FolderLoader(WorkerLoader):
         images = Images(samples, transform)
         refuse_unfit_transform(images)
         super().__init__(images, config, device, seed, chances=chances)
-        self.keys, self.notes = samples.keys, notes
+        self.keys, self.targets, self.notes = samples.keys, samples.targets, notes
         self.mean, self.std = norm.on(device)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -20,14 +20,14 @@ from torch import Tensor
 from lab.base.errors import UserError, first_line, unknown
 from lab.base.files import read_text, refuse_special
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.base.plain import is_shallow
 from lab.config.schema import HubConfig
-from lab.config.settings import absolute
 from lab.data.exif import turned
 from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, open_any_mode, reason
 from lab.data.sets import Data, Norm
+from lab.data.sources.custom import as_rgb, of_channels
 from lab.data.sources.folder import Samples, hold_out, photos_data
-from lab.data.sources.own import as_rgb, of_channels
 from lab.data.split import held_out_by
 
 STATE, PARTS = "state.json", "dataset_dict.json"  # describe a part, and the parts, of a data set that save_to_disk wrote

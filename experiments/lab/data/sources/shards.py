@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.config.schema import ShardsConfig
-from lab.config.settings import absolute
 from lab.data.images import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
 from lab.data.pixels import ARRAY, PixelFault, read_image
 from lab.data.samples import class_of

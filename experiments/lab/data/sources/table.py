@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.config.schema import TableConfig
-from lab.config.settings import absolute
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
 from lab.data.images import leads_out, with_slashes
 from lab.data.pixels import alpha_note
@@ -29,6 +29,11 @@ YES = {"1": 1.0, "true": 1.0, "yes": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "n
 
 OF_CLASSES = ("mixup", "cutmix", "class_weight", "class_group", "class_balance")
 """Settings that need one class an image."""
+
+
+def class_data(config: TableConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+    """Open a table of images of one class each; arguments and errors as `table_data`."""
+    return table_data(config, "class", norm, device, seed, saved)[0]
 
 
 def table_data(

@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.processes import distributed
 from lab.tasks.classification.temperature import ScaledCounts
 from lab.tasks.counts import Counts, Kept, binned
-from lab.tasks.own_metrics import OwnMetrics
+from lab.tasks.custom_metrics import CustomMetrics
 
 
 class ClassificationCounts(Counts):
@@ -27,7 +27,7 @@ class ClassificationCounts(Counts):
     ) -> None:
         """Make empty counts; own: the targets of custom metrics, by name; activation: what made the probabilities, softmax or sigmoid."""
         super().__init__(device)
-        self.own, self.kept = OwnMetrics(own or {}), Kept()
+        self.own, self.kept = CustomMetrics(own or {}), Kept()
         self.scaled = ScaledCounts(bins, device, activation)
         self.classes, self.bins, self.groups = classes, bins, groups
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)

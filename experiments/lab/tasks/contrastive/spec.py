@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lab.config.fields import number, setting
 from lab.config.schema import DataConfig, SplitConfig, TaskConfig
+from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
 
@@ -44,5 +45,5 @@ SPEC = TaskSpec(
     predict="lab.tasks.contrastive.task:predict",
     read=("top",),
     export="lab.tasks.contrastive.task:export",
-    data_schemas={"digit_captions": DigitCaptionsConfig},
+    data_sources=(DataSpec(name="digit_captions", schema=DigitCaptionsConfig),),
 )

@@ -14,9 +14,9 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2.functional import resize
 
 from lab.base.errors import UserError
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.config.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
-from lab.config.settings import ROOT, absolute
 from lab.data.coco_file import CocoFile, read_coco
 from lab.data.loading import WorkerLoader
 from lab.data.scenes import PARTS, scenes_folder
@@ -176,7 +176,7 @@ def load_detection_data(
     """Open the data set that a config names; draw digit scenes first if they do not exist.
 
     Args:
-        config: one of the schemas of lab.config.detection_schema.DETECTION_DATA.
+        config: one of the schemas of lab.config.detection_schema.
         fixed_size: height and width of every batch; None pads a batch to its largest image.
         norm: mean and standard deviation of pixels.
         device: the device of the batches.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lab.config import loss_settings
-from lab.config.detection_schema import DETECTION_DATA, DetectionDataConfig
+from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import with_settings
 from lab.config.schema import BoxLossConfig, ModelConfig, TaskConfig
@@ -108,7 +108,6 @@ SPEC = TaskSpec(
     read=("score",),
     export="lab.tasks.detection.inference:export",
     model=DetectorConfig,
-    data_schemas=DETECTION_DATA,
     model_schemas=DETECTORS,
     example="a detector, such as fcos_resnet50 or yolo_tiny",
     boxes=True,

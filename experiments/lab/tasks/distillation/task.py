@@ -12,24 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.base.errors import UserError
+from lab.base.paths import ROOT, absolute
 from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
-from lab.config.settings import ROOT, Settings, absolute, flat
+from lab.config.settings import Settings, flat
 from lab.data.batch import Batch
 from lab.data.load import load_data
 from lab.data.sets import Data, Norm
+from lab.data.specs import SOURCES
 from lab.optim.precision import autocast
 from lab.run.origin import checked, is_trusted
-from lab.run.saved import file_of, load_checkpoint, load_weights, reload_file
+from lab.run.saved import file_of, load_checkpoint, load_weights, refuse_changed, reload_file
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
 from lab.tasks.models import build_model, model_norm, placed
-
-SAME_DATA = (
-    *("name", "image_size", "split_seed", "held_out", "test", "folds", "fold", "root", "train", "val"),
-    *("file", "path", "split", "shards", "subset", "image", "label", "test_share", "target", "args"),
-)
-"""Data settings that must be equal."""
 
 
 class Distillation(Classification):
@@ -110,13 +106,14 @@ def _refuse_other_data(given: str, state: dict[str, Any], config: TrainConfig, d
     theirs, task = state["config"]["data"], state["config"]["task"].get("name")
     if task not in ("classification", "distillation"):
         raise UserError(f"task.teacher={given}: is a checkpoint of task={task}; a classifier's is expected.")
-    for name in SAME_DATA:
+    for name in SOURCES[config.data.name].identity:
         ours = getattr(config.data, name, None)
         if theirs.get(name) != ours:
             was, now = ("null" if value is None else value for value in (theirs.get(name), ours))
             raise UserError(f"task.teacher={given}: was trained with data.{name}={was}; this run has data.{name}={now}.")
     if state["classes"] != data.classes:
         raise UserError(f"task.teacher={given}: knows other classes than data={config.data.name}.")
+    refuse_changed(state, config, data)
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Distillation:

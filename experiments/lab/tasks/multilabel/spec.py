@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lab.config.detection_schema import DETECTION_DATA, DetectionDataConfig
+from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import number, setting, some
 from lab.config.schema import TableConfig, TaskConfig
 from lab.tasks.spec import TaskSpec
@@ -31,6 +31,5 @@ SPEC = TaskSpec(
     predict="lab.tasks.multilabel.task:predict",
     read=("score",),
     export="lab.tasks.multilabel.task:export",
-    data_schemas=DETECTION_DATA,
     fused_head=True,
 )

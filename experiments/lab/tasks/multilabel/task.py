@@ -21,6 +21,7 @@ from lab.data.sources.table import table_data
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Predictor
 from lab.tasks.counts import Counts, Kept
+from lab.tasks.custom_metrics import CustomMetrics
 from lab.tasks.detection.data import DetectionLoader, load_detection_data, size_of
 from lab.tasks.detection.inference import batches
 from lab.tasks.detection.inference import prepared_as as boxes_prepared_as
@@ -29,7 +30,6 @@ from lab.tasks.inference import classifier, image_size, likeliest, of_probabilit
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
 from lab.tasks.multilabel.spec import MultilabelConfig
-from lab.tasks.own_metrics import OwnMetrics
 from lab.tasks.plots import average_precision_picture
 from lab.tasks.task import ClassifierTask, table_of
 
@@ -86,7 +86,7 @@ class MultilabelCounts(Counts):
     def __init__(self, classes: list[str], threshold: float, device: torch.device, own: Mapping[str, str] | None = None) -> None:
         """Make empty counts; own: the targets of custom metrics, by name."""
         super().__init__(device)
-        self.own, self.kept = OwnMetrics(own or {}), Kept()
+        self.own, self.kept = CustomMetrics(own or {}), Kept()
         self.classes, self.threshold = classes, threshold
 
     def add(self, probability: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:

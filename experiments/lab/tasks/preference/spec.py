@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lab.config.fields import number, setting, some
 from lab.config.schema import DataConfig, FoldConfig, TaskConfig
+from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
 
@@ -39,5 +40,5 @@ SPEC = TaskSpec(
     predict="lab.tasks.preference.task:predict",
     read=(),
     export="lab.tasks.preference.task:export",
-    data_schemas={"digit_pairs": DigitPairsConfig},
+    data_sources=(DataSpec(name="digit_pairs", schema=DigitPairsConfig),),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.tasks.counts import Counts, Kept
-from lab.tasks.own_metrics import OwnMetrics
+from lab.tasks.custom_metrics import CustomMetrics
 
 
 @dataclass
@@ -30,7 +30,7 @@ class RegressionCounts(Counts):
     def __init__(self, device: torch.device, own: Mapping[str, str]) -> None:
         """Make empty counts; own: the targets of custom metrics, by name."""
         super().__init__(device)
-        self.own, self.kept = OwnMetrics(own), Kept()
+        self.own, self.kept = CustomMetrics(own), Kept()
 
     def add(self, prediction: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
         self.kept.add(prediction, target)

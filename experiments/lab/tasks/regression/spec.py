@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from lab.config.fields import number, setting, some
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import DataConfig, SplitConfig, TableConfig, TaskConfig
+from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
 
@@ -39,5 +40,5 @@ SPEC = TaskSpec(
     predict="lab.tasks.regression.task:predict",
     read=(),
     export="lab.tasks.regression.task:export",
-    data_schemas={"digit_turns": DigitTurnsConfig},
+    data_sources=(DataSpec(name="digit_turns", schema=DigitTurnsConfig),),
 )

@@ -17,8 +17,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
 from lab.base.errors import UserError
 from lab.base.formats import visible
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
-from lab.config.settings import ROOT, absolute
 from lab.data.batch import Batch
 from lab.data.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
 from lab.data.images import (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import EXIF, WHERE_EXIF, DataConfig, ModelConfig, SplitConfig, TaskConfig
+from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
 OUTSIDE = 255
@@ -78,7 +79,10 @@ SPEC = TaskSpec(
     read=("top",),
     export="lab.tasks.segmentation.task:export",
     model=SegmenterConfig,
-    data_schemas={"digit_masks": DigitMasksConfig, "mask_folder": MaskFolderConfig},
+    data_sources=(
+        DataSpec(name="digit_masks", schema=DigitMasksConfig),
+        DataSpec(name="mask_folder", schema=MaskFolderConfig, files=("root",), titled_by="root"),
+    ),
     model_schemas={"segmenter": SegmenterConfig},
     example="a segmenter, such as segmenter_tiny or segmenter_resnet50",
 )

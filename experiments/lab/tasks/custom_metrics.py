@@ -9,7 +9,7 @@ from lab.base.errors import UserError
 from lab.config.objects import find, made
 
 
-class OwnMetrics:
+class CustomMetrics:
     """Custom metrics, each of all probabilities (N, C) and targets of an evaluation.
 
     A metric is a function of (probability, target) that returns a number, or a torchmetrics.Metric, or its class.

@@ -22,7 +22,7 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(kw_only=True)
-class OwnSamples(Samples):
+class CustomSamples(Samples):
     """Some samples of a user's data set."""
 
     dataset: Any
@@ -63,7 +63,7 @@ def of_channels(image: Any, channels: int) -> Tensor:
     return pixels
 
 
-def own_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+def custom_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
     """Open a user's own data set; `norm` and `saved` as in lab.data.load.load_data.
 
     Raises:
@@ -72,7 +72,7 @@ def own_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed: i
     setting = f"data.target={config.target}"
     function = find("data.target", config.target)
     names = SPLITS if callable(function) and "split" in inspect.signature(function).parameters else SPLITS[:1]
-    found: dict[str, OwnSamples] = {}
+    found: dict[str, CustomSamples] = {}
     for name in names:
         if (dataset := _made(setting, function, config.args | ({"split": name} if len(names) > 1 else {}))) is not None:
             found[name] = _samples(setting, name, dataset, config.channels)
@@ -95,7 +95,7 @@ def _made(setting: str, function: Any, options: dict[str, Any]) -> Any:
         raise UserError(f"{setting}: cannot be called with {options}: {type(error).__name__}: {error}") from error
 
 
-def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> OwnSamples:
+def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> CustomSamples:
     """Check the classes, the first image and all targets (`dataset.targets`, else read sample by sample), and return the samples."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{setting}: returns a {type(dataset).__name__} for {name}; a torch.utils.data.Dataset with a length is expected.")
@@ -113,4 +113,4 @@ def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> Own
         found = f"{len(targets)} targets of {len(dataset)} samples" if wrong is None else f"the class {wrong}"
         raise UserError(f"{setting}: {name} has {found}; each sample needs a class from 0 to {len(classes) - 1}.")
     keys, names = [str(position) for position in range(len(dataset))], [one_form(str(each)) for each in classes]
-    return OwnSamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=channels, dataset=dataset)
+    return CustomSamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=channels, dataset=dataset)
