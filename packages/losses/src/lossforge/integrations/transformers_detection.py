@@ -1,4 +1,4 @@
-"""transformers' detectors: the matchers and losses of DETR and its kin, and the mask losses of Mask2Former, computed by ours.
+"""transformers' detectors: the matchers and losses of DETR and its successors, and the mask losses of Mask2Former, computed by ours.
 
     from lossforge.integrations import transformers_detection
 

@@ -1411,8 +1411,8 @@ def nll_loss(
     On a GPU torch's own `nll_loss` is as quick.
 
     Args:
-        input: log-probabilities (C,), (N, C) or (N, C, d…), of which only the
-            target's is used.
+        input: log-probabilities (C,), (N, C) or (N, C, d…). Only the target's
+            is used.
         target: class indices of any integer dtype. A mixup pair's loss is λ
             L(target) + (1 - λ) L(target_b).
         weight: (C,), a factor of each class, which the mean divides by.
@@ -2556,8 +2556,8 @@ def poly_cross_entropy(
             logits hold.
         reduction: "mean", "sum" or "none".
         label_smoothing: s in [0, 1), the share of the target that is spread
-            over all classes, without weight. In a pair of which one index is
-            ignored it adds its constant ε s (1 - 1 / C) in the other's share.
+            over all classes, without weight. If one index of a pair is ignored,
+            it adds its constant ε s (1 - 1 / C) in the other's share.
         smoothing: timm's name for label_smoothing.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
@@ -3725,8 +3725,8 @@ def dice_loss(
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -3797,8 +3797,8 @@ def jaccard_loss(
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -3870,8 +3870,8 @@ def tversky_loss(
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -3948,8 +3948,8 @@ def focal_tversky_loss(
         smooth_dr: d, added to the denominator. An empty region has the ratio
             n / d, so a loss of 0 by default; nan where both are 0.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -4466,8 +4466,8 @@ def topk_kl_div_with_logits(
     labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor:
-    """Kullback-Leibler divergence from a teacher of which the K likeliest classes
-    of each row are known; no dense teacher is built.
+    """Kullback-Leibler divergence from a teacher's top-K logits; no dense teacher
+    is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values);
     with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
@@ -4475,8 +4475,8 @@ def topk_kl_div_with_logits(
     Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are
     kept.
 
-    When to use it: Take it for a teacher of whom only the K likeliest classes
-    of each row were stored.
+    When to use it: Take it if only the teacher's K largest logits of each row
+    were stored.
 
     When not: Leave it where those K hold little of the probability, unless with
     `tail=True`; the student otherwise learns a distribution that is too sharp.
@@ -4696,9 +4696,8 @@ def info_nce_loss(
 
     Args:
         query: (N, D), the features of N queries.
-        positive: (M, D), of which row i + offset belongs to query i; the other
-            rows are its negatives. M > N where those of other devices are among
-            them.
+        positive: (M, D). Row i + offset belongs to query i; the other rows are
+            its negatives. M > N where those of other devices are among them.
         negatives: (K, D), further negatives of every query.
         temperature: T above 0, a number or a tensor of one element, which gets
             a gradient.
@@ -4860,8 +4859,8 @@ def clip_loss_from_features(
 
     Args:
         image_features: (N, D), unit vectors as a CLIP model gives them.
-        text_features: (M, D), of which row i + offset belongs to image i; with
-            M > N the others are negatives of the images alone.
+        text_features: (M, D). Row i + offset belongs to image i; with M > N the
+            others are negatives of the images alone.
         logit_scale: a number or a tensor of one element, which gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         offset: the row of text_features that belongs to the first image.
@@ -5231,9 +5230,8 @@ def linear_cross_entropy(
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5333,9 +5331,8 @@ def linear_selective_log_softmax(
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5388,9 +5385,8 @@ def linear_entropy(
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5453,9 +5449,8 @@ def linear_kl_div(
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5524,9 +5519,8 @@ def linear_js_div(
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5593,9 +5587,8 @@ def linear_total_variation(
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do

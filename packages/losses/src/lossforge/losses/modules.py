@@ -994,8 +994,8 @@ class DiceLoss(TargetModule):
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -1225,8 +1225,8 @@ class FocalTverskyLoss(TargetModule):
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -1703,8 +1703,8 @@ class JaccardLoss(TargetModule):
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.
@@ -1945,9 +1945,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         scale: the logits become scale · x.
@@ -2115,9 +2114,8 @@ class LinearJSDivLoss(LinearModule):
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -2184,9 +2182,8 @@ class LinearKLDivLoss(LinearModule):
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -2251,9 +2248,8 @@ class LinearTotalVariationLoss(LinearModule):
             where memory allows.
         logits: dtype in which the logits of a chunk are kept, where input and
             weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. Where the
-            product carries the loss, logits are always float32. Default:
-            "weight".
+            rounds only the gradient, in three times the memory. A loss inside
+            the matrix product always has logits of float32. Default: "weight".
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -2888,8 +2884,8 @@ class PolyCrossEntropyLoss(TargetModule):
             logits hold.
         reduction: "mean", "sum" or "none".
         label_smoothing: s in [0, 1), the share of the target that is spread
-            over all classes, without weight. In a pair of which one index is
-            ignored it adds its constant ε s (1 - 1 / C) in the other's share.
+            over all classes, without weight. If one index of a pair is ignored,
+            it adds its constant ε s (1 - 1 / C) in the other's share.
         smoothing: timm's name for label_smoothing.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
@@ -3539,7 +3535,7 @@ class TaylorCrossEntropyLoss(TargetModule):
 
 
 class TopKKLDivWithLogitsLoss(LossModule):
-    """Kullback-Leibler divergence from a teacher's K likeliest classes: see
+    """Kullback-Leibler divergence from a teacher's top-K logits: see
     topk_kl_div_with_logits.
 
     A call takes input, values and indices. `forward` takes that function's
@@ -3729,8 +3725,8 @@ class TverskyLoss(TargetModule):
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
             with batch (C,), without class 0 where it does not count.
         include_background: class 0 counts.
-        activation: "softmax" over the classes, of which there must be two or
-            more, "sigmoid" of each, or None.
+        activation: "softmax" over two or more classes, "sigmoid" of each, or
+            None.
         batch: a region is a class over all images, as in
             segmentation_models_pytorch; else one of each image, as in MONAI.
         weight: (C,), one a class; a mean does not divide by them.

@@ -1,4 +1,4 @@
-"""The templates as PyTorch operators, generated from the fields of their call records: `torch.ops.lossforge.rowwise` and its kin.
+"""The templates as PyTorch operators, generated from the fields of their call records: such as `torch.ops.lossforge.rowwise`.
 
 Each has a backward operator. Hyper-parameters are Python numbers, constants of a compiled graph. Those that were 0-d tensors under
 torch.compile stand in the first argument, the vector `numbers`, with nan in their own places: one graph then serves all their values.

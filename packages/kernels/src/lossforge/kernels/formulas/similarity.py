@@ -1,4 +1,4 @@
-"""How well two boxes match, as torchvision.ops.box_iou and its kin say it: 1 minus the loss of formulas/box.py, without derivatives.
+"""How well two boxes match, as torchvision.ops.box_iou and its variants say it: 1 minus the loss of formulas/box.py, without derivatives.
 
 I/U is divided directly, because 1 - (1 - I/U) would lose the digits of boxes that overlap little.
 """

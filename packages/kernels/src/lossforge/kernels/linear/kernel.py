@@ -1,4 +1,4 @@
-"""Losses of rows whose logits a linear layer gives: the product carries the loss, and no logit is ever in memory.
+"""Losses of rows, computed inside the matrix product that gives their logits: no logit is ever in memory.
 
 A tile of z = input · weightᵀ + bias is computed by tensor cores in float32, and stays in registers. An epilogue reads it before it is
 rounded. There are three:

@@ -1,4 +1,4 @@
-"""Host side of the product that carries the loss: which calls it takes, tiles, and the launches.
+"""Host side of losses inside the matrix product: which calls it takes, tiles, and the launches.
 
 The engine of fused losses (lossforge.losses.linear) calls `forward` or `exponentials_of` on some of the rows. In backward it calls
 `shares_of` once, and `slopes_of` on some of the classes.
@@ -35,7 +35,7 @@ from lossforge.kernels.tiles import product_tiles
 
 HALF = (torch.float16, torch.bfloat16)
 UNIT = 8
-"""Elements of half precision in 16 bytes, of which descriptors take multiples."""
+"""Elements of half precision in 16 bytes: descriptors take multiples of it."""
 JOIN = 32
 """Rows that a program joins."""
 PARTS = 48 * 2**20

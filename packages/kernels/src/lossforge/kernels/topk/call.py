@@ -8,7 +8,7 @@ from lossforge.kernels.call import FLOAT, L, Shape, rows_of
 
 
 class TopKCall(NamedTuple, Generic[L]):
-    """KL from a teacher known by its K likeliest classes: target, their log-probabilities (N, K, d…), and indices of the same shape.
+    """KL from a teacher's top-K logits: target, their log-probabilities (N, K, d…), and indices of the same shape.
 
     renormalize: the K's probabilities are softened and normalized among themselves. tail: all other classes count as one more.
     labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…).

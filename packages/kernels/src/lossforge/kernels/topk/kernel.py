@@ -1,4 +1,4 @@
-"""KL divergence from a teacher that knows only the K likeliest classes of each row: Σₖ qₖ (ln qₖ - ln p[iₖ]).
+"""KL divergence from a teacher's top-K logits: Σₖ qₖ (ln qₖ - ln p[iₖ]).
 
 With a tail, the remaining probabilities of both, q₀ = 1 - Σ q and p₀ = 1 - Σ p[i], count as one more class. The gradient at the logits,
 times T, is
@@ -26,7 +26,7 @@ LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: a smaller 1 - Σ p[i] 
 
 
 class Entries(NamedTuple):
-    """The K likeliest classes of each row: their indices and log-probabilities. Their tensors have K in place of the classes."""
+    """The teacher's top K of each row: class indices and log-probabilities. Their tensors have K in place of the classes."""
 
     indices: Strided
     log_q: Strided

@@ -1,4 +1,4 @@
-"""Host side of the losses with a teacher known by its likeliest classes: tiles, and the launch; the rest is that of divergences."""
+"""Host side of the losses with a teacher's top-K logits: tiles, and the launch; the rest is that of divergences."""
 
 from typing import Any
 

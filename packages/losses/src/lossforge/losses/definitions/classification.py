@@ -129,8 +129,8 @@ def poly_cross_entropy(
     Args:
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
         epsilon: ε, the coefficient of the polynomial's first term; 0 is the cross entropy.
-        label_smoothing: s in [0, 1), the share of the target that is spread over all classes, without weight. In a pair of which one index
-            is ignored it adds its constant ε s (1 - 1 / C) in the other's share.
+        label_smoothing: s in [0, 1), the share of the target that is spread over all classes, without weight. If one index of a pair
+            is ignored, it adds its constant ε s (1 - 1 / C) in the other's share.
         smoothing: timm's name for label_smoothing.
     """
     epsilon = checks.number("epsilon", epsilon)

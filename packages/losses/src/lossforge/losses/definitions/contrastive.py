@@ -255,7 +255,7 @@ def info_nce_loss(
 
     Args:
         query: (N, D), the features of N queries.
-        positive: (M, D), of which row i + offset belongs to query i; the other rows are its negatives. M > N where those of other devices
+        positive: (M, D). Row i + offset belongs to query i; the other rows are its negatives. M > N where those of other devices
             are among them.
         negatives: (K, D), further negatives of every query.
         temperature: T above 0, a number or a tensor of one element, which gets a gradient.
@@ -407,7 +407,7 @@ def clip_loss_from_features(
 
     Args:
         image_features: (N, D), unit vectors as a CLIP model gives them.
-        text_features: (M, D), of which row i + offset belongs to image i; with M > N the others are negatives of the images alone.
+        text_features: (M, D). Row i + offset belongs to image i; with M > N the others are negatives of the images alone.
         logit_scale: a number or a tensor of one element, which gets a gradient.
         offset: the row of text_features that belongs to the first image.
 

@@ -252,7 +252,7 @@ def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
     TOPK,
     Module(
         "TopKKLDivWithLogitsLoss",
-        "Kullback-Leibler divergence from a teacher's K likeliest classes",
+        "Kullback-Leibler divergence from a teacher's top-K logits",
         " A call takes input, values and indices.",
     ),
     switches=("renormalize", "tail", "temperature_squared"),
@@ -277,13 +277,13 @@ def topk_kl_div_with_logits(
     ignore_index: int = -100,
     **options: Unpack[DivergenceOptions],
 ) -> Tensor:
-    """Kullback-Leibler divergence from a teacher of which the K likeliest classes of each row are known; no dense teacher is built.
+    """Kullback-Leibler divergence from a teacher's top-K logits; no dense teacher is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
     Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
 
-    When to use it: Take it for a teacher of whom only the K likeliest classes of each row were stored.
+    When to use it: Take it if only the teacher's K largest logits of each row were stored.
 
     When not: Leave it where those K hold little of the probability, unless with `tail=True`; the student otherwise learns a distribution
     that is too sharp.

@@ -77,7 +77,7 @@ def nll_loss(
     When not: Leave it where you have logits; `ce` takes less time and memory. On a GPU torch's own `nll_loss` is as quick.
 
     Args:
-        input: log-probabilities (C,), (N, C) or (N, C, d…), of which only the target's is used.
+        input: log-probabilities (C,), (N, C) or (N, C, d…). Only the target's is used.
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
         ignore_index: rows with this index have loss and gradient 0.
 

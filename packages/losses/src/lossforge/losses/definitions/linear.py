@@ -62,7 +62,7 @@ LINEAR = TemplateDocs(
         ),
         "logits": (
             'dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32", '
-            "which rounds only the gradient, in three times the memory. Where the product carries the loss, logits are always float32. "
+            "which rounds only the gradient, in three times the memory. A loss inside the matrix product always has logits of float32. "
             'Default: "weight".'
         ),
         "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
@@ -101,7 +101,7 @@ class LinearTeacher(NamedTuple):
 
 
 class TopKTeacher(NamedTuple):
-    """A teacher known by its K likeliest classes.
+    """A teacher's top-K logits.
 
     Attributes:
         values: (…, K), their log-probabilities.

@@ -1,4 +1,4 @@
-"""Matrices of how well each box of one set matches each of another: torchvision.ops.box_iou and its kin, in one launch."""
+"""Matrices of how well each box of one set matches each of another: torchvision.ops.box_iou and its variants, in one launch."""
 
 import math
 from collections.abc import Sequence

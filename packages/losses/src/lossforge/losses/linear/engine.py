@@ -281,7 +281,7 @@ def _backward_by_reference(call: Any, grads: Sequence[Tensor | None]) -> None:
 
 
 def product_of(call: Any) -> Any:
-    """Return what launches the product that carries the loss, lossforge.kernels.linear, where it computes the call; else None."""
+    """Return lossforge.kernels.linear, which computes the loss inside the matrix product, if it takes the call; else None."""
     own = FUSED[type(call)]
     if not (own.fusing.product and own.computed_by_kernel(call)):
         return None
@@ -290,7 +290,7 @@ def product_of(call: Any) -> Any:
 
 
 def _by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
-    """Return what a function of the product that carries the loss makes of a call, by the call's plan.
+    """Return what a function of lossforge.kernels.linear makes of a call, by the call's plan.
 
     more: the tensors among its further arguments.
     """

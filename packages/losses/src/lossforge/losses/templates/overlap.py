@@ -157,7 +157,7 @@ DOCS = TemplateDocs(
             "class indices (N, d…) or (N, 1, d…) of any integer dtype; or dense (N, C, d…): floating, bool, or with C > 1 integers. For "
             "one channel, indices are the mask itself: 1 is the channel's class, 0 background."
         ),
-        "activation": '"softmax" over the classes, of which there must be two or more, "sigmoid" of each, or None.',
+        "activation": '"softmax" over two or more classes, "sigmoid" of each, or None.',
         "include_background": "class 0 counts.",
         "squared_pred": "P = Σ p² and Y = Σ y² in place of Σ p and Σ y.",
         "reduction": (
