@@ -64,3 +64,19 @@ class CocoConfig(DetectionDataConfig):
     test_annotations: str | None = setting(None, "file of the test images' boxes")
     exif: str = choice(*EXIF, meaning=WHERE_EXIF)
     images_outside: bool = setting(False, "read files outside of the images' folder, if a file_name leads there by a path or a link")
+
+
+@dataclass
+class BoxesConfig(SplitConfig, DetectionDataConfig):
+    """A folder with images and boxes in any usual form, which is found by itself; all files lie below `root`."""
+
+    name: str = "boxes"
+    root: str | None = setting(None, "folder of images and boxes, or the data.yaml in it", path="always")
+    layout: str = choice("auto", "auto", "yolo", "coco", "voc", "csv", meaning="form of the boxes; auto: found by the files")
+    score_test: bool = setting(False, "score the folder's test images once at the end")
+    horizontal_flip: float = number(0.5, "share of the training images that are mirrored", least=0, most=1)
+    photometric: float = number(0.5, "share of the training images whose colours are changed", least=0, most=1)
+    shortest: int | None = number(640, "pixels of the shorter edge; null: as in the file", least=8, most=8192)
+    longest: int | None = number(1066, "limit of the longer edge in pixels; has precedence over data.shortest", least=8, most=8192)
+    held_out: float = number(0.2, "share of the images held out, where the folder has no held-out ones", above=0, below=1)
+    exif: str = choice(*EXIF, meaning=WHERE_EXIF)

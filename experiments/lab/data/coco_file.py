@@ -7,8 +7,8 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -75,6 +75,23 @@ class CocoFile:
         most = max(range(len(self)), key=counts.__getitem__)
         return counts[most], self.image_ids[most]
 
+    def only(self, positions: Sequence[int]) -> "CocoFile":
+        """Return these images with their boxes."""
+        taken = [range(self.offsets[i], self.offsets[i + 1]) for i in positions]
+        rows = torch.tensor([row for each in taken for row in each], dtype=torch.int64)
+        return replace(
+            self,
+            files=[self.files[i] for i in positions],
+            image_ids=[self.image_ids[i] for i in positions],
+            sizes=[self.sizes[i] for i in positions],
+            offsets=[0, *accumulate(len(each) for each in taken)],
+            boxes=self.boxes[rows],
+            labels=self.labels[rows],
+            crowd=self.crowd[rows],
+            areas=self.areas[rows],
+            notes=[],
+        )
+
     def open(self, position: int) -> Image.Image:
         """Decode an image to RGB.
 
@@ -112,15 +129,48 @@ def read_coco(
     Raises:
         UserError: a path does not exist, the file is not a COCO file, or it has corrupt entries that are not to be skipped.
     """
-    tree = _load(path, settings[0])
+    tree = load_tree(path, settings[0])
     if not folder.is_dir():
         raise UserError(f"{settings[1]}={folder}: no such folder.")
+    return checked_file(tree, path, folder, settings=settings, check=check, skip_corrupt=skip_corrupt, outside=outside, exif=exif)
+
+
+def checked_file(
+    tree: dict[str, Any],
+    path: Path,
+    folder: Path,
+    *,
+    settings: tuple[str, str],
+    check: str,
+    skip_corrupt: bool,
+    outside: bool | None = None,
+    exif: str = SHOWN,
+    where: Sequence[str] | None = None,
+    faults: Faults | None = None,
+    turned: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> CocoFile:
+    """Check the content of an annotation file, which may have been made from files of another form.
+
+    Args:
+        tree: lists of images, annotations and categories.
+        path, folder, settings, check, skip_corrupt, exif: as in read_coco.
+        outside: as in read_coco; None: False, where no setting offers it.
+        where: file and line of each annotation; None: its id names it.
+        faults: what could not be read before.
+        turned: images whose boxes belong to the picture as shown and as stored alike, beside those that are found here.
+        notes: messages for the user.
+
+    Raises:
+        UserError: as read_coco.
+    """
     names = _categories(path, settings[0], tree["categories"])
-    faults = Faults(path)
+    faults = Faults(path) if faults is None else faults
     leaves = None if outside else leads_out(folder)
-    images = _images(tree["images"], folder, faults, leaves)
+    remedy = "; data.images_outside=true takes such files" if outside is False else ""
+    images = _images(tree["images"], folder, faults, leaves, remedy)
     both = _take_unreadable(images, folder, faults, check, settings)
-    rows = _rows(tree, names, images, faults)
+    rows = _rows(tree, names, images, faults, where)
     _refuse_relative(path, settings[0], rows)
     faults.raise_or_report(skip_corrupt, usable=bool(images))
     if not images:
@@ -140,11 +190,16 @@ def read_coco(
         torch.tensor([row[2] for row in flat], dtype=torch.bool),
         torch.tensor([row[3] for row in flat], dtype=torch.float64),
         exif,
-        note(path, [images[image_id][0] for image_id in both], exif, "boxes"),
+        [*notes, *note(path, list(dict.fromkeys([*turned, *(images[image_id][0] for image_id in both)])), exif, "boxes")],
     )
 
 
-def _load(path: Path, setting: str) -> dict[str, Any]:
+def load_tree(path: Path, setting: str) -> dict[str, Any]:
+    """Read the JSON of an annotation file, which has lists of images, annotations and categories.
+
+    Raises:
+        UserError: it cannot be read, or is something else.
+    """
     try:
         tree = json.loads(read_bytes(path, LARGEST))
     except UnfitFileError as error:
@@ -179,7 +234,7 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
     return unique
 
 
-def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[str], bool] | None) -> Images:
+def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[str], bool] | None, remedy: str) -> Images:
     """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder.
 
     An image to which the file gives neither height nor width has those of the picture as a viewer shows it.
@@ -194,7 +249,9 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
         name = with_slashes(name, folder) if isinstance(name, str) else name
         if image_id in found:
             faults.add(f"image {image_id}: its id is given twice")
-        elif isinstance(name, str) and height is None and width is None and not (leaves is not None and leaves(name)):
+        elif isinstance(name, str) and leaves is not None and leaves(name):
+            faults.add(f"image {image_id}: file_name {name!r} leads out of {folder}{remedy}")
+        elif isinstance(name, str) and height is None and width is None:
             file = os.path.join(folder, name)
             try:
                 with open_any_mode(file) as image:
@@ -203,8 +260,6 @@ def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[
                 faults.add(f"image {image_id} ({file}): has no height and width in the annotations, and {reason(error)}")
         elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
             faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {height!r}, {width!r}")
-        elif leaves is not None and leaves(name):
-            faults.add(f"image {image_id}: file_name {name!r} leads out of {folder}; data.images_outside=true takes such files")
         else:
             found[image_id] = (os.path.join(folder, name), (height, width))
     return found
@@ -236,7 +291,7 @@ def _listing(folder: Path) -> set[str]:
         return {entry.path for entry in entries}
 
 
-def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults) -> dict[int, list[Row]]:
+def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: Faults, where: Sequence[str] | None) -> dict[int, list[Row]]:
     """Return the boxes of each usable image; a corrupt image's boxes are not reported again."""
     known = {_id(entry) for entry in tree["images"]} - {None}
     index = {category_id: i for i, category_id in enumerate(names)}
@@ -252,7 +307,8 @@ def _rows(tree: dict[str, Any], names: dict[int, str], images: Images, faults: F
             if image_id in images:
                 rows[image_id].append(_row(entry, images[image_id][1], index))
         except CorruptError as error:
-            faults.add(f"annotation {entry.get('id', f'number {number}')} of image {image_id}: {error}")
+            given = f"annotation {entry.get('id', f'number {number}')} of image {image_id}" if where is None else where[number]
+            faults.add(f"{given}: {error}")
     return rows
 
 

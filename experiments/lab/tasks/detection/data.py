@@ -16,7 +16,7 @@ from torchvision.transforms.v2.functional import resize
 from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
-from lab.config.detection_schema import CocoConfig, DetectionDataConfig, DigitScenesConfig
+from lab.config.detection_schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.data.coco_file import CocoFile, read_coco
 from lab.data.loading import WorkerLoader
 from lab.data.scenes import PARTS, scenes_folder
@@ -187,18 +187,10 @@ def load_detection_data(
         UserError: a setting, a file or an entry of a file is wrong.
     """
     _check_sizes(config, fixed_size)
-    parts = _parts(config)
-    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt}
-    if isinstance(config, CocoConfig):
-        how |= {"outside": config.images_outside, "exif": config.exif}
-    files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
+    files, held_out, seen = _read(config)
     train, val = files[:2]
-    for file, part in zip(files, parts, strict=True):
+    for file in files:
         _refuse_different_categories(train, file)
-        if not file.counts().any():
-            raise UserError(f"{part.settings[0]}={file.path}: no image has a box.")
-    same = train.path.resolve() == val.path.resolve()
-    seen = ["data.val_annotations is data.train_annotations, too: scores say nothing of images that training did not see"] if same else []
     make = partial(loader, config=config, fixed_size=fixed_size, norm=norm, device=device)
     return DetectionData(
         train.classes,
@@ -209,7 +201,7 @@ def load_detection_data(
         counts=train.counts(),
         category_ids=train.category_ids,
         test=make(files[2], seed=None) if len(files) > 2 else None,
-        held_out=f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}",
+        held_out=held_out,
         plain=partial(make, train, seed=None),
         notes=[*enlarged(config, fixed_size, train.sizes), *seen, *(said for file in files for said in file.notes)],
     )
@@ -248,6 +240,35 @@ def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: l
         f"{setting}: images are enlarged {ratio:.1f} times, the median one from {width}×{height} to {columns}×{rows} pixels, "
         f"and a step computes {ratio**2:.0f} times as much; {same} keeps their size"
     ]
+
+
+def _read(config: DetectionDataConfig) -> tuple[list[CocoFile], str, list[str]]:
+    """Return the training, held-out and, if there are any, test images; which are held out, in words; messages for the user."""
+    if isinstance(config, BoxesConfig):
+        from lab.data.annotations.layouts import read_boxes
+
+        if config.root is None:
+            raise UserError("data.root=null: data=boxes needs the folder of the images and their boxes, or the data.yaml in it.")
+        found, held_out, said = read_boxes(config, absolute(config.root, ROOT))
+        for file in found.values():
+            _refuse_no_box(file, "data.root")
+        return list(found.values()), held_out, said
+    parts = _parts(config)
+    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt}
+    if isinstance(config, CocoConfig):
+        how |= {"outside": config.images_outside, "exif": config.exif}
+    files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
+    for file, part in zip(files, parts, strict=True):
+        _refuse_no_box(file, part.settings[0])
+    train, val = files[:2]
+    same = train.path.resolve() == val.path.resolve()
+    seen = ["data.val_annotations is data.train_annotations, too: scores say nothing of images that training did not see"] if same else []
+    return files, f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}", seen
+
+
+def _refuse_no_box(file: CocoFile, setting: str) -> None:
+    if not file.counts().any():
+        raise UserError(f"{setting}={file.path}: no image has a box.")
 
 
 @dataclass

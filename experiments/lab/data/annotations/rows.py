@@ -1,0 +1,142 @@
+"""Tables with a box in each row, as Kaggle, TensorFlow and Roboflow write them."""
+
+import csv
+import json
+import posixpath
+from collections import defaultdict
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from lab.base.files import refuse_special
+from lab.base.formats import one_form
+from lab.data.annotations.entries import Entries, Listing
+from lab.data.cells import LONGEST, delimiter_of, read_cells, rows_of
+from lab.data.exif import Size
+
+IMAGE = ("filename", "file_name", "image_id", "image", "image_path", "image_name", "path", "img", "id")
+CLASS = ("class", "label", "class_name", "category", "name", "labelname")
+CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"))
+SIDES = (("x", "y", "w", "h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
+ONE = "object"
+"""The class of a table without a column of classes."""
+
+
+def columns_of(names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the columns of image, class, box and size, by their usual names in any case; None if no box is there."""
+    known = {name.lower(): name for name in reversed(names)}
+    image, label = (next((known[name] for name in each if name in known), None) for each in (IMAGE, CLASS))
+    box: list[str] | None = next(
+        ([known[name] for name in each] for each in (*CORNERS, *SIDES) if all(name in known for name in each)), None
+    )
+    corners = box is not None and box[2].lower() in ("xmax", "x_max", "x2")
+    if box is None and "bbox" in known:
+        box = [known["bbox"]]
+    if image is None or box is None:
+        return None
+    size = [known[name] for name in ("height", "width")] if "height" in known and "width" in known else None
+    return {"image": image, "class": label, "box": box, "corners": corners, "size": size}
+
+
+def tables_of(listing: Listing) -> list[str]:
+    """Return the CSV files whose first line names the columns of boxes."""
+    return [name for name in listing.with_ending(".csv") if not listing.leaves(name) and columns_of(_first_line(listing.root / name))]
+
+
+def _first_line(file: Path) -> list[str]:
+    try:
+        refuse_special(file)
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            cells = next(csv.reader([text.readline(LONGEST)], delimiter=delimiter_of(file)), [])
+    except (OSError, ValueError, csv.Error):
+        return []
+    return [cell.strip() for cell in cells]
+
+
+def classes_in(names: list[str], listing: Listing) -> list[str]:
+    """Return the classes of these tables, sorted; `object` where there is no column of classes."""
+    found: set[str] = set()
+    for name in names:
+        table = read_cells(listing.root / name, "data.root")
+        column = (columns_of(list(table.columns)) or {})["class"]
+        found |= {ONE} if column is None else {one_form(str(each).strip()) for each in table[column] if each is not None}
+    return sorted(found - {""})
+
+
+def read_rows(path: Path, classes: list[str], name: str, listing: Listing) -> Entries:
+    """Read a table of boxes. A row whose box is empty is an image without boxes.
+
+    Args:
+        path: what names the part in messages.
+        classes: the names, by label.
+        name: the table, relative to the root.
+        listing: the files below the root.
+    """
+    table = read_cells(listing.root / name, "data.root")
+    columns = columns_of(list(table.columns))
+    assert columns is not None
+    found, labels, where_of = Entries(path, classes), {each: label for label, each in enumerate(classes)}, rows_of(Path(name))
+    places, numbers = _places(listing), {}
+    for row, cells in enumerate(table.to_dict("records")):
+        where = where_of(row)
+        given = str(cells[columns["image"]] or "").strip().replace("\\", "/")
+        if given not in numbers:
+            candidates = places.get(posixpath.basename(given), [])
+            near = [each for each in candidates if each == given or posixpath.splitext(each)[0] == given or each.endswith(f"/{given}")]
+            beside = [each for each in near or candidates if posixpath.dirname(each) == posixpath.dirname(name)]
+            image = next(iter(beside if len(beside) == 1 else near or candidates), None)
+            if image is None:
+                found.faults.add(f"{where}: the image {given!r:.200} is not below {listing.root}")
+            elif len(beside) != 1 and len(near or candidates) > 1:
+                found.faults.add(f"{where}: the image {given!r:.200} may be {image} or {(near or candidates)[1]}")
+                image = None
+            numbers[given] = None if image is None else found.image(image, _size(cells, columns["size"]))
+        if (number := numbers[given]) is None:
+            continue
+        try:
+            bbox = _box(cells, columns)
+        except ValueError as error:
+            found.faults.add(f"{where}: {error}")
+            continue
+        if bbox is None:
+            continue
+        label = ONE if columns["class"] is None else one_form(str(cells[columns["class"]] or "").strip())
+        if label not in labels:
+            found.faults.add(f"{where}, column {columns['class']}: is empty; a class is expected")
+            continue
+        found.box(number, labels[label], bbox, where)
+    return found
+
+
+def _places(listing: Listing) -> dict[str, list[str]]:
+    """Return the images by their names, with and without ending."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for image in listing.images:
+        name = posixpath.basename(image)
+        for each in {name, posixpath.splitext(name)[0]}:
+            found[each].append(image)
+    return found
+
+
+def _size(cells: dict[str, Any], columns: list[str] | None) -> Size | None:
+    try:
+        height, width = (int(float(cells[name])) for name in columns or [])
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return (height, width) if height > 0 and width > 0 else None
+
+
+def _box(cells: dict[str, Any], columns: dict[str, Any]) -> list[float] | None:
+    """Return the box [x, y, width, height] of a row; None if its cells are empty."""
+    given = [cells[name] for name in columns["box"]]
+    if all(each is None or not str(each).strip() for each in given):
+        return None
+    try:
+        values = json.loads(str(given[0])) if len(given) == 1 else given
+        box = [float(each) for each in values]
+    except (ValueError, TypeError, RecursionError):
+        box = []
+    if len(box) != 4 or not all(isfinite(each) for each in box):
+        raise ValueError(f"column {', '.join(columns['box'])}: {', '.join(str(each) for each in given):.100}; four numbers are expected")
+    return [box[0], box[1], box[2] - box[0], box[3] - box[1]] if columns["corners"] else box

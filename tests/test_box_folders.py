@@ -1,0 +1,246 @@
+"""data=boxes: each layout is found, read and checked; a stranger's files stay data."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from box_folders import CLASSES, LAYOUTS, drawn, kaggle_voc, pictures, roboflow_csv, roboflow_yolo, voc, write_labels, xml, yolo
+from PIL import Image
+
+import evaluate
+import predict
+import train
+from lab.base.errors import UserError
+from lab.config.detection_schema import BoxesConfig
+from lab.data.sets import Norm
+from lab.tasks.detection.data import load_detection_data
+
+CPU, GREY = torch.device("cpu"), Norm([0.5] * 3, [0.5] * 3)
+
+
+def load(root, **given):
+    return load_detection_data(
+        BoxesConfig(root=str(root), workers=0, augment=False, shortest=None, longest=None, **given), None, GREY, CPU, 0
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_gives_the_boxes_that_were_drawn(layout, tmp_path):
+    data = load(LAYOUTS[layout](tmp_path / "data"))
+    assert data.classes == (["object"] if layout == "kaggle csv" else CLASSES)
+    whole = layout.startswith("kaggle") or layout == "cvat coco"
+    train, val = data.train.file, data.val.file
+    assert (len(train), len(val)) == ((12, 3) if whole else (10, 6)) or layout == "roboflow csv"  # which lists no image without a box
+    assert not set(train.files) & set(val.files)
+    seen = 0
+    for file in (train, val):
+        for position, path in enumerate(file.files):
+            _, boxes = drawn(int(Path(path).stem))
+            labels = [0] * len(boxes) if layout == "kaggle csv" else [label for label, *_ in boxes]
+            assert file.labels[file.rows(position)].tolist() == labels
+            given = torch.tensor([box[1:] for box in boxes], dtype=torch.float64).view(-1, 4)
+            torch.testing.assert_close(file.boxes[file.rows(position)], given, atol=1e-5, rtol=0)
+            seen += len(boxes)
+    assert seen > 20
+    assert any(
+        layout.split()[-1].lower().replace("polygons", "yolo").replace("oriented", "yolo") in note.lower() or "boxes in" in note
+        for note in data.notes
+    )
+
+
+def test_test_images_are_taken_where_they_are_asked_for(tmp_path):
+    root = roboflow_yolo(tmp_path)
+    plain = load(root)
+    assert plain.test is None
+    assert any("data.score_test=true scores" in note for note in plain.notes)
+    assert len(load(root, score_test=True).test.file) == 6
+    with pytest.raises(UserError, match="has no test images"):
+        load(yolo(tmp_path / "other"), score_test=True)
+
+
+def test_a_description_names_lists_files_and_absolute_paths(tmp_path):
+    root = yolo(tmp_path, description="train: /elsewhere/mine/images/train\nval: val.txt\nnames: [cat, dog, owl]\n")
+    (root / "val.txt").write_text("".join(f"./images/val/{name}\n" for name in sorted(os.listdir(root / "images/val"))[:4]))
+    data = load(root)
+    assert (len(data.train.file), len(data.val.file)) == (10, 4)
+    assert any("2 of 16 images are in no part" in note for note in data.notes)
+    assert len(load(root / "data.yaml").train.file) == 10
+    (root / "other.yaml").write_text((root / "data.yaml").read_text().replace("val.txt", "images/val"))
+    assert len(load(root).val.file) == 4  # data.yaml goes before others
+    assert len(load(root / "other.yaml").val.file) == 6
+
+
+@pytest.mark.parametrize("part", ["val", "train"])
+def test_images_of_two_parts_are_said(part, tmp_path):
+    root = yolo(tmp_path, description=f"train: images/train\nval: images/{part}\nnames: [cat, dog, owl]\n")
+    said = [note for note in load(root).notes if "training images, too" in note]
+    assert len(said) == (part == "train")
+
+
+LINES = {
+    "1 0.5 0.5 0.2": "has 4 numbers; class, x, y, width, height, or a class and the corners of a polygon are expected",
+    "3 0.5 0.5 0.2 0.2": "class 3 is not among the 3 classes, 0 to 2",
+    "1.5 0.5 0.5 0.2 0.2": "class 1.5 is not among",
+    "-1 0.5 0.5 0.2 0.2": "class -1 is not among",
+    "1 50 40 20 20": "50 40 20 20 are not shares of the image, from 0 to 1",
+    "1 nan 0.5 0.2 0.2": "are not shares",
+    "1 0.5 0.5 0.2 0": "has no area",
+    "1 1.005 0.5 0.9 0.2": "is mostly outside of the image",
+    "cat 0.5 0.5 0.2 0.2": "has something else than numbers",
+    "1 0.5 0.5 0.2 0.2 0.3 0.4 0.5": "has 8 numbers",
+    f"{'9' * 400} 0.5 0.5 0.2 0.2": "is not among",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_fault_of_a_line_is_named_by_file_and_line(line, tmp_path):
+    root = yolo(tmp_path)
+    path = root / "labels" / "train" / "001.txt"
+    before = path.read_text()
+    path.write_text(f"{before}\n{line}\n")
+    with pytest.raises(UserError) as caught:
+        load(root)
+    assert f"labels/train/001.txt, line {len(before.splitlines()) + 2}: " in str(caught.value)
+    assert LINES[line] in str(caught.value)
+    assert "data.skip_corrupt=true" in str(caught.value)
+    assert len(load(root, skip_corrupt=True).train.file.boxes) == len(load(yolo(tmp_path / "whole")).train.file.boxes)
+
+
+def change(name, old, new):
+    def apply(root):
+        path = next(root.rglob(name))
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return apply
+
+
+MISTAKES = [
+    (yolo, change("data.yaml", "images/val", "images/other"), "val: images/other: no such folder or list of files below"),
+    (yolo, change("data.yaml", "images/val", "../../../etc"), "other places are not read"),
+    (yolo, change("data.yaml", "images/val", "[1]"), "val: a folder or a list of files is expected, got 1"),
+    (yolo, change("data.yaml", "  2: owl", "  5: owl"), "names: numbers from 0 to 2 are expected"),
+    (yolo, change("data.yaml", "names:", "nc: 7\nnames:"), "nc: 7 is said, while names has 3"),
+    (yolo, change("data.yaml", "path:", "path: &a\nother: *a\nx:"), "holds references"),
+    (yolo, change("data.yaml", "path:", "x: !!python/object/apply:os.system [touch ran]\ny:"), "cannot be read"),
+    (yolo, change("data.yaml", "names:", "names: ["), "cannot be read"),
+    (yolo, lambda root: (root / "labels").rename(root / "texts"), "none of its 10 images has a file of boxes; the first would be"),
+    (yolo, lambda root: (root / "images/val/020.png").write_bytes(b"x"), "images/val/020.png"),
+    (yolo, lambda root: (root / "labels/val/020.txt").write_bytes(b"\xff\xfe0"), "labels/val/020.txt: "),
+    (yolo, lambda root: (root / "train.csv").write_text("image_id,xmin,ymin,xmax,ymax\n001,1,1,9,9\n"), "holds boxes in 2 forms"),
+    (kaggle_voc, change("001.xml", "<xmin>", "<xmin>x"), "annotations/001.xml, line 6: bndbox: xmin, ymin, xmax, ymax are expected"),
+    (kaggle_voc, change("001.xml", "<bndbox>", "<box>"), "annotations/001.xml: is not XML"),
+    (kaggle_voc, change("001.xml", "<width>96", "<width>97"), "the annotations say 97×64"),
+    (kaggle_voc, change("001.xml", "<annotation>", "<!DOCTYPE a [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><annotation>"), "document type"),
+    (kaggle_voc, lambda root: (root / "images/001.png").unlink(), "annotations/001.xml: its image '001.png' is not below"),
+    (voc, change("val.txt", "011", "911"), "'911' has no XML file"),
+    (roboflow_csv, change("_annotations.csv", "96,64,", "96,64,,"), "in no column"),
+    (roboflow_csv, lambda root: (root / "train/000.png").unlink(), "row 2: the image '000.png' is not below"),
+    (kaggle_voc, lambda root: [path.unlink() for path in root.rglob("*.xml")], "no boxes are found: 15 images"),
+]
+
+
+@pytest.mark.parametrize(("layout", "damage", "said"), MISTAKES, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_mistake_is_named(layout, damage, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = layout(tmp_path / "data")
+    damage(root)
+    with pytest.raises(UserError, match=re.escape(said)):
+        load(root)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_outside_of_the_root_is_read(tmp_path):
+    """Links of labels, of images and of whole folders that lead out are faults or passed over; what they lead to is not opened."""
+    secret = tmp_path / "secret"
+    write_labels(secret / "labels", pictures(secret / "images", 3))
+    (secret / "labels" / "000.txt").write_text("secret words\n")
+    root = yolo(tmp_path / "data")
+    (root / "labels/train/001.txt").unlink()
+    (root / "labels/train/001.txt").symlink_to(secret / "labels" / "000.txt")
+    (root / "images/train/link.png").symlink_to(secret / "images" / "001.png")
+    (root / "images/train/folder").symlink_to(secret / "images")
+    with pytest.raises(UserError) as caught:
+        load(root)
+    assert "secret words" not in str(caught.value)
+    assert "labels/train/001.txt: leads out of" in str(caught.value)
+    assert "file_name 'images/train/link.png' leads out of" in str(caught.value)
+    assert len(load(root, skip_corrupt=True).train.file) == 10
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "labels/train/001.txt"])
+def test_pipes_and_large_files_are_refused(name, tmp_path):
+    root = yolo(tmp_path / "data")
+    (root / name).unlink()
+    os.mkfifo(root / name)
+    with pytest.raises(UserError, match="is not a regular file"):
+        load(root)
+    (root / name).unlink()
+    with (root / name).open("wb") as file:
+        file.truncate(2**24 + 1)
+    with pytest.raises(UserError, match="has more than 16,777,216 bytes"):
+        load(root)
+
+
+def test_boxes_follow_the_picture_as_shown(tmp_path):
+    """A photo that EXIF turns has its shares in the size that a viewer shows; data.exif=stored takes those of the stored pixels."""
+    root = yolo(tmp_path)
+    path = root / "images/train/001.png"
+    exif = Image.Exif()
+    exif[274] = 6
+    with Image.open(path) as image:
+        image.load()
+        image.save(path, exif=exif)
+    (root / "labels/train/001.txt").write_text("1 0.5 0.25 0.5 0.25\n")
+    for given, size, box in (("shown", (96, 64), [16, 12, 32, 24]), ("stored", (64, 96), [24, 8, 48, 16])):
+        data = load(root, exif=given)
+        file = data.train.file
+        position = file.files.index(str(path))
+        assert file.sizes[position] == size
+        assert file.boxes[file.rows(position)].tolist() == [box]
+        assert file.open(position).size == size[::-1]
+        assert any("1 images have a turn in EXIF" in note for note in data.notes)
+
+
+def test_difficult_objects_turned_boxes_and_a_size_of_0(tmp_path):
+    root = kaggle_voc(tmp_path)
+    (root / "annotations/000.xml").write_text(xml("000.png", [(0, 4, 5, 20, 30)], (0, 0), "<difficult>1</difficult>"))
+    turned = "<robndbox><cx>30</cx><cy>30</cy><w>20</w><h>10</h><angle>1.5707963267948966</angle></robndbox>"
+    (root / "annotations/001.xml").write_text(re.sub("<bndbox>.*</bndbox>", turned, xml("wrong.png", [(1, 1, 1, 9, 9)])))
+    data = load(root)
+    parts = {Path(path).stem: (file, i) for file in (data.train.file, data.val.file) for i, path in enumerate(file.files)}
+    file, position = parts["000"]
+    assert file.crowd[file.rows(position)].tolist() == [True]
+    file, position = parts["001"]
+    torch.testing.assert_close(file.boxes[file.rows(position)], torch.tensor([[25.0, 20, 10, 20]], dtype=torch.float64))
+
+
+def test_keypoints_after_the_box(tmp_path):
+    root = yolo(tmp_path)
+    (root / "labels/train/001.txt").write_text("1 0.5 0.5 0.5 0.25 0.1 0.1 2 0.2 0.2 2\n")
+    with pytest.raises(UserError, match="are not shares of the image"):
+        load(root)
+    path = root / "data.yaml"
+    path.write_text(path.read_text() + "kpt_shape: [2, 3]\n")
+    file = load(root).train.file
+    position = file.files.index(str(root / "images/train/001.png"))
+    assert file.boxes[file.rows(position)].tolist() == [[24, 24, 48, 16]]
+
+
+def test_train_evaluate_and_predict(tmp_path, capsys):
+    root = roboflow_yolo(tmp_path / "data")
+    runs = tmp_path / "runs"
+    few = [f"trainer.runs={runs}", "data.workers=0", "tracking=none"]
+    sized = ["data.shortest=64", "data.longest=96", "trainer.epochs=1", "data.batch_size=4"]
+    assert train.main(["task=detection", "model=yolo_tiny", "data=boxes", f"data.root={root}", *sized, *few]) == 0
+    said = capsys.readouterr().out
+    assert "YOLO's data.yaml, 3 classes: 10 train images of train/images, 6 val images of valid/images" in said
+    (run,) = runs.iterdir()
+    assert evaluate.main([f"checkpoint={run}", *few]) == 0
+    assert evaluate.main([f"checkpoint={run}", "data.held_out=0.5", *few]) == 1
+    assert "the model was trained with data.held_out=0.2" in capsys.readouterr().err
+    assert predict.main([f"checkpoint={run}", f"out={tmp_path / 'found'}", str(root / "test" / "images")]) == 0
+    assert len(list((tmp_path / "found").rglob("*.png"))) >= 6
