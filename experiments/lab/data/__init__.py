@@ -1,0 +1,1 @@
+"""Data: each source by one record, its samples, splits and batches."""
