@@ -67,5 +67,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
+    sys.path[:0] = [str(ROOT / "experiments")]
     sys.exit(main(sys.argv[1:]))

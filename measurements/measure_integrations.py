@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import tables
+import reported
 import torch
 from measure_precision import STEP, exactly, logps_of
 from measuring import Request, free_memory, peak_mib, relative
@@ -123,14 +123,14 @@ def integrations(request: Request) -> int:
             print(json.dumps(row), flush=True)
             found[part] = {**request.source("triton"), **versions(), "runs": runs}
             request.save(found)
-    print(tables.integrations(request.out))
+    print(reported.integrations(request.out))
     return int(wrong)
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that are installed here."""
     found = {}
-    for name in tables.LIBRARIES:
+    for name in reported.LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

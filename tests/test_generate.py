@@ -11,11 +11,12 @@ import pytest
 from pages import ROOT
 
 sys.path.append(str(ROOT / "tools"))
+import reported
 import tables
 from loss_code import LOSSES as PACKAGE
 from loss_code import check_lists, function_of
 from loss_configs import in_short
-from loss_pages import CURVES, page
+from loss_pages import CURVES, page, reference
 from loss_text import MissingError, arguments, filled, whole_docstring
 
 from lossforge.bench.report import load
@@ -77,7 +78,7 @@ def contents(root):
 
 def test_nothing_is_written_where_a_page_cannot_be_made(tmp_path):
     """Code and settings of the new loss are made before its page, which lacks the advice: they are put back."""
-    for folder in ("conf", "docs", "experiments", "packages/losses/src", "results", "tools"):
+    for folder in ("conf", "docs", "experiments", "measurements", "packages/losses/src", "results", "tools"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path / file)
@@ -133,8 +134,8 @@ def test_a_new_family_has_a_page_without_an_edit_of_the_tools(monkeypatch):
     monkeypatch.setattr(tables, "FAMILIES", {family: title for family, title in tables.FAMILIES.items() if family != "noise_model"})
     monkeypatch.delitem(CURVES, "noise_model")
     assert list(tables.titles().items())[-1] == ("noise_model", "Noise model")
-    assert "## Noise model\n\n::: lossforge.losses.gaussian_nll_loss" in tables.reference(modules=False)
-    assert page("noise_model", load(tables.BENCH)).startswith('# Noise model\n\n<a id="gaussian_nll"></a>')
+    assert "## Functions\n\n::: lossforge.losses.gaussian_nll_loss" in reference("noise_model")
+    assert page("noise_model", load(reported.BENCH)).startswith('# Noise model\n\n<a id="gaussian_nll"></a>')
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "sigmoid_focal_loss", "generalized_box_iou_loss", "linear_cross_entropy", "dpo_loss"])

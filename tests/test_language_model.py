@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-import tables
+import reported
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -40,6 +40,6 @@ def test_the_table_holds_the_figures(measured):
     found["rows"][0] |= {"ms": 12.34, "peak_mib": 4567.8, "largest_difference": 1.5e-4, "losses": [10.5, 3.25]}
     other = measured.with_name("other.json")
     other.write_text(json.dumps(found))
-    assert "commit abc1234" in tables.language_model(other)
+    assert "commit abc1234" in reported.language_model(other)
     row = "| 64 × 32 → 320, float32 | `linear_cross_entropy` | 12.3 | 4,568 | 10.5000 → 3.2500 | 1.5e-04 |"
-    assert row in tables.language_model(other)
+    assert row in reported.language_model(other)

@@ -10,7 +10,8 @@ from pages import ROOT, text_of
 sys.path.append(str(ROOT / "tools"))
 from formula_tex import tex
 from loss_pages import OF_TORCH, about, arguments, section
-from tables import BENCH, on_pages
+from reported import BENCH
+from tables import on_pages
 
 import lossforge.losses
 from lossforge.bench.report import load

@@ -4,6 +4,7 @@ import json
 
 import measure
 import pytest
+import reported
 import tables
 import torch
 from loss_text import MissingError
@@ -58,7 +59,7 @@ def test_tables_hold_the_figures(measured):
     found["large"] = found["retinanet"] | {"runs": [LARGE_RUN]}
     found["retinanet"]["runs"][0] |= {"step_ms": 151.04, "loss_ms": 0.987, "peak_mib": 20480.4}
     measured.write_text(json.dumps(found))
-    text = f"{tables.detection(measured)}\n{tables.retinanet(measured)}"
+    text = f"{reported.detection(measured)}\n{reported.retinanet(measured)}"
     assert "| lossforge | 151.0 | 0.99 | 20,480 |" in text
     assert "| `experiment=digit_scenes_large` | 0.900 | 0.913 | 0.800 | 3.06 | 48.6 | 1,424 | 167 | triton |" in text
     assert "commit abc1234" in text
@@ -89,7 +90,7 @@ def test_the_table_of_steps_adds_loss_and_assignment(measured):
     }
     other = measured.with_name("steps.json")
     other.write_text(json.dumps(found))
-    assert "| retinanet_resnet50 | lossforge | 123 | 4,568 | 200.0 | 20.00 | 10.0% | 2.0e-05 |" in tables.detector_steps(other)
+    assert "| retinanet_resnet50 | lossforge | 123 | 4,568 | 200.0 | 20.00 | 10.0% | 2.0e-05 |" in reported.detector_steps(other)
 
 
 def test_the_table_of_detectors_pairs_seeds(tmp_path):
@@ -102,7 +103,7 @@ def test_the_table_of_detectors_pairs_seeds(tmp_path):
     place = {"gpu": "2 CPU cores", "torch": "2", "triton": "3", "torchvision": "0", "commit": "abc", "date": "2026-11-25"}
     path = tmp_path / "detection.json"
     path.write_text(json.dumps({"detectors": {**place, "runs": runs}}))
-    text = tables.detectors(path)
+    text = reported.detectors(path)
     assert "| `model=fcos_tiny` | 3 | 0.410 ± 0.025 | 0.600 | 0.500 | baseline |  |" in text
     assert "| `model=yolo_tiny` | 3 | 0.463 ± 0.038 | 0.600 | 0.500 | +0.053 (+0.039 to +0.068) | 0.004 |" in text
 

@@ -11,7 +11,7 @@ from unittest import mock
 import measure
 import measure_integrations
 import pytest
-import tables
+import reported
 import torch
 from measure_integrations import PARTS, SMALL, Detector, Spy, WrongError, detector_row, detr, trainer_row, waits
 
@@ -69,7 +69,7 @@ def test_every_part_leaves_its_figures(part, tmp_path):
     if part == "detectors":
         assert all(run["criterion_ms"] > 0 for run in runs.values())
         assert max(run["value_error"] for run in runs.values()) < 1e-4  # as in the tests of ultralytics.patch()
-    assert tables.integrations(path) in done.stdout
+    assert reported.integrations(path) in done.stdout
     assert all(f"| {case} | {contender} | " in done.stdout for case, contender in runs)
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_contender_has_no_time(tmp_path, monkeypatch):
     assert theirs["step_ms"] > 0
     assert ours["failed"] == "WrongError: value_error is 2.00e-02, above 1e-03"
     assert "step_ms" not in ours
-    assert "Without figures: lossforge (24 × 16, float32): WrongError: value_error is 2.00e-02" in tables.integrations(path)
+    assert "Without figures: lossforge (24 × 16, float32): WrongError: value_error is 2.00e-02" in reported.integrations(path)
 
 
 def test_a_wrong_loss_of_a_model_has_no_time():
@@ -138,7 +138,7 @@ def test_a_library_that_is_not_installed_is_named(part, library, tmp_path, monke
     runs = measured(path, part)[part]["runs"]
     assert next(run["left_out"] for run in runs if "left_out" in run) == f"{library} is not installed"
     assert all("step_ms" in run or "left_out" in run for run in runs)
-    assert f"{library} is not installed" in tables.integrations(path)
+    assert f"{library} is not installed" in reported.integrations(path)
 
 
 @pytest.mark.gpu

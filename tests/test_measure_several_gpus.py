@@ -4,7 +4,7 @@ import json
 
 import measure
 import measure_several_gpus
-import tables
+import reported
 
 
 def test_the_measurement_runs(tmp_path):
@@ -23,7 +23,7 @@ def test_the_measurement_runs(tmp_path):
     large = found["large"]
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
-    text = "\n".join(make(path) for make in (tables.several_gpus, tables.speed, tables.fused_on_several, tables.large_model))
+    text = "\n".join(make(path) for make in (reported.several_gpus, reported.speed, reported.fused_on_several, reported.large_model))
     assert "| test_vit | FSDP2 | adamw | 2×CPU | 4 |" in text
     assert "| FSDP2 | 2×CPU | 16 × 8 × 50 |" in text
     assert f"| test_vit | {large['depth']} | 0.00 |" in text
@@ -52,7 +52,7 @@ def test_the_table_says_how_long_losses_agree(tmp_path):
     }
     path = tmp_path / "several.json"
     path.write_text(json.dumps(found))
-    text = f"{tables.several_gpus(path)}\n{tables.speed(path)}"
+    text = f"{reported.several_gpus(path)}\n{reported.speed(path)}"
     assert text.startswith("Two NVIDIA H200, torch 2.11.0, triton 3.6.0, commit abc1234, 2026-11-22, NCCL 2.27.5")
     assert "; tolerance 0.0001, disturbance 1e-07." in text
     assert "| FSDP | 2 of 4 | 5.0e-05 | 4 of 4 | 5.0e-05 |" in text  # what agrees again after a difference does not count

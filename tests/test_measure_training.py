@@ -6,7 +6,7 @@ import pathlib
 import measure
 import measure_training
 import pytest
-import tables
+import reported
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ def test_tables_hold_the_figures(measured):
     found["runs"][0] |= {"top1": 98.765, "peak_mib": 2763.4, "loss_ms": 1.234}
     found["presets"][0] |= {"step_ms": 4.56, "images_per_second": 12345.6, "data_wait_share": 0.0321}
     measured.write_text(json.dumps(found))
-    text = f"{tables.training(measured)}\n{tables.presets(measured)}"
+    text = f"{reported.training(measured)}\n{reported.presets(measured)}"
     assert f"| `{found['runs'][0]['command']}` | 98.77 % | 1.23 | 2,763 |" in text
     assert "| `experiment=distillation` | 4.6 | 12,346 | 3.2% |" in text
     assert "commit abc1234" in text

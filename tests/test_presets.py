@@ -6,7 +6,7 @@ from pathlib import Path
 
 import measure_effects
 import pytest
-import tables
+import reported
 import torch
 from PIL import Image
 
@@ -157,8 +157,8 @@ def test_the_measured_comparisons_compose():
 def judged(ours, baseline, tests=1, higher=True):
     """What the page says of a difference, which is one of `tests` equal ones."""
     beside = dict.fromkeys(range(tests), "baseline")
-    found = tables.compared({"baseline": baseline} | dict.fromkeys(beside, ours), beside, higher)
-    return tables.columns_of(found[0], 1, 100, ("yes", "the opposite"))
+    found = reported.compared({"baseline": baseline} | dict.fromkeys(beside, ours), beside, higher)
+    return reported.columns_of(found[0], 1, 100, ("yes", "the opposite"))
 
 
 def test_an_effect_is_judged_by_the_pairs():
@@ -197,6 +197,6 @@ def test_each_batch_size_has_a_baseline_of_its_own(tmp_path):
     ]
     path = tmp_path / "effects.json"
     path.write_text(json.dumps({"image_text": {"metric": "recall1", "runs": runs}}))
-    rows = tables.effect_rows(path)
+    rows = reported.effect_rows(path)
     assert [row["difference"].partition(" ")[0] for row in rows] == ["baseline", "+10.1", "baseline", "-9.9"]
-    assert " | recall@5 0.600 | " in tables.effect_table(rows)
+    assert " | recall@5 0.600 | " in reported.effect_table(rows)

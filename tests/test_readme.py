@@ -5,6 +5,7 @@ import re
 import statistics
 
 import pytest
+import reported
 import tables
 from measure_precision import FULL
 from pages import ROOT, blocks_of, commands_of, text_of
@@ -39,7 +40,7 @@ def test_the_figures_of_log_probabilities_are_the_results():
     """Time and memory are of another size than the errors, so each names its own."""
     figures, errors = [], []
     of_time = {"loss": "selective_log_softmax", "variant": "with entropy", "use": "llama3-8b"}
-    of_error = {"loss": "logps", "deviation": 4.0, "offset": 0.0, "classes": tables.CLASSES_SHOWN}
+    of_error = {"loss": "logps", "deviation": 4.0, "offset": 0.0, "classes": reported.CLASSES_SHOWN}
     for who in ("lossforge", "trl"):
         time, error = (
             next(row for row in rows if {**case, "contender": who}.items() <= row.items())
@@ -107,7 +108,7 @@ def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
     row["ms"] = row["graph_ms"] = 12.345
     other = tmp_path / "bench.json"
     other.write_text(json.dumps(report), encoding="utf-8")
-    monkeypatch.setitem(tables.SECTIONS, "bench", (tables.bench, other))
+    monkeypatch.setitem(tables.SECTIONS, "bench", (reported.bench, other))
     assert "12.345" in tables.renewed(text_of("docs/benchmarks/losses.md"))
     _, draw, rows = tables.PICTURES["time"]
     monkeypatch.setitem(tables.PICTURES, "time", (other, draw, rows))

@@ -12,6 +12,7 @@ from pathlib import Path
 from lab.base.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "measurements"))  # whose tables are in the documentation
 
 
 def put_back(path: Path, before: str | None) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import tables as results
+import reported
 import torch
 from formula_tex import tex
 from loss_text import MissingError, described, file_of, in_place_of, sections
@@ -135,8 +135,8 @@ def section(declared: Declared, report: Report) -> str:
     ]
     if figures := measured(name, report):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
-    if rows := [row for row in results.effect_rows() if f"loss={name}" in row["command"].split()]:
-        parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", results.effect_table(rows)]
+    if rows := [row for row in reported.effect_rows() if f"loss={name}" in row["command"].split()]:
+        parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", reported.effect_table(rows)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -344,7 +344,7 @@ def draw(family: str) -> None:
 
 def files() -> dict[Path, str]:
     """Return the two pages of each family: when to take which loss, and the reference."""
-    report = load(results.BENCH)
+    report = load(reported.BENCH)
     pages = {DOCS / "losses" / f"{family}.md": page(family, report) for family in titles()}
     return pages | {DOCS / "reference" / f"losses_{family}.md": reference(family) for family in titles()}
 

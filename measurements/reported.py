@@ -1,0 +1,490 @@
+"""Tables of README.md and of the documentation from results/: what each measurement found, in the words of its page."""
+
+import itertools
+import json
+import statistics
+import string
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lab.comparison.stats import Difference, mean_of, paired_difference, write_verdicts
+from lossforge.bench.report import linear, load, tables
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+BENCH, SCALING, EFFECTS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects"))
+LINEAR, PRECISION = RESULTS / "linear-h100.json", RESULTS / "precision-h100.json"
+SHOWN = (
+    *("ce 8192x128256 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
+    *("giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "nll 8192x32000 fp32", "ce 8192x2304x256000 bf16"),
+)
+
+
+def results(bench: Path, fused: Path) -> str:
+    report, of_layers = load(bench), load(fused)
+    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu} at commit {of_layers.commit}"
+    place = f"One {report.gpu} at commit {report.commit}{other}:"
+    return f"{place}\n\n{tables.short([report, of_layers], SHOWN)}\n\n{tables.standing(report)}"
+
+
+def gains(language_model: Path, detection: Path, throughput: Path) -> str:
+    """Return what whole training steps gain, one that does not gain among them."""
+    models, steps, images = found_in(language_model), found_in(detection)["retinanet"], found_in(throughput)
+    size = models["sizes"]["bfloat16"]
+    tokens = size["batch"] * size["length"]
+    of_model = {row["loss"]: row for row in models["rows"] if row["dtype"] == "bfloat16"}
+    of_step = {row["loss"]: row for row in steps["runs"]}
+    of_images = {row["by"]: row for row in images["rows"] if (row["model"], row["compiled"], row["data"]) == ("resnet50", False, "loop")}
+    step, rate = "{step_ms:,.1f} ms, {peak_mib:,.0f} MiB", "{images_per_second:,.0f} images/s, {peak_mib:,.0f} MiB"
+    ours, torchs = (
+        of_model[name] | {"step_ms": of_model[name]["ms"]} for name in ("linear_cross_entropy", "torch.nn.functional.cross_entropy")
+    )
+    rows = [
+        [
+            f"language model, {tokens:,} tokens × {size['width']} → {size['vocabulary']:,} classes, bf16, {models['gpu']}",
+            step.format(**ours),
+            f"torch's cross entropy: {step.format(**torchs)}",
+        ],
+        [
+            f"RetinaNet, ResNet-50, 16 images of 800×1344, bf16, {steps['gpu']}",
+            step.format(**of_step["lossforge"]),
+            f"torchvision's loss and matching: {step.format(**of_step['torchvision'])}",
+        ],
+        [
+            f"ResNet-50, 10 classes, bf16, {images['gpu']}: the loss is a small part",
+            rate.format(**of_images["lossforge"]),
+            f"timm's loop and loss: {rate.format(**of_images['timm'])}",
+        ],
+    ]
+    return tables.markdown(("a whole training step", "ours", "without ours"), rows)
+
+
+def bench(file: Path) -> str:
+    report = load(file)
+    read = f"{(report.read_bytes_per_second or 0) / 1e12:.2f} TB/s"
+    return f"{tables.provenance(report)}. {copy_rate(report)}, and a sum at {read}.\n\n{tables.bench(report)}"
+
+
+def copy_rate(report: Any) -> str:
+    return f"A copy ran at {(report.copy_bytes_per_second or 0) / 1e12:.2f} TB/s"
+
+
+def fused(file: Path) -> str:
+    report = load(file)
+    cut = report.versions.get("cut-cross-entropy", "not installed")
+    return f"{tables.provenance(report)}, cut-cross-entropy {cut} in its exact mode.\n\n{linear.fused(report)}"
+
+
+def fused_targets(file: Path) -> str:
+    report = load(file)
+    return f"{copy_rate(report)} in this run. {linear.targets(report)}"
+
+
+Rows = list[dict[str, Any]]
+
+
+def found_in(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def source(found: dict[str, Any], *more: str, gpus: str = "One") -> str:
+    """Return where figures come from: GPU, versions of torch, triton and `more`, commit and date."""
+    place = found["gpu"] if found["gpu"].endswith("CPU cores") else f"{gpus} {found['gpu']}"
+    versions = found.get("versions", found)
+    named = [f"{name} {versions[name]}" for name in ("torch", "triton", *more)]
+    return ", ".join([place, *named, f"commit {found['commit']}", found["date"]])
+
+
+class Figures(string.Formatter):
+    """Writes figures; nothing for one that was not measured, and a text as it is."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return value or "" if value is None or isinstance(value, str) else super().format_field(value, format_spec)
+
+
+def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
+    """Return a table of rows, whose cells are written by formats such as `{ms:,.1f}`; both with | between the columns."""
+    return tables.markdown(header.split(" | "), [[Figures().format(cell, **row) for cell in cells.split(" | ")] for row in rows])
+
+
+def throughput(file: Path) -> str:
+    found, pairs = found_in(file), dict[tuple[Any, ...], dict[str, Any]]()
+    for each in found["rows"]:
+        of = pairs.setdefault((each["model"], each["compiled"], each["data"]), {})
+        of[each["by"]] = {"rate": each["images_per_second"], "mib": each["peak_mib"]}
+    rows = [
+        {"model": model, "compiled": "yes" if compiled else "no", "data": data, **of, "ratio": of["lossforge"]["rate"] / of["timm"]["rate"]}
+        for (model, compiled, data), of in pairs.items()
+    ]
+    header = "model | torch.compile | photos | ours, images/s | timm, images/s | ours / timm | MiB: ours | timm"
+    rates, memory = "{lossforge[rate]:,.0f} | {timm[rate]:,.0f} | {ratio:.2f}", "{lossforge[mib]:,.0f} | {timm[mib]:,.0f}"
+    return f"{source(found, 'timm')}.\n\n{table(header, f'{{model}} | {{compiled}} | {{data}} | {rates} | {memory}', rows)}"
+
+
+STEP, GRADIENTS = "{step_ms:,.1f} | {peak_mib:,.0f}", " | {gradient_difference:.1e}"
+COMMAND = "`uv run experiments/train.py`"
+
+
+def training(file: Path) -> str:
+    found = found_in(file)
+    found["commit"] = " and ".join(dict.fromkeys(each["commit"] for part in ("runs", "presets", "parity") for each in found[part]))
+    header = f"{COMMAND} | top-1, last epoch | loss, ms | peak MiB | s | loss computed by"
+    cells = "`{command}` | {top1:.2f} % | {loss_ms:,.2f} | {peak_mib:,.0f} | {seconds:,.0f} | {backend}"
+    rows = [each if each["whole"] else each | {"seconds": None} for each in found["runs"]]
+    return f"{source(found)}.\n\n{table(header, cells, rows)}"
+
+
+def parity(file: Path) -> str:
+    return table("loss | largest difference | steps", "{loss} | {largest_difference:.1e} | {steps}", found_in(file)["parity"])
+
+
+def presets(file: Path) -> str:
+    cells = "`{command}` | {step_ms:,.1f} | {images_per_second:,.0f} | {data_wait_share:.1%}"
+    return table(f"{COMMAND} | step, ms | images/s | waiting for data", cells, found_in(file)["presets"])
+
+
+def detection(file: Path) -> str:
+    """Return the trained detectors by where they were measured; a part may be of another measurement."""
+    found, places = found_in(file), {}
+    for part in ("defaults", "large"):
+        for run in found.get(part, {}).get("runs", ()):
+            words = "" if part == "large" else "task=detection "
+            places.setdefault(source(found[part], "torchvision"), []).append(run | {"command": words + run["command"]})
+    header = f"{COMMAND} | mAP | mAP50 | mAP75 | loss, ms | step, ms | peak MiB | s | loss computed by"
+    cells = "`{command}` | {map:.3f} | {map50:.3f} | {map75:.3f} | {loss_ms:,.2f} | " + STEP + " | {seconds:,.0f} | {backend}"
+    return "\n\n".join(f"{place}.\n\n{table(header, cells, rows)}" for place, rows in places.items())
+
+
+LIBRARIES = ("transformers", "trl", "liger_kernel", "ultralytics", "open_clip_torch")
+STACKS = {
+    "trl": ("TRL", "logps_error", "error of log-probabilities, nats"),
+    "trainer": ("A training step of transformers", "value_error", "error of the loss"),
+    "detectors": ("Detectors", "value_error", "difference from theirs"),
+    "open_clip": ("open_clip, forward and backward", "value_error", "error of the loss"),
+}
+"""Of each part of results/integrations.json: its title, and its error that is shown."""
+
+
+def integrations(file: Path) -> str:
+    """Return what training with other libraries takes, with their own losses and with ours; or why there is no figure."""
+    found, texts = found_in(file), list[str]()
+    for part, (title, error, named) in STACKS.items():
+        if part not in found:
+            continue
+        runs = found[part]["runs"]
+        header, cells = "case | loss of | step, ms", "{case} | {contender} | {step_ms:,.2f}"
+        if part == "detectors":
+            header += " | waits | criterion, ms | waits"
+            cells += " | {step_waits:d} | {criterion_ms:,.2f} | {criterion_waits:d}"
+        shown = table(
+            f"{header} | peak MiB | {named}",
+            f"{cells} | {{peak_mib:,.0f}} | {{{error}:.1e}}",
+            (run for run in runs if "step_ms" in run),
+        )
+        reasons: dict[str, list[str]] = {}
+        for run in runs:
+            if "step_ms" not in run:
+                reason = (run.get("failed") or run["left_out"]).splitlines()[0][:200]
+                reasons.setdefault(reason, []).append(f"{run['contender']} ({run['case']})")
+        without = "".join(f"\n\nWithout figures: {', '.join(names)}: {reason}." for reason, names in reasons.items())
+        place = source(found[part], *(name for name in LIBRARIES if name in found[part]))
+        texts.append(f"### {title}\n\n{place}.\n\n{shown}{without}")
+    return "\n\n".join(texts)
+
+
+def steps(part: str, header: str, cells: str, file: Path) -> str:
+    """Return what steps of detectors take, and how much of it loss and assignment do; a loss that is a setting is shown as code."""
+    found = found_in(file)[part]
+    rows = [run | {"loss": f"`{run['loss']}`"} if "=" in run["loss"] else run for run in found["runs"]]
+    for row in rows:
+        row["ours"] = row["loss_ms"] + row.get("match_ms", 0)
+        row["share"] = row["ours"] / row["step_ms"]
+    return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
+
+
+detector_steps = partial(
+    steps,
+    "steps",
+    "detector | loss | images/s | peak MiB | step, ms | loss and assignment, ms | of a step | off by, of float64",
+    "{model} | {loss} | {images_per_second:,.0f} | {peak_mib:,.0f} | {step_ms:,.1f} | {ours:,.2f} | {share:.1%} | {difference:.1e}",
+)
+retinanet = partial(
+    steps,
+    "retinanet",
+    "loss | step, ms | loss, ms | peak MiB | off by, of float64",
+    "{loss} | {step_ms:,.1f} | {loss_ms:,.2f} | {peak_mib:,.0f} | {difference:.1e}",
+)
+
+
+def assignment(file: Path) -> str:
+    """Return each contender's time for a problem of assignment, and how far its result is plain torch's."""
+    found, rows = found_in(file), []
+    for each in found["rows"]:
+        share, agrees = each["problem"].startswith(("task_aligned_assign", "hungarian_match")), each.get("agrees")
+        equal = "other rules" if agrees is None else f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
+        told = {"what": "", "equal": equal, "waits": "waits" if each.get("waits") else ""}
+        if each["contender"] == "torch":
+            told |= {"contender": "plain torch", "what": "`{}` {}".format(*each["problem"].split()), "equal": ""}
+        rows.append({"peak_mib": None, **each, **told})
+    header = " | by | ms | peak MiB | the host | beside plain torch"
+    return f"{source(found)}.\n\n{table(header, '{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}', rows)}"
+
+
+def several_gpus(*files: Path) -> str:
+    """Return how long the losses of several GPUs agree with those of one, beside those of one GPU after a disturbance."""
+    return "\n\n".join(map(_several_gpus, files))
+
+
+def _several_gpus(file: Path) -> str:
+    found, rows = found_in(file), []
+    for each in found["losses"]:
+        row = [each["case"]]
+        for name in ("several", "disturbed"):
+            differences = [abs(a - b) / abs(a) for a, b in zip(each["one"], each[name], strict=True)]
+            equal = list(itertools.takewhile(lambda d: d <= found["tolerance"], differences))
+            row += [f"{len(equal)} of {len(differences)}", f"{max(equal):.1e}"]
+        rows.append(row)
+    gpus = {2: "Two", 4: "Four"}.get(found["gpus"], str(found["gpus"]))
+    about = f"NCCL {found['nccl']}; tolerance {found['tolerance']:g}, disturbance {found['disturbance']:.0e}"
+    header = ("under", "updates that agree", "difference", "by rounding alone", "difference")
+    return f"{source(found, gpus=gpus)}, {about}.\n\n{tables.markdown(header, rows)}"
+
+
+PARALLEL = {"none": "one process", "ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
+
+
+def on_gpus(part: str, header: str, cells: str, *files: Path) -> str:
+    """Return the figures of a part, without what only several GPUs have, where they are of one."""
+    rows = []
+    for found in map(found_in, files):
+        for each in found[part]:
+            alone = {"scaling": None, "gradient_difference": None} if each["gpus"] == 1 else {}
+            rows.append({**each, **alone, "parallel": PARALLEL[each["parallel"]], "gpus": of_kind(each["gpus"], found)})
+    return table(header, cells, rows)
+
+
+def of_kind(gpus: int, found: dict[str, Any]) -> str:
+    """Return how many GPUs of which kind, such as 2×H100."""
+    return f"{gpus}×{found['gpu'].split()[1]}"
+
+
+speed = partial(
+    on_gpus,
+    "speed",
+    "model | by | optimiser | GPUs | batch a GPU | images/s | scaling | step, ms | peak MiB a GPU",
+    "{model} | {parallel} | {optimizer} | {gpus} | {batch} | {images_per_second:,.0f} | {scaling:,.2f} | " + STEP,
+)
+fused_on_several = partial(
+    on_gpus,
+    "fused",
+    "by | GPUs | tokens a GPU × features × classes | tokens/s | scaling | step, ms | peak MiB a GPU | gradients differ by",
+    "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | " + STEP + GRADIENTS,
+)
+
+
+def large_model(*files: Path) -> str:
+    """Return the figures of models that one GPU cannot hold, under FSDP2."""
+    rows = []
+    for found in map(found_in, files):
+        each = found["large"]
+        losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
+        rows.append(each | {"billions": each["parameters"] / 1e9, "told": losses, "gpus": of_kind(each["gpus"], found)})
+    header = "model | blocks | 10⁹ parameters | MiB needed | MiB of a GPU | peak MiB a GPU | GPUs | batch a GPU | step, ms | loss"
+    cells = "{model} | {depth} | {billions:.2f} | {needed_mib:,.0f} | {gpu_mib:,.0f} | {peak_mib:,.0f} | {gpus} | {batch} | "
+    return table(header, cells + "{step_ms:,.0f} | {told}", rows)
+
+
+def by(key: str, rows: Iterable[dict[str, Any]]) -> dict[str, Rows]:
+    """Return the rows of each value of a column."""
+    found: dict[str, Rows] = {}
+    for row in rows:
+        found.setdefault(row[key], []).append(row)
+    return found
+
+
+CLASSES_SHOWN = 151_936
+CASES_SHOWN = {"σ = 4": (4.0, 0.0), "σ = 64": (64.0, 0.0), "σ = 4, all + 10⁴": (4.0, 1e4)}
+ERRORS = {"value": "value", "dh": "input", "dw": "weight"}
+
+
+def precision_of_peers(loss: str, file: Path) -> str:
+    """Return each contender's errors of a loss fused with its layer: in some cases of CLASSES_SHOWN classes, and the largest of all."""
+    found, rows, failed = found_in(file), [], ""
+    for name, own in by("contender", by("loss", found["rows"])[loss]).items():
+        if reasons := [each["failed"] for each in own if "failed" in each]:
+            failed += f"\n\nWithout a figure: {name}: {reasons[0]}."
+            continue
+        shown = {(each["deviation"], each["offset"]): each for each in own if each["classes"] == CLASSES_SHOWN}
+        errors = [shown[case][error] for case in CASES_SHOWN.values() for error in ERRORS]
+        errors += [max(each[error] for each in own if not each["offset"]) for error in ERRORS]
+        rows.append([name, *(f"{error:.1e}" for error in errors)])
+    header = ("", *(f"{case}: {error}" for case in (*CASES_SHOWN, "largest without offset") for error in ERRORS.values()))
+    return f"{source(found['source'])}.\n\n{tables.markdown(header, rows)}{failed}"
+
+
+def language_model(file: Path) -> str:
+    found, rows = found_in(file), []
+    for each in found["rows"]:
+        size, losses = found["sizes"][each["dtype"]], each["losses"]
+        rows.append({**size, **each, "tokens": size["batch"] * size["length"], "first": losses[0], "last": losses[-1]})
+    header = "head, tokens × hidden → classes | loss | step, ms | peak MiB | loss | largest difference"
+    cells = "{tokens:,} × {width} → {vocabulary:,}, {dtype} | `{loss}` | {ms:,.1f} | {peak_mib:,.0f} | {first:.4f} → {last:.4f} | "
+    return f"{source(found)}.\n\n{table(header, cells + '{largest_difference:.1e}', rows)}"
+
+
+METRICS = {
+    "balanced_accuracy": "balanced accuracy",
+    "map": "mAP",
+    "top1": "top-1",
+    "accuracy": "pairs right",
+    "probe_top1": "linear probe",
+    "recall1": "recall@1",
+}
+Figure = tuple[str, Callable[[dict[str, Any]], float]]
+SECOND_FIGURES: dict[str, Figure] = {
+    "long_tail": ("recall of the three rarest classes", lambda each: sum(each["recall"][-3:]) / 3),
+    "multilabel": ("F1", lambda each: each["f1"]),
+    "detectors": ("mAP75", lambda each: each["map75"]),
+    "image_text": ("recall@5", lambda each: (each["text_recall5"] + each["image_recall5"]) / 2),
+}
+CALIBRATION_ERROR: Figure = ("calibration error", lambda each: each["ece"])
+Key = TypeVar("Key")
+
+
+def compared(reached: dict[Key, list[float]], beside: dict[Key, Key], higher: bool = True) -> dict[Key, Difference]:
+    """Return how each contender differs from its baseline over the same seeds; their verdicts are corrected for each other by Holm."""
+    seeded = {key: dict(enumerate(values)) for key, values in reached.items()}
+    found = {key: paired_difference(seeded[key], seeded[baseline], 0.95) for key, baseline in beside.items()}
+    write_verdicts([(each, higher) for each in found.values()], 0.05)
+    return found
+
+
+def columns_of(
+    difference: Difference | None, digits: int, factor: int = 1, words: tuple[str, str] = ("better", "worse"), role: str = "baseline"
+) -> dict[str, str]:
+    """Return the columns of a contender's difference, times a factor, or of what is compared with nothing."""
+    if difference is None:
+        return {"difference": role, "p": "", "corrected": "", "verdict": ""}
+    of = difference.of
+    within = "" if of.low is None or of.high is None else f" ({factor * of.low:+.{digits}f} to {factor * of.high:+.{digits}f})"
+    return {
+        "difference": f"{factor * of.mean:+.{digits}f}{within}",
+        "p": p_text(difference.p),
+        "corrected": p_text(difference.holm),
+        "verdict": {"better": f"**{words[0]}**", "worse": f"**{words[1]}**"}.get(difference.verdict, "no"),
+    }
+
+
+def p_text(p: float | None) -> str:
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+DIFFERENCE = "{difference} | {p} | {corrected} | {verdict}"
+
+
+def effect_rows(file: Path = EFFECTS) -> Rows:
+    """Return a row for each run and metric, beside the last baseline before it; p is corrected over all tests of a preset."""
+    rows = []
+    for preset, what in found_in(file).items():
+        runs_of, reached, beside = by("command", sorted(what["runs"], key=lambda run: run["seed"])), {}, {}
+        metrics = [what[name] for name in ("metric", "also") if name in what]
+        for key in itertools.product(metrics, runs_of):
+            metric, command = key
+            reached[key] = [run["values"][metric] for run in runs_of[command]]
+            role = runs_of[command][0]["role"]
+            if role == "baseline":
+                baseline = key
+            elif role == "contender":
+                beside[key] = baseline
+        found = compared(reached, beside)
+        name, second = SECOND_FIGURES.get(preset, CALIBRATION_ERROR)
+        for (metric, command), values in reached.items():
+            runs = runs_of[command]
+            row = {"command": command, "seeds": len(runs), "metric": METRICS[metric], "name": name}
+            row |= {"mean": 100 * statistics.mean(values), "deviation": 100 * statistics.stdev(values)}
+            row |= columns_of(found.get((metric, command)), 1, 100, words=("yes", "the opposite"), role=runs[0]["role"])
+            row["second"] = statistics.mean(second(run["values"]) for run in runs)
+            row["seconds"] = statistics.mean(run.get("cpu_seconds", run["seconds"]) for run in runs)
+            rows.append(row)
+    return rows
+
+
+def effect_table(rows: Rows) -> str:
+    header = f"{COMMAND} | seeds | held-out, %, ± standard deviation | paired difference (95 %) | p | p, corrected | effect |  | CPU s"
+    cells = "`{command}` | {seeds} | {metric} {mean:.1f} ± {deviation:.1f} | " + DIFFERENCE + " | {name} {second:.3f} | {seconds:,.0f}"
+    return table(header, cells, rows)
+
+
+def effects(file: Path) -> str:
+    found = found_in(file)
+    first = next(iter(found.values()))
+    commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
+    devices = "; ".join(dict.fromkeys(what["device"] for what in found.values()))
+    about = f"{devices}; torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
+    return f"{about}\n\n{effect_table(effect_rows(file))}"
+
+
+def calibration(file: Path) -> str:
+    """Return calibration errors before and after temperature scaling, each beside cross entropy's after it."""
+    runs_of = by("command", sorted(found_in(file)["few_digits"]["runs"], key=lambda run: run["seed"]))
+    keys = list(itertools.product(runs_of, ("ece", "ece_temperature")))
+    reached = {(command, metric): [run["values"][metric] for run in runs_of[command]] for command, metric in keys}
+    baseline = keys[1]
+    tested, rows = compared(reached, {key: baseline for key in keys if key != baseline}, higher=False), []
+    for key, errors in reached.items():
+        command, metric = key
+        temperature = statistics.geometric_mean(run["values"]["temperature"] for run in runs_of[command])
+        scaled = f"T = {temperature:.2f}" if metric == "ece_temperature" else "as trained"
+        row = {"command": command, "temperature": scaled, "mean": statistics.mean(errors), "deviation": statistics.stdev(errors)}
+        rows.append(row | columns_of(tested.get(key), 3))
+    header = f"{COMMAND} | temperature | calibration error, ± standard deviation | paired difference (95 %) | p | p, corrected | "
+    return table(header, "`{command}` | {temperature} | {mean:.3f} ± {deviation:.3f} | " + DIFFERENCE, rows)
+
+
+def detectors(file: Path) -> str:
+    """Return what each detector reached over the seeds, with the interval of the mean, and beside FCOS."""
+    found = found_in(file)["detectors"]
+    runs_of = by("command", sorted(found["runs"], key=lambda run: run["seed"]))
+    baseline = next(command for command in runs_of if "fcos" in command)
+    reached = {command: [run["map"] for run in runs] for command, runs in runs_of.items()}
+    tested, rows = compared(reached, {command: baseline for command in runs_of if command != baseline}), []
+    for command, runs in runs_of.items():
+        mean = mean_of(reached[command], 0.95)
+        others = {name: statistics.mean(run[name] for run in runs) for name in ("map50", "map75")}
+        row = {"command": command, "seeds": len(runs), "mean": mean.mean, "half": mean.half, **others}
+        rows.append(row | columns_of(tested.get(command), 3))
+    header = f"{COMMAND} | seeds | mAP (95 %) | mAP50 | mAP75 | paired difference (95 %) | p, corrected"
+    cells = "`{command}` | {seeds} | {mean:.3f} ± {half:.3f} | {map50:.3f} | {map75:.3f} | {difference} | {corrected}"
+    return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
+
+
+DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", [RESULTS / f"several-gpus-{gpu}.json" for gpu in ("h100", "h200")]
+SECTIONS: dict[str, tuple[Any, ...]] = {
+    "results": (results, BENCH, LINEAR),
+    "gains": (gains, RESULTS / "language-model.json", RESULTS / "detection.json", RESULTS / "throughput-h100.json"),
+    "bench": (bench, BENCH),
+    "new losses": (bench, RESULTS / "new-losses-h100.json"),
+    "targets": (lambda file: tables.targets(load(file)), BENCH),
+    "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
+    "fused": (fused, LINEAR),
+    **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps", "entropy")},
+    "fused targets": (fused_targets, LINEAR),
+    "language model": (language_model, RESULTS / "language-model.json"),
+    "throughput": (throughput, RESULTS / "throughput-h100.json"),
+    **{make.__name__: (make, RESULTS / "training-h200.json") for make in (training, parity, presets)},
+    "detection": (detection, DETECTION),
+    "detectors": (detectors, DETECTION),
+    "detector_steps": (detector_steps, DETECTION),
+    "retinanet": (retinanet, DETECTION),
+    "integrations": (integrations, RESULTS / "integrations.json"),
+    "assignment": (assignment, RESULTS / "assignment-h200.json"),
+    "effects": (effects, EFFECTS),
+    "calibration": (calibration, EFFECTS),
+    "several gpus": (several_gpus, *SEVERAL_GPUS),
+    "speed": (speed, *SEVERAL_GPUS),
+    "fused on several": (fused_on_several, *SEVERAL_GPUS),
+    "large model": (large_model, *SEVERAL_GPUS),
+}
+"""What makes each table, and the files of results that it reads."""
