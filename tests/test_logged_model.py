@@ -179,6 +179,16 @@ def test_the_store_ties_model_run_and_data_together(trained):
     assert json.loads(one.model.tags["mlflow.modelVersions"]) == [{"name": "digits-reader", "version": "1"}]
 
 
+def test_a_store_beside_the_runs_keeps_no_weights_twice(trained):
+    one = trained.digits
+    files = one.folder / "checkpoints"
+    kept = Path(one.run.info.artifact_uri.removeprefix("file://")) / "checkpoints" / "best.pt"
+    assert kept.samefile(files / "best.pt")
+    assert (one.place / "data" / "model.pt2").samefile(files / "best.pt2")
+    for name in ("metrics.jsonl", "log.txt"):  # they grow
+        assert not (kept.parents[1] / name).samefile(one.folder / name)
+
+
 def test_the_model_says_what_it_takes(trained):
     model = Model.load(str(trained.digits.place))
     example = model.load_input_example(str(trained.digits.place))

@@ -4,7 +4,10 @@ import ast
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 IN_PLACE = {  # each with its reason
@@ -16,6 +19,8 @@ IN_PLACE = {  # each with its reason
 DRAW = """
 import json, os, resource, signal, sys
 from pathlib import Path
+
+import pytest
 
 from lab.comparison.pictures import save
 from lab.tasks.detection.plots import precision_recall_picture
@@ -111,3 +116,30 @@ def writes(node: ast.AST) -> bool:
     saves_picture = node.func.attr == "savefig" and isinstance(node.args[0], ast.Name) and node.args[0].id not in ("file", "out")
     draws = node.func.attr == "save" and "Image" in ast.unparse(node.func.value)
     return node.func.attr in ("write_text", "write_bytes") or saves_picture or draws
+
+
+def test_a_linked_file_keeps_what_it_held_when_the_first_name_is_written_again(tmp_path):
+    from lab.base.files import link_whole, write_text
+
+    first, second = tmp_path / "run" / "best.pt", tmp_path / "store" / "deep" / "best.pt"
+    write_text(first, "the first epoch's")
+    assert link_whole(first, second)
+    assert first.samefile(second)
+    write_text(first, "the second epoch's")
+    assert second.read_text() == "the first epoch's"
+    assert link_whole(first, second)
+    assert link_whole(first, second), "a second time changes nothing"
+    assert (second.read_text(), first.samefile(second)) == ("the second epoch's", True)
+    assert [path.name for path in second.parent.iterdir()] == ["best.pt"]
+
+
+def test_no_file_is_linked_across_file_systems(tmp_path):
+    from lab.base.files import link_whole
+
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system")
+    (tmp_path / "best.pt").write_text("weights")
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        assert not link_whole(tmp_path / "best.pt", Path(folder) / "best.pt")
+        assert not any(Path(folder).iterdir())

@@ -180,6 +180,26 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
+def link_whole(source: Path, path: Path) -> bool:
+    """Make `path` a second name of a file of this user, in place of a copy; return False if the file system cannot.
+
+    For files that are replaced and never changed: `write_whole` gives the first name a new file, and the second name keeps the old one.
+    """
+    source, temporary = source.resolve(), path.with_name(f"{UNFINISHED}{path.name}")
+    try:
+        if path.exists() and path.samefile(source):
+            return True
+        if source.stat().st_uid != os.geteuid():
+            return False  # its owner could change the file under both names
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        os.link(source, temporary)
+        temporary.replace(path)
+    except OSError:
+        return False
+    return True
+
+
 def save_figure(figure: Any, path: Path, **options: Any) -> None:
     """Save a matplotlib figure as a complete file, in the format of the path's suffix; raise as `write_whole`."""
     write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:], **options))

@@ -26,7 +26,6 @@ from lab.tracking.uploader import is_own, read_state, tracking_uri
 MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
 """Settings of data that belong to the model: how it sees an image."""
 MLFLOW = "runs:/"
-OTHER_IMAGES = "Name the held-out images by data.val= or data.split=."
 
 
 @dataclass
@@ -225,16 +224,18 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, data: Any) -> Non
     seen = spec.places_of(known).get("train")
     if not seen or seen != spec.places_of({item.name: getattr(given, item.name) for item in fields(given)})["train"]:
         return
-    name, samples = spec.parts[0], data.train.samples
+    name, samples = (*spec.parts, *spec.files)[0], data.train.samples
+    named = spec.has("val") or spec.has("split")
+    remedy = "Name the held-out images by data.val= or data.split=." if named else "Let the data have held-out images of its own."
     said = f"data.{name}={getattr(given, name)}: has"
     if samples != state["samples"]:
         raise UserError(
             f"{said} {samples} images to train on, while the model was trained on {state['samples']}; with "
-            f"another number of images the split holds out ones that it has seen. {OTHER_IMAGES}"
+            f"another number of images the split holds out ones that it has seen. {remedy}"
         )
     if state.get("data") not in (None, data.identity("train")):
         raise UserError(
-            f"{said} other images or labels than the model was trained on; the split holds out ones that it has seen. {OTHER_IMAGES}"
+            f"{said} other images or labels than the model was trained on; the split holds out ones that it has seen. {remedy}"
         )
 
 

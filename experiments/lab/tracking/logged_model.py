@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LOADER = "with_torchvision"
+MODEL = "data/model.pt2"
 LONGEST_EXAMPLE = 2**18  # most numbers of an example image, which is stored as text
 
 
@@ -32,7 +33,7 @@ def write_model(exported: Path, record: dict[str, Any], folder: Path, *, run_id:
     from mlflow.types import Schema, TensorSpec
 
     (folder / "data").mkdir()
-    shutil.copyfile(exported, folder / "data" / "model.pt2")
+    shutil.copyfile(exported, folder / MODEL)
     boxes = len(record["output"]) == 2
     pixels = record.get("pixels", "uint8")
     # without a name, because MLflow would pass a dict to torch

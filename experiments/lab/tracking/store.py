@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import UNFINISHED, locked
+from lab.base.files import UNFINISHED, link_whole, locked
 from lab.base.masks import masked
-from lab.tracking.logged_model import write_model
+from lab.tracking.logged_model import MODEL, write_model
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write, sqlite_file
 from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
@@ -119,7 +119,10 @@ class Store:
             of = {"run_id": self.run_id, "model_id": model.model_id, "location": model.artifact_location}
             write_model(exported, record, Path(place), **of)
             names = [str(path.relative_to(place)) for path in Path(place).rglob("*")]
-            self._files_at(model.artifact_location, names).log_artifacts(place)
+            files = self._files_at(model.artifact_location, names)
+            files.log_artifacts(place)
+            if folder := getattr(files, "artifact_dir", None):
+                link_whole(exported, Path(folder, MODEL))
         outputs = run.outputs.model_outputs if run.outputs else []
         if model.model_id not in [output.model_id for output in outputs]:
             self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record["step"])])
@@ -164,7 +167,8 @@ class Store:
             values = values | {NOTE: values[NOTE].replace(RUN_PAGE, address)}
         self._log(tags=[RunTag(name, value) for name, value in _tags(values).items()])
 
-    def artifact(self, path: Path, folder: str = "") -> None:
+    def artifact(self, path: Path, folder: str = "", *, linked: bool = False) -> None:
+        """Send a file; linked: whether a store on this file system may hold a link to it, because the file is never changed."""
         from mlflow.exceptions import MlflowException
         from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
@@ -173,7 +177,10 @@ class Store:
         except MlflowException as error:  # MLflow reports it as an internal error, like a failing store's
             raise RefusedError(f"{path.name}: {error}") from None
         self._place = self._place or self.client.get_run(self.run_id).info.artifact_uri
-        self._files_at(self._place, [os.path.join(folder, path.name)]).log_artifact(str(path), folder or None)
+        files = self._files_at(self._place, [os.path.join(folder, path.name)])
+        place = getattr(files, "artifact_dir", None)
+        if not (linked and place and link_whole(path, Path(place, folder, path.name))):
+            files.log_artifact(str(path), folder or None)
 
     def _files_at(self, location: str, names: Iterable[str]) -> Any:
         return files_at(self.uri, location, names, anywhere=self.artifacts_outside)

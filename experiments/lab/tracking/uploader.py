@@ -35,6 +35,7 @@ VARIABLE = VARIABLES["tracking_uri"]
 SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
+WRITTEN_ONCE = "checkpoints/"  # the folder of files that are replaced, and never changed
 ASIDE = 20  # how many reasons of refused records are kept
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of MLflow's own stores
 SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
@@ -321,7 +322,7 @@ class MlflowUploader(threading.Thread):
             self.store.view(record["key"], record["state"])
         elif kind == "artifact":
             if path := self._file(record):
-                self.store.artifact(path, record["folder"])
+                self.store.artifact(path, record["folder"], linked=self.own and record["path"].startswith(WRITTEN_ONCE))
         elif kind == "end":
             self._try(record, partial(self.store.artifact, self.folder / "metrics.jsonl"))
             self.store.end(record["status"], int(record["time"] * 1000), self.key)
