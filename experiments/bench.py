@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError, unknown
+from lab.bench.table import metrics, table, write_pictures
 from lab.config.command import run_app
 from lab.config.help import settings_text
 from lab.config.schema import BenchConfig
@@ -55,6 +56,7 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
     """Run one benchmark, from checked settings to the final table."""
     began, config = time.monotonic(), settings.config
 
+    # these load torch, which --help and a wrong setting do not need
     from lab.bench.profile import profile
     from lab.run.machine import describe, pick_device
     from lab.run.run import Run
@@ -86,7 +88,6 @@ def bench(settings: Settings[BenchConfig], cases: list[Case], names: list[str]) 
 
 def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str], device: Any, folder: Any, console: Any) -> None:
     """Measure case by case; save after each one, so that an interruption loses no finished case."""
-    from lab.bench.table import metrics, table, write_pictures
     from lossforge.bench.measure import Measurement
     from lossforge.bench.run import WITHOUT_GPU, current_commit, new_report, run
 

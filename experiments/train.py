@@ -16,7 +16,9 @@ from lab.base.ranks import launched, refuse_several
 from lab.config.command import command
 from lab.config.help import train_help
 from lab.config.terminal import fitted, show
+from lab.processes.rank_failures import announce
 from lab.run.resume import chosen, recorded_store
+from lab.sweep.sweep import run_sweep
 
 
 def main(argv: list[str]) -> int:
@@ -29,14 +31,12 @@ def main(argv: list[str]) -> int:
             refuse_several("--multirun")
             if "--cfg" in given.flags:
                 raise UserError("--cfg prints the settings of one run: give it without -m and with one value a setting.")
-            from lab.sweep.sweep import run_sweep
-
             return run_sweep(given.overrides)
         settings, earlier = chosen(given.overrides)
         if "--cfg" in given.flags:
             show(settings.text(recorded_store(earlier) if earlier else None).rstrip("\n"))
             return 0
-        from lab.training.session import run_training
+        from lab.training.session import run_training  # it loads torch, which --help and a wrong setting do not need
 
         return run_training(settings, earlier).exit_status
     except UserError as error:
@@ -51,8 +51,6 @@ def refused(error: UserError) -> int:
     if launched() == 1:
         print(f"error: {error}", file=sys.stderr)
     else:
-        from lab.processes.rank_failures import announce
-
         announce(error, f"error: {error}")
     return 1
 

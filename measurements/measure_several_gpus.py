@@ -262,7 +262,7 @@ def fused(parallel: str, given: Sizes, ranks: int) -> dict[str, Any]:
 
 def highest_peak(device: torch.device) -> float | None:
     """Return the most memory that any GPU had allocated."""
-    return distributed.highest({"peak": peak_mib() or 0.0}, device)["peak"] or None
+    return distributed.all_max({"peak": peak_mib() or 0.0}, device)["peak"] or None
 
 
 def worker(given: Sizes, folder: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def one_rank_is_not_finite(trainer: Any) -> dict[str, Any]:
     if distributed.rank() == distributed.ranks() - 1:
         second[0].images[0] = torch.nan
     trainer.update(second)
-    evidence = distributed.of_highest(trainer.guard.evidence(), "update")
+    evidence = distributed.from_largest(trainer.guard.evidence(), "update")
     return {"before": before, "after": state_of(trainer), "bad": trainer.guard.total.item(), "evidence": evidence}
 
 
@@ -115,8 +115,8 @@ def continued(folder: Path, *words: str) -> dict[str, Any]:
     straight = assembled(*words)
     straight.fit(run, console)
     run = RunFolder(folder / "runs", "stopped", {}) if first else NoFolder()
-    path = distributed.of_first(run.path if first else None) / "checkpoints" / "last.pt"
-    stop = Stop(patient=True, quiet=True)
+    path = distributed.broadcast(run.path if first else None) / "checkpoints" / "last.pt"
+    stop = Stop(checkpoint_first=True, quiet=True)
     if distributed.rank() == distributed.ranks() - 1:
         os.kill(os.getpid(), signal.SIGTERM)
     stopped = assembled(*words)

@@ -18,7 +18,7 @@ def end(error: RankError) -> None:
     Path(sys.argv[1]).write_text(str(error))
 
 
-Stop(patient=True, quiet=True)
+Stop(checkpoint_first=True, quiet=True)
 torch.distributed.init_process_group("gloo")
 store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
 try:

@@ -1,6 +1,6 @@
 """The experiments as a library: `lab.train("loss=focal")` does what `experiments/train.py loss=focal` does.
 
-Functions import what they need, because every script begins with this module and torch takes seconds to load.
+Its functions import what they need, because every script begins with this module, and torch takes seconds to load.
 """
 
 import os

@@ -15,7 +15,7 @@ def launched_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
 
 
-def launched_first() -> bool:
+def is_rank_zero() -> bool:
     """Return whether this is the rank that writes files and prints."""
     return launched() == 1 or os.environ.get("RANK", "0") == "0"
 

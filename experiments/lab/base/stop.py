@@ -16,14 +16,15 @@ class Stop:
     """Handle SIGINT and SIGTERM from now on, in the main thread only, because no other thread receives them.
 
     The first signal sets `wanted`, which the training loop reads; the second raises KeyboardInterrupt, and the third ends the process.
-    With `patient=False` the first one raises. Once `deaf`, signals are ignored.
+    With `checkpoint_first=False` the first one raises, because there is no checkpoint to write. While
+    `ignored` is set, signals have no effect.
     """
 
     PAUSE = 1.0
     """Signals within so many seconds count as one, because `uv run` repeats a signal that its process group has already received."""
 
-    def __init__(self, *, patient: bool, quiet: bool = False) -> None:
-        self.patient, self.quiet, self.deaf = patient, quiet, False
+    def __init__(self, *, checkpoint_first: bool, quiet: bool = False) -> None:
+        self.checkpoint_first, self.quiet, self.ignored = checkpoint_first, quiet, False
         self.signal: int | None = None
         self.seen, self.raised = 0.0, False
         if threading.current_thread() is threading.main_thread():
@@ -41,13 +42,13 @@ class Stop:
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.deaf:
+        if self.ignored:
             return
         if self.signal is not None and now - self.seen < self.PAUSE:
             return
         first, self.seen = self.signal is None, now
         self.signal = self.signal or number
-        if first and self.patient:
+        if first and self.checkpoint_first:
             if not self.quiet:
                 with contextlib.suppress(OSError):  # stderr may be closed, which may be why the run must end
                     os.write(2, b"\nstopping after a checkpoint; once more stops at once\n")

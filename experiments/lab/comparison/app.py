@@ -92,7 +92,7 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
 
     name = config.name or f"compare-{found.short}"
     said = shlex.join(["experiments/compare.py", *overrides])
-    stop = Stop(patient=False)
+    stop = Stop(checkpoint_first=False)
     folder = RunFolder(runs_folder(config.runs), name, settings.tree(), "runs")
     tags = {"compare": f"{len(averaged)} runs", "command": said, NOTE: description(found)}
     record_start(folder, "compare", settings, name, tags)

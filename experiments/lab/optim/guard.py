@@ -70,7 +70,7 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """Return the counters, and the kept batch if there is one; waits for the device."""
         counters = {name: getattr(self, name) for name in ("total", "streak", "longest")}
-        return {**counters, "evidence": distributed.of_highest(self.evidence(), "update") if self.longest else None}
+        return {**counters, "evidence": distributed.from_largest(self.evidence(), "update") if self.longest else None}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name in ("total", "streak", "longest"):

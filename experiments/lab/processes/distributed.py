@@ -56,7 +56,7 @@ def total(value: Tensor) -> Tensor:
     return value
 
 
-def highest(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+def all_max(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
     """Return the largest of each value over all ranks, which must give the same names; waits for the device."""
     if ranks() == 1:
         return dict(values)
@@ -65,7 +65,7 @@ def highest(values: Mapping[str, float], device: torch.device) -> dict[str, floa
     return dict(zip(values, together.tolist(), strict=True))
 
 
-def of_highest(value: dict[str, Any], key: str) -> dict[str, Any]:
+def from_largest(value: dict[str, Any], key: str) -> dict[str, Any]:
     """Return the `value` of the rank whose entry `key` is the largest, on every rank."""
     if ranks() == 1:
         return value
@@ -82,7 +82,7 @@ def own_seed(seed: int) -> int:
 
 def anywhere(flag: bool, device: torch.device) -> bool:
     """Return whether the condition holds on any rank; waits for the device if there are several ranks."""
-    return bool(highest({"flag": float(flag)}, device)["flag"])
+    return bool(all_max({"flag": float(flag)}, device)["flag"])
 
 
 def gathered(value: Any) -> list[Any]:
@@ -94,8 +94,8 @@ def gathered(value: Any) -> list[Any]:
     return values
 
 
-def of_first(value: Any) -> Any:
-    """Return the first rank's value."""
+def broadcast(value: Any) -> Any:
+    """Return the first rank's value, on every rank."""
     values = [value]
     if ranks() > 1:
         torch.distributed.broadcast_object_list(values, src=0)

@@ -22,6 +22,7 @@ from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
 from lab.run.exported import Exported
 from lab.run.folder import RunFolder
+from lab.run.onnx import write_onnx
 from lab.run.saved import load_checkpoint, load_weights
 
 
@@ -138,8 +139,6 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
 
 def export_onnx(folder: RunFolder, config: TrainConfig, exported: Exported, images: Tensor, path: Path) -> str:
     """Write a model as a checked .onnx file, an artifact of the run; return what to tell the user. Raise as `write_onnx`."""
-    from lab.run.onnx import write_onnx
-
     said = write_onnx(exported, images, path, _params(config))
     folder.artifact(path, "checkpoints", digest=True)
     return f"{os.path.relpath(path)}: {said}"

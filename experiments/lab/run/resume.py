@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
-from lab.base.ranks import launched_first
+from lab.base.ranks import is_rank_zero
 from lab.base.records import NAME, read_history
 from lab.config.choices import DATA
 from lab.config.schema import TrainConfig
@@ -48,7 +48,7 @@ def chosen(overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier | None]
     if resume is not None and resume != "auto":
         return named(resume, overrides)
     settings = load(overrides)
-    return settings, newest(settings) if resume and launched_first() else None
+    return settings, newest(settings) if resume and is_rank_zero() else None
 
 
 def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earlier]:

@@ -35,12 +35,12 @@ class Run:
             folder: the run's folder, with its first record.
             tracking: the settings of MLflow.
             uri: the store's address; None to not use MLflow.
-            stop: takes the signals since before there was a folder. If it is patient, the work checks it, ends by itself and can be
+            stop: takes the signals since before there was a folder. With `checkpoint_first` the work checks it, ends by itself and can be
                 continued; otherwise the first signal interrupts the work.
             own: whether this user made the run.
         """
         self.folder, self.began = folder, time.monotonic()
-        self.stop, self.resumable = stop, stop.patient
+        self.stop, self.resumable = stop, stop.checkpoint_first
         self.status = "FAILED"
         self.failure: BaseException | None = None
         self.uploader: MlflowUploader | None = None
@@ -64,7 +64,7 @@ class Run:
         tracking = settings.config.tracking
         check_writers(tracking)
         uri = checked_uri(tracking) if tracking.enabled else None
-        stop = Stop(patient=app == "train")
+        stop = Stop(checkpoint_first=app == "train")
         folder = RunFolder(runs_folder(runs), name, settings.tree(), setting)
         record_start(folder, app, settings, name, tags)
         return cls(folder, tracking, uri, stop)
@@ -84,7 +84,7 @@ class Run:
         except BaseException as error:
             self.status, self.failure = "FAILED", self.failure or error
         finally:
-            self.stop.patient = False
+            self.stop.checkpoint_first = False
 
     def abandon(self, failure: Exception) -> None:
         """End the run as failed from another thread, while the main thread is blocked."""
@@ -108,7 +108,7 @@ class Run:
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
         unwritten: UserError | None = None
-        deaf, self.stop.deaf = self.stop.deaf, True  # signals are ignored while the end is written, so that the record is whole
+        ignored, self.stop.ignored = self.stop.ignored, True  # signals are ignored while the end is written, so that the record is whole
         try:
             if tags:
                 self.folder.record("tags", values=tags)
@@ -122,7 +122,7 @@ class Run:
         except UserError as error:
             unwritten = error
         finally:
-            self.stop.deaf = deaf
+            self.stop.ignored = ignored
         if unwritten:
             self.status, self.failure = "FAILED", self.failure or unwritten
         rows = {"run folder": os.path.relpath(self.folder.path)}

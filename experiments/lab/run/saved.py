@@ -234,9 +234,7 @@ def refuse_changed(state: dict[str, Any], config: TrainConfig, data: Any) -> Non
             f"another number of images the split holds out ones that it has seen. {remedy}"
         )
     if state.get("data") not in (None, data.identity("train")):
-        raise UserError(
-            f"{said} other images or labels than the model was trained on; the split holds out ones that it has seen. {remedy}"
-        )
+        raise UserError(f"{said} other images or labels than the model was trained on; the split holds out ones that it has seen. {remedy}")
 
 
 def _sizes(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
@@ -267,7 +265,7 @@ def read_checkpoint(path: Path, setting: str) -> dict[str, Any]:
     import pickle
     import zipfile
 
-    from lab.run import checkpoint
+    from lab.run import checkpoint  # it loads torch, which train.py's --help does not need
 
     if not path.is_file():
         raise UserError(f"{setting}={path}: no such file.")
@@ -296,7 +294,7 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     Raises:
         UserError: the file does not exist, or train.py did not save it.
     """
-    from lab.run.parts import fault
+    from lab.run.parts import fault  # it loads torch
 
     state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):

@@ -51,7 +51,7 @@ def assemble(
     with distributed.in_turn():
         task = find_object(spec_of(config.task).build)(config, device, norm)
     model, notes = model or task.model(), list(getattr(task, "notes", ()))
-    if config.model.weights and not distributed.of_first(resumed):
+    if config.model.weights and not distributed.broadcast(resumed):
         notes.append(load_own_weights(model, config.model.weights))
     if config.model.freeze:
         notes.append(freeze(model, config.model.freeze))

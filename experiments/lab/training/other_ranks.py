@@ -30,7 +30,7 @@ class NoFolder(RunFolder):
 
 def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
     """Run the training on this rank; return the exit status. The first rank reports how the run ended."""
-    stop = Stop(patient=True, quiet=True)
+    stop = Stop(checkpoint_first=True, quiet=True)
     try:
         with rank_failures.watched(lambda error: None):
             if earlier and (state := load_state(earlier)) is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.masks import masked
-from lab.base.ranks import launched, launched_first
+from lab.base.ranks import is_rank_zero, launched
 from lab.base.stop import Stop
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
@@ -91,8 +91,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     with explained(config):
         resumed = earlier is not None and earlier.checkpoint is not None
         trainer = assemble(settings, callbacks=callbacks, resumed=resumed)
-    earlier = distributed.of_first(earlier)
-    if not launched_first():
+    earlier = distributed.broadcast(earlier)
+    if not is_rank_zero():
         status = train_on_other_rank(trainer, earlier)
         return TrainResult("FAILED" if status else "FINISHED", status)
     run, name = _opened(settings, trainer, earlier)
@@ -125,7 +125,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     with run.noted(), watched(run.abandon), explained(config, trainer.device, run.folder):
         trainer.fit(run.folder, console, run.stop)
         distributed.stop()
-    run.stop.deaf = launched() > 1  # torchrun stops all processes when another one has failed
+    run.stop.ignored = launched() > 1  # torchrun stops all processes when another one has failed
     with run.noted(run.status):
         console.stop_bar()
         sampler.stop()
@@ -170,7 +170,7 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
     if earlier.foreign:
         said = "you did not make this run, or lack the key that signed it"
         trainer.notes.append(f"{os.path.relpath(earlier.path)}: {said}; trust=PATH takes it as yours, with its models in MLflow")
-    stop = Stop(patient=True)
+    stop = Stop(checkpoint_first=True)
     folder = RunFolder.reopen(earlier.path, trusted=earlier.trusted)
     try:
         if state is not None:

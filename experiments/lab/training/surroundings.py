@@ -15,7 +15,7 @@ def left_as_found() -> Iterator[None]:
     """Restore after the block: handlers of SIGINT and SIGTERM, generators, torch's modes, the environment and MLflow's loggers."""
     import torch
 
-    from lab.base.seeds import host_state, set_host_state
+    from lab.base.seeds import host_state, set_host_state  # it loads torch
 
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():

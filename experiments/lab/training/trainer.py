@@ -260,7 +260,7 @@ class Trainer:
             "train/lr": self.updater.used_lr,
             "train/skipped_updates": self.skipped,
             "train/nonfinite_updates": bad,
-            **distributed.highest(self.clock.read(images) | memory(self.device), self.device),
+            **distributed.all_max(self.clock.read(images) | memory(self.device), self.device),
         }
         self.clock.loss_ms += [values["train/loss_ms"]] if "train/loss_ms" in values else []
         self.values |= values
@@ -439,7 +439,7 @@ class Trainer:
         state = None
         if distributed.rank() == 0 and (path := self.folder.path / "checkpoints" / name).is_file():
             state = checkpoint.load(path)
-        there = bool(distributed.of_first(state is not None))
+        there = bool(distributed.broadcast(state is not None))
         if there:
             self.parallel.load_model_state(state and ((name == "best.pt" and state["ema"]) or state["model"]))
         return there
@@ -473,7 +473,7 @@ class Trainer:
         self.window = torch.zeros(5 + len(self.task.score_names), dtype=torch.float64, device=self.device)
 
     def _stop_nonfinite(self) -> None:
-        evidence = distributed.of_highest(self.guard.evidence(), "update")
+        evidence = distributed.from_largest(self.guard.evidence(), "update")
         if distributed.rank() > 0:
             raise NonFiniteError
         path = self.folder.path / "nonfinite_batch.pt"

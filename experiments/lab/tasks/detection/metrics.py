@@ -93,7 +93,7 @@ class DetectionCounts(Counts):
         result = self._evaluate(found) if first else None
         if result is not None:
             result.found = {}  # too much to send to the other ranks
-        result = distributed.of_first(result)
+        result = distributed.broadcast(result)
         assert result is not None
         result.truth = self.truth
         result.values["loss"] = self.mean_loss()
