@@ -101,7 +101,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
                 span,
                 sweep.Reading(inside[:, None], full, float("-inf"), LATER, keep, True),
                 rows.add_slopes,
-                rows.Slopes(formula, columns_of(soft)),
+                rows.SlopesOp(formula, columns_of(soft)),
                 config,
             )
             value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
@@ -125,9 +125,9 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
             g = rows.at_logits(h, p, h_sum[:, None], share)
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
-            summed = rows.Summed(span, to, columns_of(soft), h_sum[:, None], share, keep)
+            stats = rows.RowStats(span, to, columns_of(soft), h_sum[:, None], share, keep)
             BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the row's begin
-            sweep.write_rows((x, teacher), rows.Gradient(gradient, formula, summed), rows.write_slope, BACK, config)
+            sweep.write_rows((x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
             finish(tl.sum(value, 0), sum, scale)
@@ -146,5 +146,5 @@ def divergence_backward_kernel(x, teacher, marks, gradient, stats_ptr, grad_outp
     of_loss = tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=span.inside, other=0.0).to(tl.float32)
     share = tl.where(keep, of_loss * w * scale * formula.inverse, 0.0)
     soft = rows.Softmaxes(top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
-    summed = rows.Summed(span, to, soft, h_sum[:, None], share[:, None], keep)
-    sweep.write_one(stored, (x, teacher), rows.Gradient(gradient, formula, summed), rows.write_slope, config)
+    stats = rows.RowStats(span, to, soft, h_sum[:, None], share[:, None], keep)
+    sweep.write_one(stored, (x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, config)

@@ -53,13 +53,13 @@ dot, for a formula with a closed form, with q's exponentials e: Σ e ((q's logit
 Softmaxes = namedtuple("Softmaxes", "top_x ls_x top_t ls_t")
 """A row's maxima and log-sums of logits and teacher."""
 
-Summed = namedtuple("Summed", "span to soft h_sum share keep")
+RowStats = namedtuple("RowStats", "span to soft h_sum share keep")
 """What is known of rows after their sums. to: where their gradient begins. share: its factor. keep: which rows have one."""
 
-Gradient = namedtuple("Gradient", "gradient formula rows")
+GradientOp = namedtuple("GradientOp", "gradient formula rows")
 """The operation that writes the gradient."""
 
-Slopes = namedtuple("Slopes", "formula soft")
+SlopesOp = namedtuple("SlopesOp", "formula soft")
 """The operation that sums f and h."""
 
 

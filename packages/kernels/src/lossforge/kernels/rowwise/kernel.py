@@ -94,14 +94,16 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
         stored = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, mask, float("-inf"), "", config)
         tile = with_margin(rows.logits(stored, x, column, mask, float("-inf")), column, target, terms)
         d = rows.dense_tile(target, span, inside, column, x, config)
-        found = rows.softmax_tile(tile, d, here, column, rows.Sums(x, target, rows.Known(span, terms, zero)), config)
+        found = rows.softmax_tile(tile, d, here, column, rows.SoftmaxOp(x, target, rows.RowInputs(span, terms, zero)), config)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None else ""
         if config.EVEN or config.MEAN:
             zero = rows.origin(x, span)
         full = None if config.BR == 1 else sweep.read_mask(read, span, config)
         found = rows.softmax_of(
-            rows.Sums(x, target, rows.Known(span, terms, zero)), sweep.Reading(inside[:, None], full, float("-inf"), EVICT, read), config
+            rows.SoftmaxOp(x, target, rows.RowInputs(span, terms, zero)),
+            sweep.Reading(inside[:, None], full, float("-inf"), EVICT, read),
+            config,
         )
     of_row = row_value(found, terms, each, target, loss, config)
     if not config.ONE_TILE:  # before the second sweep, so that no write of it has to be waited for
@@ -123,15 +125,15 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
         even = tl.full([config.BR, 1], 0.0, tl.float32)
         if config.EVEN:
             even = q_share[:, None] * each
-        turn = rows.turn_of(x, target, span, terms)
-        shares = rows.Shares(top, p_share, q_share, q_share * of_row.c_a, q_share * of_row.c_b, h_share, h_shift, even, turn)
+        slope = rows.margin_slope(x, target, span, terms)
+        shares = rows.Shares(top, p_share, q_share, q_share * of_row.c_a, q_share * of_row.c_b, h_share, h_shift, even, slope)
         to = sweep.start_of(gradient, span, config)
-        summed = rows.Summed(span, to, terms, shares, keep)
+        stats = rows.RowStats(span, to, terms, shares, keep)
         if config.ONE_TILE:
-            g = rows.slope_tile(tile, column, d, rows.Slope(x, target, gradient, summed), True, config)
+            g = rows.slope_tile(tile, column, d, rows.GradientOp(x, target, gradient, stats), True, config)
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, mask, "", config)
         else:
-            rows.write_slopes(rows.Slope(x, target, gradient, summed), config)
+            rows.write_slopes(rows.GradientOp(x, target, gradient, stats), config)
     if config.ONE_TILE:
         add_up(of_row.loss, of_row.z_loss, sums, scale)
 
@@ -153,12 +155,12 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     if target.b.ptr is not None:
         _, c_b = rows.hard_loss(c_b, terms.logit_b, top, ls, loss)
     of_row = row_shares((top, ls, q), terms, grad_outputs, kept.entropy, target, loss, scale, place, span, config)
-    turn = rows.turn_of(x, target, span, terms)
-    shares = rows.Shares(of_row.top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, of_row.h, of_row.shift, of_row.even, turn)
+    slope = rows.margin_slope(x, target, span, terms)
+    shares = rows.Shares(of_row.top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, of_row.h, of_row.shift, of_row.even, slope)
     sweep.write_one(
         stored,
         (x,),
-        rows.Slope(x, target, gradient, rows.Summed(span, sweep.start_of(gradient, span, config), terms, shares, read)),
+        rows.GradientOp(x, target, gradient, rows.RowStats(span, sweep.start_of(gradient, span, config), terms, shares, read)),
         rows.write_slope,
         config,
     )

@@ -39,10 +39,10 @@ def logits_of(call: RowwiseCall[Any], x: Strided, classes: int) -> Logits:
 
 def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
     """Return what all rows' targets share."""
-    turn: dict[str, float] = {}
+    margins: dict[str, float] = {}
     if call.angle or call.margin:
         angle = call.angle
-        turn = {"cosine": math.cos(angle), "sine": math.sin(angle), "beyond": angle * math.sin(angle), "margin": call.margin}
+        margins = {"cos_m": math.cos(angle), "sin_m": math.sin(angle), "mm": angle * math.sin(angle), "margin": call.margin}
     return Labels(
         weight_ptr=call.weight,
         ignore=call.ignore_index,
@@ -51,7 +51,7 @@ def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
         focus=call.focus if call.spread else None,
         first=columns[0],
         classes=columns[1],
-        **turn,
+        **margins,
     )
 
 

@@ -79,7 +79,7 @@ def store_results(out, of_row, found, terms, scale, zero, read, span, config):
 
 @triton.jit
 def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, place, span, config):
-    """Return the Shares of rows for gradients of their results. a and b are without c φ′; turn is 1.
+    """Return the Shares of rows for gradients of their results. a and b are without c φ′; margin_slope is 1.
 
     stats: (m, ls, q), what forward kept. entropy_ptr: each row's entropy, where it has a gradient. place: the rows' indices among all.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from lossforge.kernels.engine.layout import END, Strided
 from lossforge.kernels.math import LOG2E, exp2, tanh
 from lossforge.kernels.rowwise.focus import focused, focused_sums, moved
-from lossforge.kernels.rowwise.margin import turned, with_margin
+from lossforge.kernels.rowwise.margin import margin_logit, with_margin
 from lossforge.kernels.rowwise.sweep import class_offset, element_address, mask_out_of_range, row_address, sweep, write_rows, write_tile
 
 NONE = tl.constexpr(2**31 - 1)  # in place of a class, where none is known
@@ -51,8 +51,8 @@ class Labels(NamedTuple):
         spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets.
         first: class of the first logit, where the logits are those of some classes only; None: of all.
         classes: number of all classes, which have the weights, where the logits are those of some.
-        cosine, sine, beyond, margin: cos α, sin α and α sin α of the angle α that is added to the target's, and what is subtracted from
-            its cosine; None without.
+        cos_m, sin_m, mm: cos m, sin m and m sin m of the angle m that is added to the target's, as in ArcFace's code; None without.
+        margin: what is subtracted from the target's cosine; None without.
     """
 
     weight_ptr: Tensor | None
@@ -62,9 +62,9 @@ class Labels(NamedTuple):
     focus: float | None
     first: int | None = None
     classes: int | None = None
-    cosine: float | None = None
-    sine: float | None = None
-    beyond: float | None = None
+    cos_m: float | None = None
+    sin_m: float | None = None
+    mm: float | None = None
     margin: float | None = None
 
 
@@ -99,20 +99,20 @@ d_sum = Σ d, d_dot = Σ d (x - m); with EVEN d_dot = Σ (x - zero); with a focu
 ahead: whether a class comes before the target in the order of the logits. best: the first class of the largest logit, NONE where no logit
 is above LOWEST. squares = Σ exp(2 (x - m)), above = Σ (x - zero)."""
 
-Known = namedtuple("Known", "span terms zero")
+RowInputs = namedtuple("RowInputs", "span terms zero")
 """What is known of rows before their sweep. zero: the result of `origin`."""
 
-Sums = namedtuple("Sums", "x target rows")
+SoftmaxOp = namedtuple("SoftmaxOp", "x target rows")
 """The operation that computes a Softmax."""
 
-Shares = namedtuple("Shares", "top p q a b h shift even turn")
-"""Factors of a row's gradient: see `slope_tile`. top: the row's maximum. turn: the derivative of the target's logit by the stored one, but
-for scale, cap and bias."""
+Shares = namedtuple("Shares", "top p q a b h shift even margin_slope")
+"""Factors of a row's gradient: see `slope_tile`. top: the row's maximum. margin_slope: the derivative of the target's logit by the
+stored one, but for scale, cap and bias."""
 
-Summed = namedtuple("Summed", "span to terms shares keep")
+RowStats = namedtuple("RowStats", "span to terms shares keep")
 """What is known of rows after their sweep. to: where their gradient begins. keep: which rows may have one."""
 
-Slope = namedtuple("Slope", "x target gradient rows")
+GradientOp = namedtuple("GradientOp", "x target gradient rows")
 """The operation that writes the gradient."""
 
 
@@ -169,8 +169,8 @@ def hard_term(index, target, outer, row, inside, x):
         column = t - target.labels.first
         here = safe & (column >= 0) & (column < x.classes)
     stored = tl.load(element_address(x, outer, row, column), mask=here, other=0.0).to(tl.float32)
-    if target.labels.cosine is not None:
-        stored, _ = turned(stored, target.labels)
+    if target.labels.cos_m is not None:
+        stored, _ = margin_logit(stored, target.labels)
     logit = transform(stored, x, column, here)
     return tl.where(here, column, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
 
@@ -196,13 +196,13 @@ def row_terms(target, outer, row, inside, x):
 
 
 @triton.jit
-def turn_of(x, target, span, terms):
+def margin_slope(x, target, span, terms):
     """Return the derivative of the rows' target logits by the stored ones, where these have a margin."""
-    turn = tl.full([span.row.shape[0]], 1.0, tl.float32)
-    if target.labels.cosine is not None:
+    slope = tl.full([span.row.shape[0]], 1.0, tl.float32)
+    if target.labels.cos_m is not None:
         at = element_address(x, span.outer, span.row, terms.a)
-        _, turn = turned(tl.load(at, mask=span.inside & (terms.a >= 0), other=0.0).to(tl.float32), target.labels)
-    return turn
+        _, slope = margin_logit(tl.load(at, mask=span.inside & (terms.a >= 0), other=0.0).to(tl.float32), target.labels)
+    return slope
 
 
 @triton.jit
@@ -442,8 +442,8 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
         g *= 1.0 - t * t
     if of.x.scale is not None:
         g *= of.x.scale
-    if OWN and of.target.labels.cosine is not None:
-        g = tl.where(column == of.rows.terms.a[:, None], g * shares.turn[:, None], g)
+    if OWN and of.target.labels.cos_m is not None:
+        g = tl.where(column == of.rows.terms.a[:, None], g * shares.margin_slope[:, None], g)
     return g
 
 

@@ -75,8 +75,8 @@ class Parts(NamedTuple):
     column_ptr: Any = None
 
 
-class Known(NamedTuple):
-    """What the gradient knows: m and ln Σ of rows and of columns, (2, length), inf for those without a pair; 1 / |P| with labels."""
+class Kept(NamedTuple):
+    """What forward keeps: m and ln Σ of rows and of columns, (2, length), inf for those without a pair; 1 / |P| with labels."""
 
     row_lse: Any = None
     share: Any = None
@@ -287,7 +287,7 @@ def similarity_gradient_kernel(
     b,
     affine,
     labels,
-    known,
+    kept,
     grad_output_ptr,
     pair_grad_output_ptr,
     gradient,
@@ -322,16 +322,16 @@ def similarity_gradient_kernel(
         wrong = tl.where((x >= 0.0) == together, e, 1.0) / (1.0 + e)
         g = tl.where(together, -wrong, wrong)
     else:
-        m, ls = soft(known.row_lse, tile.row, paired, here)
+        m, ls = soft(kept.row_lse, tile.row, paired, here)
         share = tl.where(ls == float("inf"), 0.0, 1.0)
-        if known.share is not None:
-            share = share * tl.load(known.share + tile.row, mask=here, other=0.0)
+        if kept.share is not None:
+            share = share * tl.load(kept.share + tile.row, mask=here, other=0.0)
         g = exp2((x - m[:, None]) * (scale * LOG2E) - (ls * LOG2E)[:, None]) - tl.where(together, share[:, None], 0.0)
     if config.EACH:
         of_rows = tl.load(grad_output_ptr + tile.row, mask=here, other=0.0).to(tl.float32)
         g *= of_rows[:, None]
     if config.COLUMNS:
-        m, ls = soft(known.column_lse, tile.column, columns, there)
+        m, ls = soft(kept.column_lse, tile.column, columns, there)
         q = exp2((x - m[None, :]) * (scale * LOG2E) - (ls * LOG2E)[None, :]) - tl.where(together, 1.0, 0.0)
         if config.EACH:
             pair = tile.column - (offset - before)

@@ -23,7 +23,7 @@ from lossforge.kernels.similarity.kernel import (
     NONE,
     Affine,
     Config,
-    Known,
+    Kept,
     Labels,
     Parts,
     Side,
@@ -180,7 +180,7 @@ def _differentiate(call: SimilarityCall, kept: Sequence[Tensor | None], grad_out
             of_all.append(torch.empty(math.prod(_programs(part, tiles)), dtype=torch.float32, device=call.a.device))
         gradient = memory[: end - start]
         of_rows = None if upstream is None else upstream[start:end]
-        tensors = (Known(lse, shares, column_lse), of_rows, upstream, _features(gradient), of_all[-1] if of_all else None)
+        tensors = (Kept(lse, shares, column_lse), of_rows, upstream, _features(gradient), of_all[-1] if of_all else None)
         arguments = (*_given(part), *tensors, *_sizes(part), start, rows, depth, _config(part, tiles, EACH=each))
         Launch(similarity_gradient_kernel, (math.prod(_programs(part, tiles)),), arguments, **_options(tiles, not each)).start()
         if of_a is not None or of_scale is not None:

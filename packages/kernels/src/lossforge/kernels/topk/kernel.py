@@ -33,7 +33,7 @@ class Entries(NamedTuple):
     k: int
 
 
-Summed = namedtuple("Summed", "span to top rate shift share keep")
+RowStats = namedtuple("RowStats", "span to top rate shift share keep")
 """What is known of rows before their gradient is written: log₂ p = (x - top) · rate - shift; share: p's factor; to: where it begins."""
 
 Elsewhere = namedtuple("Elsewhere", "gradient rows")
@@ -160,7 +160,7 @@ def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, row
         if BACKWARD:
             factor *= tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
         factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
-        rows = Summed(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
+        rows = RowStats(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
         g = (p * by_row(share) - own.q) * by_row(factor)
         sweep.write_rows((x,), Elsewhere(gradient, rows), write_elsewhere, True, config)
         tl.debug_barrier()
