@@ -1,17 +1,17 @@
 """Host side of the contrastive template: tile sizes, and the launches."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas, scale_of
+from lossforge.kernels.call import FLOAT, scale_of
 from lossforge.kernels.contrastive.call import ContrastiveCall
 from lossforge.kernels.contrastive.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, new_like, sum_slots
-from lossforge.kernels.engine.layout import Results, Tensors, constants
+from lossforge.kernels.engine.layout import Tensors, constants
+from lossforge.kernels.engine.template import TwoLaunches
 from lossforge.kernels.tiles import MatrixTiles, contrastive_tiles, similarity_gradient_tiles
 
 
@@ -34,19 +34,7 @@ def _grid(call: ContrastiveCall, tiles: MatrixTiles) -> tuple[int, int]:
     return triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns)
 
 
-def _write_gradient(call: ContrastiveCall, kept: Tensors, grad_output: Tensor | None, gradient: Tensor) -> None:
-    """Write the gradient. grad_output: 0-d for the total, (N,) for each; None for 1."""
-    tiles = similarity_gradient_tiles()
-    down, across = _grid(call, tiles)
-    config = _config(call, tiles, call.x, gradient, each=grad_output is not None and grad_output.ndim == 1)
-    matrices = (_matrix(call.x, call.logit_scale), _matrix(gradient))
-    factors = (in_order(grad_output), call.normalizer, scale_of(call, call.x.shape[0]))
-    arguments = (*matrices, *kept, *factors, *call.x.shape, call.offset, across, config)
-    Launch(contrastive_backward_kernel, (down * across,), arguments, num_warps=tiles.warps).start()
-
-
-def forward(call: ContrastiveCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
+def _compute(call: ContrastiveCall, formulas: None, keep: bool) -> tuple[Tensors, Tensors]:
     rows, columns = call.x.shape
     tiles = contrastive_tiles(rows, columns)
     down, across = _grid(call, tiles)
@@ -59,15 +47,22 @@ def forward(call: ContrastiveCall, formulas: Formulas | None, gradients: Tensors
     counting = PROGRAMS_A_GROUP * (down + across)  # a ticket for each row and column of tiles
     arguments = (_matrix(call.x, call.logit_scale), *sides, *factors, *sizes)
     (value,) = Launch(contrastive_kernel, (down * across,), arguments, totals=1, counting=counting, num_warps=tiles.warps).start()
-    if gradients[0] is not None:
-        _write_gradient(call, kept, None, gradients[0])
     if losses[0] is not None and losses[1] is not None:
         value = computed(torch.add, losses[0], losses[1])
-    return value, *kept
+    return (value,), kept
 
 
-def backward(call: ContrastiveCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-    """As elementwise.launch.backward."""
-    if any(t is None for t in kept):
-        _, *kept = forward(call, formulas, [None], True)
-    _write_gradient(call, kept, grad_outputs[0], gradients[0])
+def _differentiate(call: ContrastiveCall, formulas: None, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
+    (gradient,) = gradients
+    assert gradient is not None
+    tiles = similarity_gradient_tiles()
+    down, across = _grid(call, tiles)
+    config = _config(call, tiles, call.x, gradient, each=grad_output is not None and grad_output.ndim == 1)
+    matrices = (_matrix(call.x, call.logit_scale), _matrix(gradient))
+    factors = (in_order(grad_output), call.normalizer, scale_of(call, call.x.shape[0]))
+    arguments = (*matrices, *kept, *factors, *call.x.shape, call.offset, across, config)
+    Launch(contrastive_backward_kernel, (down * across,), arguments, num_warps=tiles.warps).start()
+
+
+_LAUNCHES = TwoLaunches(_compute, _differentiate)
+forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -120,7 +120,7 @@ class FromTeacher(Generic[C]):
         return addressed(make, call, wanted, out, GradOutput(*stepped(grad_output))).start()
 
     def forward(self, call: C, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-        """As elementwise.launch.forward."""
+        """Compute the loss, its divisor and the statistics as engine.template.Launches says."""
         itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
         counted, divisor = (call.labels.numel(), None) if itself and call.labels is not None else (0, _divisor(call))
         each, _, kept = call.shapes(keep)
@@ -129,7 +129,7 @@ class FromTeacher(Generic[C]):
         return totals[0] if totals else out.loss, divisor if call.counted else None, out.stats
 
     def backward(self, call: C, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-        """As elementwise.launch.backward."""
+        """Write the gradient as engine.template.Launches says."""
         divisor, stats = kept
         if divisor is None:
             divisor = _divisor(call)

@@ -116,13 +116,13 @@ class OneLaunch(Generic[C]):
         return addressed(self.make, call, wanted, formulas, expands={"weight": shape}).start()
 
     def forward(self, call: C, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-        """Return the value, as `forward` below, with a gradient of each tensor."""
+        """Compute the loss as engine.template.Launches says, with a gradient of each tensor."""
         out = new_like(call[1], call.shapes(keep)[0]) if call.reduction == "none" else None
         totals = self.start(call, formulas, gradients, None, out)
         return (totals[0] if out is None else out,)
 
     def backward(self, call: C, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
-        """Write the gradients, as `backward` below."""
+        """Write the gradients as engine.template.Launches says."""
         self.start(call, formulas, gradients, grad_outputs[0], None)
 
 
@@ -239,10 +239,7 @@ def _scale(call: ElementwiseCall) -> float:
 
 
 def forward(call: ElementwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """Results and what backward takes, in the order of the call's names; the gradient into `gradients` where it is given.
-
-    keep: what only backward needs is wanted. alone: one launch may do it all, also count, so that the divisor is not kept.
-    """
+    """Compute the loss and its divisor as engine.template.Launches says."""
     itself = alone and call.counted and call.target is not None and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
     out = new_like(call.x, call.x) if call.reduction == "none" else None
@@ -251,6 +248,6 @@ def forward(call: ElementwiseCall, formulas: Formulas, gradients: Tensors, keep:
 
 
 def backward(call: ElementwiseCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
-    """Write the gradient for what arrives at the value; what is kept may be None, and is then computed again."""
+    """Write the gradient as engine.template.Launches says."""
     divisor = _divisor(call) if kept[0] is None else kept[0]
     _start(call, Wanted(_scale(call), divisor, grad_output=grad_outputs[0], gradients=tuple(gradients)), formulas)

@@ -1,6 +1,5 @@
 """Host side of the template of the Lovász extension: tile sizes, the sort, and the launches."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.elementwise.kernel import Formula
 from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
-from lossforge.kernels.engine.layout import Results, Tensors, as_strided, constants, stepped
+from lossforge.kernels.engine.layout import Tensors, as_strided, constants, stepped
+from lossforge.kernels.engine.template import TwoLaunches
 from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.kernels.lovasz.kernel import (
     Classes,
@@ -53,19 +53,7 @@ def _descending(errors: Tensor) -> Tensor:
     return torch.argsort(errors, dim=1, descending=True, stable=True)
 
 
-def _write_gradient(
-    call: LovaszCall, formulas: Formulas, slopes: Tensor | None, weights: Tensor | None, grad_output: Tensor | None, gradient: Tensor
-) -> None:
-    """Write the gradient. grad_output: 0-d or one a region; None for 1."""
-    upstream, step = stepped(grad_output)
-    grid, space = _space(call, formulas)
-    between = call.x.shape[1] if call.per_image else 0
-    arguments = (*_inputs(call), as_strided(gradient), slopes, weights, upstream, step, between, *space)
-    Launch(lovasz_gradient_kernel, grid, arguments, num_warps=4).start()
-
-
-def forward(call: LovaszCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
+def _compute(call: LovaszCall, formulas: Formulas, keep: bool) -> tuple[Tensors, Tensors]:
     x, (regions, pixels), classes = call.x, call.region, call.x.shape[1]
     chunks = triton.cdiv(pixels, CHUNK)
     errors, labels = new_like(x, ((regions, pixels), FLOAT)), new_like(x, (call.target.shape, torch.int32))
@@ -77,7 +65,7 @@ def forward(call: LovaszCall, formulas: Formulas, gradients: Tensors, keep: bool
     numbers, grid = (pixels, chunks, x.shape[2] if call.per_image else 0), (regions * chunks,)
     Launch(lovasz_counts_kernel, grid, (order, *numbers), BLOCK=CHUNK, num_warps=4).start()
 
-    slopes = new_like(x, (errors.shape, FLOAT)) if keep or gradients[0] is not None else None
+    slopes = new_like(x, (errors.shape, FLOAT)) if keep else None
     parts, totals = new_like(x, ((regions, chunks), FLOAT)), new_like(x, ((regions,), torch.int32))
     Launch(lovasz_slopes_kernel, grid, (order, slopes, parts, totals, *numbers), BLOCK=CHUNK, BK=SUMMED, num_warps=4).start()
 
@@ -87,14 +75,16 @@ def forward(call: LovaszCall, formulas: Formulas, gradients: Tensors, keep: bool
     tensors = (parts, totals, call.included, weights, out, sum_slots() if out is None else None, call.normalizer)
     how = {"MEAN": mean, "PRESENT": call.present, "EMPTY_IS_ZERO": call.empty_is_zero, "BK": SUMMED, "num_warps": 4}
     total = Launch(lovasz_regions_kernel, (regions,), (*tensors, scale, chunks, classes), totals=int(out is None), **how).start()
-    if gradients[0] is not None:
-        _write_gradient(call, formulas, slopes, weights, None, gradients[0])
-    return total[0] if out is None else out, *((slopes, weights) if keep else (None, None))
+    return (total[0] if out is None else out,), (slopes, weights)
 
 
-def backward(call: LovaszCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-    """As elementwise.launch.backward."""
-    slopes, weights = kept
-    if slopes is None or weights is None:
-        _, slopes, weights = forward(call, formulas, [None], True)
-    _write_gradient(call, formulas, slopes, weights, grad_outputs[0], gradients[0])
+def _differentiate(call: LovaszCall, formulas: Formulas, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
+    upstream, step = stepped(grad_output)
+    grid, space = _space(call, formulas)
+    between = call.x.shape[1] if call.per_image else 0
+    arguments = (*_inputs(call), as_strided(gradients[0]), *kept, upstream, step, between, *space)
+    Launch(lovasz_gradient_kernel, grid, arguments, num_warps=4).start()
+
+
+_LAUNCHES = TwoLaunches(_compute, _differentiate)
+forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -7,9 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, scale_of
+from lossforge.kernels.call import scale_of
 from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
-from lossforge.kernels.engine.layout import Results, Strided, Tensors, as_strided, stepped
+from lossforge.kernels.engine.layout import Strided, Tensors, as_strided, stepped
+from lossforge.kernels.engine.template import TwoLaunches
 from lossforge.kernels.multilabel.call import MultilabelCall
 from lossforge.kernels.multilabel.kernel import Stats, multilabel_gradient_kernel, multilabel_kernel
 
@@ -48,8 +49,17 @@ def _losses(call: MultilabelCall, stats: Tensor | None, out: Tensor | None, dim:
     return computed(torch.div, found[0], divisor), divisor
 
 
-def _write_gradient(call: MultilabelCall, kept: Tensors, grad_output: tuple[Tensor | None, int], gradient: Tensor) -> None:
-    """Write the gradient. grad_output: 0-d or one a row, None for 1; and its step, see engine.layout.stepped."""
+def _compute(call: MultilabelCall, formulas: None, keep: bool) -> tuple[Tensors, Tensors]:
+    value, _, of_rows, _, of_columns = call.shapes(keep)
+    stats, column_stats, column_divisor = new_like(call.x, of_rows), new_like(call.x, of_columns), None
+    loss, divisor = _losses(call, stats, new_like(call.x, value) if call.reduction == "none" else None)
+    if call.paired:
+        of_the_columns, column_divisor = _losses(call, column_stats, None, dim=1)
+        loss = computed(torch.add, loss, of_the_columns)
+    return (loss,), (divisor, stats, column_divisor, column_stats)
+
+
+def _differentiate(call: MultilabelCall, formulas: None, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
     divisor, stats, column_divisor, column_stats = kept
     if not call.counted:
         divisor = column_divisor = call.normalizer
@@ -57,27 +67,10 @@ def _write_gradient(call: MultilabelCall, kept: Tensors, grad_output: tuple[Tens
     constants = _constants(call, call.x.stride(), rows, classes)
     of = (Stats(stats, divisor), Stats(column_stats, column_divisor) if call.paired else Stats())
     numbers = (scale_of(call, rows), call.tp, call.tn, rows, classes)
-    arguments = (*[as_strided(t) for t in (call.x, call.target, gradient)], *of, *grad_output, *numbers)
+    arguments = (*[as_strided(t) for t in (call.x, call.target, gradients[0])], *of, *stepped(grad_output), *numbers)
     grid = (triton.cdiv(rows, constants["BR"]), triton.cdiv(classes, constants["BC"]))
     Launch(multilabel_gradient_kernel, grid, arguments, **constants).start()
 
 
-def forward(call: MultilabelCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
-    value, _, of_rows, _, of_columns = call.shapes(keep)
-    stats, column_stats, column_divisor = new_like(call.x, of_rows), new_like(call.x, of_columns), None
-    loss, divisor = _losses(call, stats, new_like(call.x, value) if call.reduction == "none" else None)
-    if call.paired:
-        of_the_columns, column_divisor = _losses(call, column_stats, None, dim=1)
-        loss = computed(torch.add, loss, of_the_columns)
-    kept = (divisor, stats, column_divisor, column_stats)
-    if gradients[0] is not None:
-        _write_gradient(call, kept, (None, 0), gradients[0])
-    return loss, *kept
-
-
-def backward(call: MultilabelCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-    """As elementwise.launch.backward."""
-    if kept[1] is None or (call.counted and kept[0] is None):
-        _, *kept = forward(call, formulas, [None], True)
-    _write_gradient(call, kept, stepped(grad_outputs[0]), gradients[0])
+_LAUNCHES = TwoLaunches(_compute, _differentiate)
+forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -1,7 +1,6 @@
 """Host side of the overlap template: how images lie in memory, tile sizes, and the two launches."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, computed, in_order, new_like, workspace
-from lossforge.kernels.engine.layout import Results, Tensors, collapse, constants, per_row
+from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
+from lossforge.kernels.engine.template import TwoLaunches
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
@@ -150,12 +150,13 @@ def _loss(call: OverlapCall, formulas: Formulas) -> Loss:
     return Loss(formulas.formula, tuple(call.hyper), call.weight, float(ce_scale), scaling)
 
 
-def forward(call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
+def _prepared(call: OverlapCall) -> OverlapCall:
+    """Return the call with tensors that the kernels address."""
+    return call if geometry(call) is not None else call._replace(x=in_order(call.x), target=in_order(call.target))
+
+
+def _compute(call: OverlapCall, formulas: Formulas, keep: bool) -> tuple[Tensors, Tensors]:
     g = geometry(call)
-    if g is None:
-        call = call._replace(x=in_order(call.x), target=in_order(call.target))
-        g = geometry(call)
     assert g is not None
     x, images, programs = call.x, g.images, _programs(call, g)
     ticket = computed(_ticket, x)
@@ -176,12 +177,14 @@ def forward(call: OverlapCall, formulas: Formulas, gradients: Tensors, keep: boo
     )
     arguments = (*g.planes, Memory(parts, ticket, out, total, made), _loss(call, formulas), config, *g.numbers(call))
     Launch(overlap_kernel, (images * programs, g.blocks), arguments, num_warps=g.tiles.warps).start()
-    if gradients[0] is not None:
-        addressed(_make_gradient, call, Given(made, None, gradients[0])).start()
-    return total if out is None else out, made
+    return (total if out is None else out,), (made,)
 
 
-def backward(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-    """As elementwise.launch.backward."""
-    coefficients = forward(call, formulas, [None], True)[1] if kept[0] is None else kept[0]
-    addressed(_make_gradient, call, Given(coefficients, in_order(grad_outputs[0]), gradients[0])).start()
+def _differentiate(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
+    (coefficients,), (gradient,) = kept, gradients
+    assert gradient is not None
+    addressed(_make_gradient, call, Given(coefficients, in_order(grad_output), gradient)).start()
+
+
+_LAUNCHES = TwoLaunches(_compute, _differentiate, _prepared)
+forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -1,14 +1,14 @@
 """Host side of the template of routers: tile sizes, and the launches."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas
+from lossforge.kernels.call import FLOAT
 from lossforge.kernels.engine.launch import Launch, in_order, new_like
-from lossforge.kernels.engine.layout import Results, Tensors, as_strided
+from lossforge.kernels.engine.layout import Tensors, as_strided
+from lossforge.kernels.engine.template import TwoLaunches
 from lossforge.kernels.router.call import RouterCall
 from lossforge.kernels.router.kernel import router_gradient_kernel, router_kernel, router_total_kernel
 
@@ -37,17 +37,11 @@ class Tiles(NamedTuple):
         return Tiles(tokens, size, triton.cdiv(whole, max(each, 1)), each, 4 if size <= ELEMENTS else 8)
 
 
-def _write_gradient(call: RouterCall, coefficients: Tensor | None, grad_output: Tensor | None, gradient: Tensor) -> None:
-    """Write the gradient. grad_output: 0-d; None for 1."""
-    tiles, (tokens, experts) = Tiles.of(call), call.x.shape
-    arguments = (as_strided(call.x), experts, in_order(call.mask), as_strided(gradient), coefficients, grad_output, tokens)
-    grid = (triton.cdiv(tokens, tiles.tokens),)
-    Launch(router_gradient_kernel, grid, arguments, BT=tiles.tokens, EP=tiles.experts, num_warps=tiles.warps).start()
+def _prepared(call: RouterCall) -> RouterCall:
+    return call._replace(mask=in_order(call.mask))
 
 
-def forward(call: RouterCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
-    call = call._replace(mask=in_order(call.mask))
+def _compute(call: RouterCall, formulas: None, keep: bool) -> tuple[Tensors, Tensors]:
     tiles, (tokens, experts) = Tiles.of(call), call.x.shape
     loss, z_loss, coefficients = (new_like(call.x, shape) for shape in call.shapes(keep))
     parts = new_like(call.x, ((tiles.programs, 2 * tiles.experts + 2), FLOAT))
@@ -57,12 +51,15 @@ def forward(call: RouterCall, formulas: Formulas | None, gradients: Tensors, kee
     numbers = (tiles.programs, experts, call.balance, call.z_loss)
     constants = {"PARTS": max(1, 2 * ELEMENTS // tiles.experts), "EMPTY_IS_ZERO": call.empty_is_zero}
     Launch(router_total_kernel, (1,), (parts, loss, z_loss, coefficients, *numbers), **constants, **sizes).start()
-    if gradients[0] is not None:
-        _write_gradient(call, coefficients, None, gradients[0])
-    return loss, z_loss, coefficients
+    return (loss, z_loss), (coefficients,)
 
 
-def backward(call: RouterCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
-    """As elementwise.launch.backward."""
-    coefficients = forward(call, formulas, [None], True)[-1] if kept[0] is None else kept[0]
-    _write_gradient(call, coefficients, grad_outputs[0], gradients[0])
+def _differentiate(call: RouterCall, formulas: None, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
+    tiles, (tokens, experts) = Tiles.of(call), call.x.shape
+    arguments = (as_strided(call.x), experts, call.mask, as_strided(gradients[0]), *kept, grad_output, tokens)
+    grid = (triton.cdiv(tokens, tiles.tokens),)
+    Launch(router_gradient_kernel, grid, arguments, BT=tiles.tokens, EP=tiles.experts, num_warps=tiles.warps).start()
+
+
+_LAUNCHES = TwoLaunches(_compute, _differentiate, _prepared)
+forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -190,7 +190,7 @@ def _divisor(call: RowwiseCall) -> Tensor | None:
 
 
 def forward(call: RowwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
+    """Compute the results, their divisor and the statistics as engine.template.Launches says."""
     itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
     out = outputs_of(call, call.x, keep)
@@ -212,7 +212,7 @@ def backward(
     gradients: Sequence[Tensor],
     columns: Columns = ALL,
 ) -> None:
-    """As elementwise.launch.backward.
+    """Write the gradient as engine.template.Launches says.
 
     Args:
         columns: (first, classes) where logits, gradient, probabilities and bias are those of the classes from `first` on, of so many in

@@ -6,7 +6,6 @@ gradients of a and of b, whose sum over the blocks is in float32.
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from lossforge.kernels.call import FLOAT, Formulas, scale_of
+from lossforge.kernels.call import FLOAT, scale_of
 from lossforge.kernels.engine.launch import Launch, computed, in_order, new_like, sum_slots
-from lossforge.kernels.engine.layout import Results, Strided, Tensors, constants
+from lossforge.kernels.engine.layout import Strided, Tensors, constants
+from lossforge.kernels.engine.template import TwoLaunches
 from lossforge.kernels.product import add_product
 from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.similarity.kernel import (
@@ -105,17 +105,7 @@ def _prepared(call: SimilarityCall) -> SimilarityCall:
     return call._replace(a=_in_tiles(call.a), b=_in_tiles(call.b), **labels)
 
 
-def forward(call: SimilarityCall, formulas: Formulas | None, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
-    """As elementwise.launch.forward."""
-    call = _prepared(call)
-    value, *kept = _statistics(call)
-    if any(g is not None for g in gradients):
-        _differentiate(call, kept, None, gradients)
-    return value, *kept
-
-
-def _statistics(call: SimilarityCall) -> Results:
-    """Return the loss, and what the gradient needs of rows and columns."""
+def _compute(call: SimilarityCall, formulas: None, keep: bool) -> tuple[Tensors, Tensors]:
     rows, columns = call.a.shape[0], call.b.shape[0]
     tiles = feature_tiles(call.a.itemsize)
     down, across = _programs(call, tiles)
@@ -135,7 +125,7 @@ def _statistics(call: SimilarityCall) -> Results:
         total = computed(torch.add, total, other)
     if loss is not None and of_columns is not None:
         loss = computed(torch.add, loss, of_columns)
-    return total if loss is None else loss, row_lse, share, column_lse
+    return (total if loss is None else loss,), (row_lse, share, column_lse)
 
 
 def _join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -> Tensor:
@@ -145,17 +135,8 @@ def _join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -
     return Launch(similarity_join_kernel, (triton.cdiv(places[0], JOIN),), arguments, totals=1, num_warps=4).start()[0]
 
 
-def backward(call: SimilarityCall, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
-    """As elementwise.launch.backward."""
-    (grad_output,) = grad_outputs
-    call = _prepared(call)
-    if call.loss != "sigmoid" and kept[0] is None:
-        _, *kept = _statistics(call)
-    _differentiate(call, kept, grad_output, gradients)
-
-
-def _differentiate(call: SimilarityCall, kept: Sequence[Tensor | None], grad_output: Tensor | None, gradients: Tensors) -> None:
-    """Write the gradients of a, b, scale and bias, as many as are given. grad_output: 0-d or one a row; None for 1."""
+def _differentiate(call: SimilarityCall, formulas: None, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
+    """Write the gradients of a, b, scale and bias, as many as are given."""
     row_lse, share, column_lse = kept
     of_a, of_b, of_scale, of_bias = gradients
     rows, (columns, depth) = call.a.shape[0], call.b.shape
@@ -209,3 +190,7 @@ def _factor(call: SimilarityCall, grad_output: Tensor | None) -> Any:
         if call.empty_is_zero:
             factor = torch.where(divisor == 0, 0.0, factor)
     return factor if grad_output is None else factor * grad_output.float()
+
+
+_LAUNCHES = TwoLaunches(_compute, _differentiate, _prepared)
+forward, backward = _LAUNCHES.forward, _LAUNCHES.backward
