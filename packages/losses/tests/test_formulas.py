@@ -8,7 +8,7 @@ import torch
 
 from lossforge.losses import FormulaError
 from lossforge.losses.custom.reference import torch_of
-from lossforge.losses.formulas import DeviceFunctions
+from lossforge.losses.formulas import DeviceFormula
 
 BESIDE_ITS_REFERENCE = """
 from lossforge.losses.device_names import exp, log1p_unit, tl
@@ -35,12 +35,12 @@ def test_a_plain_function_becomes_a_device_function(tmp_path, points):
     spec.loader.exec_module(plain)
     before = set(vars(plain))
     x, y = points
-    value, gradient = torch_of(DeviceFunctions()(plain.soft_distance))(x, y, 1.5)
+    value, gradient = torch_of(DeviceFormula(plain.soft_distance).load().formula)(x, y, 1.5)
     wanted = torch.log1p(torch.exp(-2 * (x - y).abs())) * 1.5
     (slope,) = torch.autograd.grad(wanted.sum(), x)
     torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-9)
-    assert torch_of(DeviceFunctions()(plain.soft_distance_and_slope))(x, y, 1.5)[1] is x  # a gradient that is given stays
+    assert torch_of(DeviceFormula(plain.soft_distance_and_slope).load().formula)(x, y, 1.5)[1] is x  # a gradient that is given stays
     with pytest.raises(FormulaError, match="returns 2 values; a formula returns its value, or \\(value, 8 derivatives\\)"):
-        DeviceFunctions()(plain.soft_distance_and_slope, variables=8)
+        DeviceFormula(plain.soft_distance_and_slope, variables=8).load()
     assert set(vars(plain)) == before

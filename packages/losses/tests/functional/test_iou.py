@@ -21,7 +21,7 @@ from lossforge.losses import (
     scylla_box_iou_loss,
 )
 from lossforge.losses.definitions.iou import overlap_ratio
-from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses.formulas import FORMULAS, DeviceFormula, Formula
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates.boxes import SPECIAL_PAIRS, boxes_reference, corner_loss
 from lossforge.losses.testing import error, samples
@@ -529,7 +529,7 @@ def test_mistakes_in_options():
 
 def test_a_formula_of_overlap_takes_its_numbers_after_eps(monkeypatch):
     """As the loss of a power of the overlap, 1 - (I/U)^α, would be defined in one file."""
-    reference = Formula(lambda b1, b2, eps, alpha: 1 - overlap_ratio(b1, b2, eps) ** alpha, lambda of: pytest.fail("not by a kernel"))
+    reference = Formula(lambda b1, b2, eps, alpha: 1 - overlap_ratio(b1, b2, eps) ** alpha, DeviceFormula(None))
     monkeypatch.setitem(FORMULAS, "power_of_overlap", reference)
     boxes1, boxes2 = torch.tensor([[0.0, 0.0, 2.0, 2.0]], requires_grad=True), torch.tensor([[1.0, 1.0, 3.0, 3.0]])
     call = corner_loss("power_of_overlap", boxes1, boxes2, "sum", 1e-7, {}, 3).call

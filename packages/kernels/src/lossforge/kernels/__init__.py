@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lossforge.kernels.engine.launch import launch_counts as launch_counts
     from lossforge.kernels.engine.launch import planned as planned
     from lossforge.kernels.engine.reduce import scale_ as scale_
-    from lossforge.kernels.engine.template import Launches
     from lossforge.kernels.tiles import trial as trial
     from lossforge.kernels.tiles import trials as trials
 
@@ -48,10 +47,9 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def of_folder(name: str) -> "Launches":
-    """Return what launches a template: the launch.py of its folder."""
-    module: Any = sys.modules.get(f"{__name__}.{name}.launch") or load(f"{name}.launch")
-    return module
+def of_folder(name: str) -> ModuleType:
+    """Return the launch.py of a folder: of a template, what engine.template.Launches says."""
+    return sys.modules.get(f"{__name__}.{name}.launch") or load(f"{name}.launch")
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,8 @@ over classes, 0 where a class has probability 0 in what is multiplied by the pro
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -19,46 +20,75 @@ from lossforge.kernels.call import Formulas
 R = TypeVar("R", bound=Callable[..., Tensor])
 
 
-class DeviceFunctions:
-    """Where formulas are found as device functions, once a kernel needs them: they need Triton.
+Function = str | Callable[..., Any]
+"""A device function, found when a kernel needs it, because it needs Triton.
 
-    An attribute is a file of lossforge.kernels.formulas. A call makes a device function of a plain one, which stands beside its reference
-    and is written with device_names; one that returns its value alone is differentiated by the first `variables` of its arguments.
+"file.name": the function of lossforge.kernels.formulas. A plain function, which stands beside its reference and is written with
+device_names, becomes one; if it returns its value alone, its derivatives are added. A device function is taken as it is.
+"""
+
+
+class DeviceFormula(NamedTuple):
+    """A loss's formula for the kernels: the fields of lossforge.kernels.call.Formulas, whose functions are not loaded yet.
+
+    formula: None where the template's kernel has the formula itself. variables: by how many of its arguments, the first, a plain function
+    is differentiated.
     """
 
-    def __getattr__(self, file: str) -> Any:
-        return importlib.import_module(f".formulas.{file}", kernels.__name__)
+    formula: Function | None
+    special: Function | tuple[Function, ...] | None = None
+    applies: Function | None = None
+    binary: "DeviceFormula | None" = None
+    heavy: bool = False
+    sparse: bool = False
+    sums: Function | None = None
+    terms: Function | None = None
+    slopes: Function | None = None
+    variables: int = 1
 
-    def __call__(self, function: Callable[..., Any], variables: int = 1) -> Any:
+    def load(self) -> Formulas:
+        """Return the device functions."""
+        return Formulas(*[self._loaded(value) for value in self[:-1]])
+
+    def _loaded(self, value: Any) -> Any:
+        if isinstance(value, str):
+            file, name = value.split(".")
+            return getattr(importlib.import_module(f".formulas.{file}", kernels.__name__), name)
+        if isinstance(value, DeviceFormula):
+            return value.load()
+        if isinstance(value, tuple):
+            return tuple(map(self._loaded, value))
+        if not isinstance(value, FunctionType):
+            return value
         from lossforge.losses.custom.derive import differentiated
         from lossforge.losses.custom.source import device
 
-        return differentiated(device(function), variables)
+        return differentiated(device(value), self.variables)
 
 
 class Formula:
     """A formula twice.
 
-    reference: in plain torch. load: gives it as device functions, and is called when a kernel needs them. saturates: of elements with
-    class indices, whether a right answer at a logit of ±inf takes its limit, 0, as kernels for targets of 0 and 1 give it.
+    reference: in plain torch. device: for the kernels. saturates: of elements with class indices, whether a right answer at a logit of ±inf
+    takes its limit, 0, as kernels for targets of 0 and 1 give it.
     """
 
-    def __init__(self, reference: Callable[..., Tensor], load: Callable[[DeviceFunctions], Formulas], saturates: bool = False) -> None:
-        self.reference, self.load, self.saturates = reference, load, saturates
+    def __init__(self, reference: Callable[..., Tensor], device: DeviceFormula, saturates: bool = False) -> None:
+        self.reference, self.device, self.saturates = reference, device, saturates
 
     @functools.cached_property
     def kernels(self) -> Formulas:
-        return self.load(DeviceFunctions())
+        return self.device.load()
 
 
 FORMULAS: dict[str, Formula] = {}
 
 
-def formula(name: str, load: Callable[[DeviceFunctions], Formulas], saturates: bool = False) -> Callable[[R], R]:
-    """Enter a plain-torch reference, with its device functions: `lambda of: Formulas(of.focal.focal)`, or with a plain `of(function)`."""
+def formula(name: str, device: DeviceFormula, saturates: bool = False) -> Callable[[R], R]:
+    """Enter a plain-torch reference, with its device functions: `DeviceFormula("focal.focal")`, or a plain `DeviceFormula(function)`."""
 
     def enter(reference: R) -> R:
-        FORMULAS[name] = Formula(reference, load, saturates)
+        FORMULAS[name] = Formula(reference, device, saturates)
         return reference
 
     return enter

@@ -10,6 +10,7 @@ from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import Geometry, OneLaunch, Wanted, geometry, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, Tensors, broadcast, constants, strided
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.tiles import box_tiles
 
 
@@ -70,5 +71,5 @@ def _make(call: BoxesCall, wanted: Wanted, formulas: Formulas) -> Launch | None:
     return launch_of_tiles(boxes_kernel, call, wanted, given, formulas, space, n, num_warps=tiles.warps)
 
 
-_LAUNCH = OneLaunch(_make, lambda call: call.boxes1.shape[:-1])
+_LAUNCH: Launches = OneLaunch(_make, lambda call: call.boxes1.shape[:-1])
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

@@ -11,7 +11,7 @@ from lossforge.kernels.contrastive.call import ContrastiveCall
 from lossforge.kernels.contrastive.kernel import Config, Matrix, Side, contrastive_backward_kernel, contrastive_kernel
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Tensors, constants
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.tiles import MatrixTiles, contrastive_tiles, similarity_gradient_tiles
 
 
@@ -64,5 +64,5 @@ def _differentiate(call: ContrastiveCall, formulas: None, kept: Tensors, grad_ou
     Launch(contrastive_backward_kernel, (down * across,), arguments, num_warps=tiles.warps).start()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -8,6 +8,7 @@ from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, constants
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.tiles import bin_tiles
 
 
@@ -25,5 +26,5 @@ def _make(call: DistributionCall, wanted: Wanted, formulas: Formulas) -> Launch 
     return launch_of_tiles(distribution_kernel, call, wanted, given, formulas, space, n, num_warps=tiles.warps)
 
 
-_LAUNCH = OneLaunch(_make, lambda call: call.target.shape)
+_LAUNCH: Launches = OneLaunch(_make, lambda call: call.target.shape)
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

@@ -17,6 +17,7 @@ from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
@@ -128,7 +129,7 @@ class FromTeacher(Generic[C]):
         totals = self.start(call, formulas, Wanted(divisor, counted, gradients[0]), out)
         return totals[0] if totals else out.loss, divisor if call.counted else None, out.stats
 
-    def backward(self, call: C, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Sequence[Tensor]) -> None:
+    def backward(self, call: C, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
         """Write the gradient as engine.template.Launches says."""
         divisor, stats = kept
         if divisor is None:
@@ -138,5 +139,5 @@ class FromTeacher(Generic[C]):
         self.start(call, formulas, Wanted(divisor, 0, gradients[0]), Outputs(None, stats), grad_outputs[0])
 
 
-_LAUNCH = FromTeacher(_make)
+_LAUNCH: Launches = FromTeacher(_make)
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

@@ -10,7 +10,7 @@ from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.elementwise.kernel import Formula
 from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Tensors, as_strided, constants, stepped
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.kernels.lovasz.kernel import (
     Classes,
@@ -86,5 +86,5 @@ def _differentiate(call: LovaszCall, formulas: Formulas, kept: Tensors, grad_out
     Launch(lovasz_gradient_kernel, grid, arguments, num_warps=4).start()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -7,6 +7,7 @@ from lossforge.kernels.elementwise.kernel import Formula
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted
 from lossforge.kernels.engine.launch import Launch, in_order, sum_slots
 from lossforge.kernels.engine.layout import as_strided, constants
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.margins.call import MarginsCall
 from lossforge.kernels.margins.kernel import Targets, Tile, margins_kernel, swept_row, whole_rows
 from lossforge.kernels.tiles import PROGRAMS, margin_tiles
@@ -38,5 +39,5 @@ def _prepared(call: MarginsCall) -> MarginsCall:
     return call._replace(target=in_order(call.target), weight=in_order(call.weight), loss_scale=scale)
 
 
-_LAUNCH = OneLaunch(_make, lambda call: call.x.shape[:1], _prepared)
+_LAUNCH: Launches = OneLaunch(_make, lambda call: call.x.shape[:1], _prepared)
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

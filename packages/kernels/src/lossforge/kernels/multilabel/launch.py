@@ -10,7 +10,7 @@ from torch import Tensor
 from lossforge.kernels.call import scale_of
 from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, Tensors, as_strided, stepped
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.multilabel.call import MultilabelCall
 from lossforge.kernels.multilabel.kernel import Stats, multilabel_gradient_kernel, multilabel_kernel
 
@@ -72,5 +72,5 @@ def _differentiate(call: MultilabelCall, formulas: None, kept: Tensors, grad_out
     Launch(multilabel_gradient_kernel, grid, arguments, **constants).start()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

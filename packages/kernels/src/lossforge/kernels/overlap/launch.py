@@ -11,7 +11,7 @@ from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, computed, in_order, new_like, workspace
 from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
@@ -186,5 +186,5 @@ def _differentiate(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_ou
     addressed(_make_gradient, call, Given(coefficients, in_order(grad_output), gradient)).start()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate, _prepared)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate, _prepared)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

@@ -5,6 +5,7 @@ from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, geometry, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, broadcast, strided
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.pointwise.call import PointwiseCall
 from lossforge.kernels.pointwise.kernel import Three, pointwise_kernel
 from lossforge.kernels.tiles import element_tiles, most_registers
@@ -25,5 +26,5 @@ def _make(call: PointwiseCall, wanted: Wanted, formulas: Formulas) -> Launch | N
     return launch_of_tiles(pointwise_kernel, call, wanted, given, formulas, space, n, num_warps=tiles.warps, **limits)
 
 
-_LAUNCH = OneLaunch(_make, lambda call: call.x.shape)
+_LAUNCH: Launches = OneLaunch(_make, lambda call: call.x.shape)
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

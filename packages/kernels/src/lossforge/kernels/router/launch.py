@@ -8,7 +8,7 @@ from torch import Tensor
 from lossforge.kernels.call import FLOAT
 from lossforge.kernels.engine.launch import Launch, in_order, new_like
 from lossforge.kernels.engine.layout import Tensors, as_strided
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.router.call import RouterCall
 from lossforge.kernels.router.kernel import router_gradient_kernel, router_kernel, router_total_kernel
 
@@ -61,5 +61,5 @@ def _differentiate(call: RouterCall, formulas: None, kept: Tensors, grad_output:
     Launch(router_gradient_kernel, grid, arguments, BT=tiles.tokens, EP=tiles.experts, num_warps=tiles.warps).start()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate, _prepared)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate, _prepared)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

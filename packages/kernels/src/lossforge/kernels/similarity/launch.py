@@ -16,7 +16,7 @@ from torch import Tensor
 from lossforge.kernels.call import FLOAT, scale_of
 from lossforge.kernels.engine.launch import Launch, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, Tensors, constants
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.product import add_product
 from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.similarity.kernel import (
@@ -192,5 +192,5 @@ def _factor(call: SimilarityCall, grad_output: Tensor | None) -> Any:
     return factor if grad_output is None else factor * grad_output.float()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate, _prepared)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate, _prepared)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

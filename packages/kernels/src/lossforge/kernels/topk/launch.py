@@ -8,6 +8,7 @@ from lossforge.kernels.divergence.kernel import GradOutput, Outputs
 from lossforge.kernels.divergence.launch import FromTeacher, Wanted, formula_of
 from lossforge.kernels.divergence.rows import Marks
 from lossforge.kernels.engine.launch import Launch, sum_slots
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.rowwise.layout import row_layout
 from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.tiles import forward_tiles
@@ -29,5 +30,5 @@ def _make(formulas: Any, call: TopKCall, wanted: Wanted, out: Outputs, grad_outp
     return at.launch(topk_kernel, tiles, arguments, wanted.counted, int(total), KP=triton.next_power_of_2(k), **constants)
 
 
-_LAUNCH = FromTeacher(_make)
+_LAUNCH: Launches = FromTeacher(_make)
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

@@ -6,6 +6,7 @@ from lossforge.kernels.elementwise.kernel import Outputs
 from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, launch_of_tiles
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, constants
+from lossforge.kernels.engine.template import Launches
 from lossforge.kernels.tiles import vector_tiles
 from lossforge.kernels.vectors.call import VectorsCall
 from lossforge.kernels.vectors.kernel import Vectors, vectors_kernel
@@ -25,5 +26,5 @@ def _make(call: VectorsCall, wanted: Wanted, formulas: Formulas) -> Launch | Non
     return launch_of_tiles(vectors_kernel, call, wanted, given, formulas, space, n, num_warps=tiles.warps)
 
 
-_LAUNCH = OneLaunch(_make, lambda call: call.x.shape[:-1])
+_LAUNCH: Launches = OneLaunch(_make, lambda call: call.x.shape[:-1])
 forward, backward = _LAUNCH.forward, _LAUNCH.backward

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Tensors, as_strided
-from lossforge.kernels.engine.template import TwoLaunches
+from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.views.call import ViewsCall
 from lossforge.kernels.views.kernel import views_gradient_kernel, views_kernel
 
@@ -37,5 +37,5 @@ def _differentiate(call: ViewsCall, formulas: None, kept: Tensors, grad_output: 
     Launch(views_gradient_kernel, grid, arguments, **constants).start()
 
 
-_LAUNCHES = TwoLaunches(_compute, _differentiate)
+_LAUNCHES: Launches = TwoLaunches(_compute, _differentiate)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward

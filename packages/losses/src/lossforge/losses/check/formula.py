@@ -93,7 +93,7 @@ def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
         seen[args[leading:]] = None
         return formula.reference(*args)
 
-    FORMULAS[loss.formula] = Formula(recorded, formula.load)
+    FORMULAS[loss.formula] = Formula(recorded, formula.device)
     try:
         for options in ({}, *(loss.options or _others(loss))):
             loss.reference(sample.x, sample.target, **{**sample.kwargs, **options})

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lossforge import kernels
 from lossforge.kernels.boxes.call import BoxesCall
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, constructor_of, whole_signature
@@ -21,7 +20,7 @@ from lossforge.losses.base.options import CornerOptions, WeightedElementwiseOpti
 from lossforge.losses.base.record import Template
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.written import with_written_gradient
-from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas import FORMULAS, DeviceFormula
 from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.option_types import Reduction
 from lossforge.losses.registry import Loss
@@ -291,7 +290,7 @@ def _made(
     if given and template is ROWWISE:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
     name = _new_name(formula)
-    enter_formula(name, lambda of: Formulas(kernel, heavy=True))(_in_torch(source, formula, given, template is BOXES, reference))
+    enter_formula(name, DeviceFormula(kernel, heavy=True))(_in_torch(source, formula, given, template is BOXES, reference))
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 

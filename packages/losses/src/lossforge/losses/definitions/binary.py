@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas, Head
+from lossforge.kernels.call import Head
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.multilabel.call import MultilabelCall
 from lossforge.losses import checks
@@ -25,7 +25,7 @@ from lossforge.losses.base.options import (
 )
 from lossforge.losses.base.record import first
 from lossforge.losses.device_names import logistic, power, tl
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import (
     Balance,
     BatchReduction,
@@ -41,12 +41,12 @@ from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwi
 from lossforge.losses.templates.multilabel import MULTILABEL
 
 
-@formula("bce_with_logits", lambda of: Formulas(of.bce.bce_with_logits, binary=Formulas(of.bce.bce_with_logits_hard)), saturates=True)
+@formula("bce_with_logits", DeviceFormula("bce.bce_with_logits", binary=DeviceFormula("bce.bce_with_logits_hard")), saturates=True)
 def bce_with_logits_reference(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
     return -pos_weight * y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
 
 
-@formula("bce_softened", lambda of: Formulas(of.bce.bce_with_logits_softened, binary=Formulas(of.bce.bce_with_logits_softened_hard)))
+@formula("bce_softened", DeviceFormula("bce.bce_with_logits_softened", binary=DeviceFormula("bce.bce_with_logits_softened_hard")))
 def softened_bce_reference(x: Tensor, y: Tensor, slope: float, offset: float, threshold: float, pos_weight: Tensor | float) -> Tensor:
     y = y * slope + offset
     if isinstance(threshold, Tensor) or threshold > -torch.inf:
@@ -218,7 +218,7 @@ def _bounded_log(p: Tensor, floor: float) -> Tensor:
     return slope + (p.log().clamp(min=-100) - slope).detach()
 
 
-@formula("bce", lambda of: Formulas(of.bce.bce, heavy=True))
+@formula("bce", DeviceFormula("bce.bce", heavy=True))
 def bce_reference(p: Tensor, y: Tensor, floor: float) -> Tensor:
     p = p * torch.where((p >= 0) & (p <= 1), 1.0, torch.nan).to(p.dtype)
     return -y * _bounded_log(p, floor) - (1 - y) * _bounded_log(1 - p, floor)
@@ -249,12 +249,12 @@ def _balance(y: Tensor, alpha: Tensor | float) -> Tensor:
     return torch.where(alpha < 0, torch.ones_like(alpha), alpha * y + (1 - alpha) * (1 - y))
 
 
-def _focal_kernels(of: Any) -> Formulas:
-    focal = of.focal
-    return Formulas(focal.focal, focal.focal_2, focal.is_2, Formulas(focal.focal_hard, focal.focal_2_hard, focal.is_2))
+FOCAL = DeviceFormula(
+    "focal.focal", "focal.focal_2", "focal.is_2", binary=DeviceFormula("focal.focal_hard", "focal.focal_2_hard", "focal.is_2")
+)
 
 
-@formula("focal", _focal_kernels, saturates=True)
+@formula("focal", FOCAL, saturates=True)
 def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -> Tensor:
     p, p_not = x.sigmoid(), (-x).sigmoid()
     q = p * (1 - y) + p_not * y
@@ -334,15 +334,13 @@ def asymmetric_reference(
     return power.detach() * entropy if constant_powers else lost(power * entropy, x, gamma != 0)
 
 
-def _asymmetric_kernels(of: Any, constant: str = "") -> Formulas:
-    unclipped, clipped = (getattr(of.asymmetric, f"asymmetric_{name}{constant}") for name in ("unclipped", "clipped"))
-    return Formulas(unclipped, clipped, of.asymmetric.clips, heavy=True)
+def _asymmetric(constant: str = "") -> DeviceFormula:
+    unclipped, clipped = (f"asymmetric.asymmetric_{name}{constant}" for name in ("unclipped", "clipped"))
+    return DeviceFormula(unclipped, clipped, "asymmetric.clips", heavy=True)
 
 
-formula("asymmetric", _asymmetric_kernels)(asymmetric_reference)
-formula("asymmetric_constant_powers", functools.partial(_asymmetric_kernels, constant="_constant"))(
-    functools.partial(asymmetric_reference, constant_powers=True)
-)
+formula("asymmetric", _asymmetric())(asymmetric_reference)
+formula("asymmetric_constant_powers", _asymmetric("_constant"))(functools.partial(asymmetric_reference, constant_powers=True))
 
 
 @loss(
@@ -407,7 +405,7 @@ def asymmetric_loss_multi_label(
     return elementwise_loss(call._replace(target=target, reduction=per_sample(reduction, input, options)), options)
 
 
-@formula("poly_bce", lambda of: Formulas(of.focal.poly_bce, of.focal.poly_bce_0, of.focal.is_0))
+@formula("poly_bce", DeviceFormula("focal.poly_bce", "focal.poly_bce_0", "focal.is_0"))
 def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Tensor | float) -> Tensor:
     q = x.sigmoid() * (1 - y) + (-x).sigmoid() * y
     entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
@@ -600,7 +598,7 @@ def distribution_balanced(x, y, neg_scale, gamma, balance, bias):
     return balance * (y * positive + (1.0 - y) * (negative / neg_scale)), balance * ((1.0 - y) * rises - y * falls)
 
 
-@formula("distribution_balanced", lambda of: Formulas(of(distribution_balanced), heavy=True))
+@formula("distribution_balanced", DeviceFormula(distribution_balanced, heavy=True))
 def distribution_balanced_reference(x: Tensor, y: Tensor, neg_scale: float, gamma: float, balance: float, bias: float | Tensor) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     z = x + bias

@@ -5,7 +5,6 @@ from typing import Annotated, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
@@ -14,7 +13,7 @@ from lossforge.losses.base.declare import Converted, Module, loss, public
 from lossforge.losses.base.options import check_options, of_classes, per_class, weights_of_classes
 from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import complement, tl
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
 from lossforge.losses.reference import focused
 from lossforge.losses.templates.divergence import VIEWS
@@ -28,7 +27,7 @@ FAR = 50.0
 """z from which e^-z no longer changes 1 - e^-z, in float64 either."""
 
 
-@formula("softmax_focal", lambda of: Formulas(of.softmax.focal))
+@formula("softmax_focal", DeviceFormula("softmax.focal"))
 def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
     near = z.clamp(max=FAR)
     u = -torch.expm1(-near)
@@ -90,7 +89,7 @@ def softmax_focal_loss(
     return rowwise_loss(call._replace(mean_of_rows=True), options)
 
 
-@formula("poly_ce", lambda of: Formulas(of.softmax.poly))
+@formula("poly_ce", DeviceFormula("softmax.poly"))
 def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
     return z - epsilon * torch.expm1(-z) + offset
 
@@ -152,7 +151,7 @@ def poly_cross_entropy(
     return rowwise_loss(call._replace(hyper=[epsilon, offset], reduction=reduction), options)
 
 
-@formula("generalized_ce", lambda of: Formulas(of.softmax.generalized))
+@formula("generalized_ce", DeviceFormula("softmax.generalized"))
 def generalized_reference(z: Tensor, q: float) -> Tensor:
     if isinstance(q, Tensor):
         q = q.clamp(min=1e-30)
@@ -204,7 +203,7 @@ def taylor(z, order):
     return u * (1.0 + u * (tl.clamp(order - 1.0, 0.0, 1.0) / 2.0 + u * (tl.clamp(order - 2.0, 0.0, 1.0) / 3.0 + u * rest)))
 
 
-@formula("taylor_ce", lambda of: Formulas(of(taylor)))
+@formula("taylor_ce", DeviceFormula(taylor))
 def taylor_reference(z: Tensor, order: float) -> Tensor:
     k = torch.arange(1, 7, dtype=z.dtype, device=z.device)
     return ((order + 1 - k).clamp(0, 1) / k * generalized_reference(z, 1.0).unsqueeze(-1) ** k).sum(-1)
@@ -240,7 +239,7 @@ def symmetric(z, alpha, gain):
     return alpha * z + gain * u
 
 
-@formula("symmetric_ce", lambda of: Formulas(of(symmetric)))
+@formula("symmetric_ce", DeviceFormula(symmetric))
 def symmetric_reference(z: Tensor, alpha: float, gain: float) -> Tensor:
     return alpha * z - gain * torch.expm1(-z)
 
@@ -393,7 +392,7 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     return (inverse * (len(counts) / inverse.sum())).to(torch.float64 if counts.dtype == torch.float64 else torch.float32)
 
 
-@formula("asymmetric_single_label", lambda of: Formulas(of.softmax.asymmetric))
+@formula("asymmetric_single_label", DeviceFormula("softmax.asymmetric"))
 def asymmetric_reference(z: Tensor, gamma_pos: float, gamma_neg: float, own: float, spread: float) -> Tensor:
     return own * softmax_focal_reference(z, gamma_pos) - spread * focused(z.clamp(max=1e30), gamma_neg)
 

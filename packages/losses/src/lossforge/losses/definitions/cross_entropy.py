@@ -5,20 +5,19 @@ from typing import NamedTuple, Unpack
 
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options
 from lossforge.losses.base.record import first
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
 __all__ = ["CrossEntropyOutput"]
 
 
-@formula("cross_entropy", lambda of: Formulas(of.softmax.cross_entropy))
+@formula("cross_entropy", DeviceFormula("softmax.cross_entropy"))
 def cross_entropy_reference(z: Tensor) -> Tensor:
     return z
 

@@ -1,12 +1,11 @@
 """Losses of dense detectors: classification whose targets say how good a box is, and sides of boxes as distributions."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.distribution.call import DistributionCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
@@ -20,19 +19,20 @@ from lossforge.losses.base.options import (
     prepared,
 )
 from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Reduction
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 
+QUALITY = DeviceFormula(
+    "quality.quality",
+    "quality.quality_2",
+    "quality.is_2",
+    binary=DeviceFormula("quality.quality_hard", "quality.quality_2_hard", "quality.is_2"),
+)
 
-def _quality_kernels(of: Any) -> Formulas:
-    quality = of.quality
-    binary = Formulas(quality.quality_hard, quality.quality_2_hard, quality.is_2)
-    return Formulas(quality.quality, quality.quality_2, quality.is_2, binary)
 
-
-@formula("quality_focal", _quality_kernels, saturates=True)
+@formula("quality_focal", QUALITY, saturates=True)
 def quality_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     distance = (x.sigmoid() * (1 - y) - (-x).sigmoid() * y).abs().clamp(min=torch.finfo(x.dtype).tiny)
     return lost(distance**beta * bce_with_logits_reference(x, y, 1.0), x, beta != 0)
@@ -78,13 +78,15 @@ def quality_focal_loss(
     return elementwise_loss(call, {**options, "score": score}, mean="rows")
 
 
-def _varifocal_kernels(of: Any) -> Formulas:
-    varifocal = of.varifocal
-    binary = Formulas(varifocal.varifocal_hard, varifocal.varifocal_2_hard, varifocal.is_2)
-    return Formulas(varifocal.varifocal, varifocal.varifocal_2, varifocal.is_2, binary)
+VARIFOCAL = DeviceFormula(
+    "varifocal.varifocal",
+    "varifocal.varifocal_2",
+    "varifocal.is_2",
+    binary=DeviceFormula("varifocal.varifocal_hard", "varifocal.varifocal_2_hard", "varifocal.is_2"),
+)
 
 
-@formula("varifocal", _varifocal_kernels, saturates=True)
+@formula("varifocal", VARIFOCAL, saturates=True)
 def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
     negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
     w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
@@ -135,11 +137,7 @@ def varifocal_loss(
     return elementwise_loss(call, {**options, "score": score})
 
 
-def _gaussian_kernels(of: Any) -> Formulas:
-    return Formulas(of.gaussian.gaussian, of.gaussian.gaussian_2_4, of.gaussian.is_2_4)
-
-
-@formula("gaussian_focal", _gaussian_kernels)
+@formula("gaussian_focal", DeviceFormula("gaussian.gaussian", "gaussian.gaussian_2_4", "gaussian.is_2_4"))
 def gaussian_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, neg_weight: float, pos_weight: Tensor | float) -> Tensor:
     tiny, peak = torch.finfo(x.dtype).tiny, y == 1
     u = torch.where(peak, -x, x)

@@ -17,7 +17,6 @@ from typing import Annotated, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.rowwise.call import RowwiseCall
@@ -27,7 +26,7 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionSettings
 from lossforge.losses.base.record import Prepared
 from lossforge.losses.device_names import tl
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
 from lossforge.losses.reference import which_count
 from lossforge.losses.templates.lovasz import LOVASZ, LOVASZ_MASKS, lovasz_loss
@@ -99,7 +98,7 @@ def _hard_rows(call: RowwiseCall, limit: Tensor, min_kept: int) -> Tensor:
     return keep
 
 
-@formula("dice", lambda of: Formulas(of.overlap.dice))
+@formula("dice", DeviceFormula("overlap.dice"))
 def dice_reference(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr: float) -> Tensor:
     return 1 - (2 * i + smooth_nr) / (p + y + smooth_dr)
 
@@ -135,7 +134,7 @@ def dice_loss(
     return overlap_loss(call, {"smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
-@formula("jaccard", lambda of: Formulas(of.overlap.jaccard))
+@formula("jaccard", DeviceFormula("overlap.jaccard"))
 def jaccard_reference(i: Tensor, p: Tensor, y: Tensor, smooth_nr: float, smooth_dr: float) -> Tensor:
     return 1 - (i + smooth_nr) / (p + y - i + smooth_dr)
 
@@ -170,7 +169,7 @@ def jaccard_loss(
     return overlap_loss(call, {"smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
-@formula("tversky", lambda of: Formulas(of.overlap.tversky))
+@formula("tversky", DeviceFormula("overlap.tversky"))
 def tversky_reference(i: Tensor, p: Tensor, y: Tensor, alpha: float, beta: float, smooth_nr: float, smooth_dr: float) -> Tensor:
     return 1 - (i + smooth_nr) / (i + alpha * (p - i) + beta * (y - i) + smooth_dr)
 
@@ -210,7 +209,7 @@ def tversky_loss(
     return overlap_loss(call, {"alpha": alpha, "beta": beta, "smooth_nr": smooth_nr, "smooth_dr": smooth_dr}, options)
 
 
-@formula("focal_tversky", lambda of: Formulas(of.overlap.focal_tversky))
+@formula("focal_tversky", DeviceFormula("overlap.focal_tversky"))
 def focal_tversky_reference(
     i: Tensor, p: Tensor, y: Tensor, alpha: float, beta: float, gamma: float, smooth_nr: float, smooth_dr: float
 ) -> Tensor:
@@ -310,7 +309,7 @@ def missing_probability(p, y):
     return tl.abs(y - p)
 
 
-@formula("lovasz_softmax", lambda of: Formulas(of(missing_probability)))
+@formula("lovasz_softmax", DeviceFormula(missing_probability))
 def missing_probability_reference(p: Tensor, y: Tensor) -> Tensor:
     return (y - p).abs()
 
@@ -363,7 +362,7 @@ def hinge(x, y):
     return 1.0 - x * (2.0 * y - 1.0)
 
 
-@formula("lovasz_hinge", lambda of: Formulas(of(hinge)))
+@formula("lovasz_hinge", DeviceFormula(hinge))
 def hinge_reference(x: Tensor, y: Tensor) -> Tensor:
     return 1 - x * (2 * y - 1)
 

@@ -6,12 +6,11 @@ KL(teacher ‖ student) infinite, as the mathematics say, with a finite gradient
 infinite, whose gradient then is not finite.
 """
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.topk.call import TopKCall
@@ -19,7 +18,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
 from lossforge.losses.device_names import tl
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, Positive, UnitInterval
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
@@ -32,7 +31,7 @@ def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
     return p * torch.where(p == 0, 0.0, lp - lq)
 
 
-@formula("kl", lambda of: Formulas(of.divergence.kl, sums=of.divergence.kl_sums))
+@formula("kl", DeviceFormula("divergence.kl", sums="divergence.kl_sums"))
 def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
     return _weighted(lq.exp(), lq, lp)
 
@@ -78,7 +77,7 @@ def kl_div_with_logits(
     return divergence_loss(call._replace(swap=reverse, temperature=temperature), options, temperature_squared)
 
 
-@formula("js", lambda of: Formulas(of.divergence.js))
+@formula("js", DeviceFormula("divergence.js"))
 def js_reference(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
     p, q = lp.exp(), lq.exp()
     m = (1 - beta) * p + beta * q
@@ -136,7 +135,7 @@ def js_div_with_logits(
     return divergence_loss(call, options, temperature_squared)
 
 
-@formula("total_variation", lambda of: Formulas(of.divergence.total_variation))
+@formula("total_variation", DeviceFormula("divergence.total_variation"))
 def total_variation_reference(lp: Tensor, lq: Tensor) -> Tensor:
     d = lp.exp() - lq.exp()
     half = torch.where(d.detach().sum(1, keepdim=True).isnan(), torch.nan, 0.5).to(d.dtype)  # a teacher of nan gives a gradient of nan
@@ -187,7 +186,7 @@ def half_distance(x, y):
     return 0.5 * tl.abs(x - y)
 
 
-@formula("total_variation_probability", lambda of: Formulas(of(half_distance)))
+@formula("total_variation_probability", DeviceFormula(half_distance))
 def half_distance_reference(x: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (x - y).abs()
 
@@ -229,13 +228,7 @@ def total_variation(
     return elementwise_loss(ElementwiseCall("total_variation_probability", input, target, reduction=kept), options)
 
 
-def _topk_kernels(of: Any) -> Formulas:
-    from lossforge.kernels.topk.kernel import topk_kernel
-
-    return Formulas(topk_kernel)
-
-
-@formula("topk_kl", _topk_kernels)
+@formula("topk_kl", DeviceFormula(None))
 def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
     """Of the K classes in dimension 1 and, with `tail`, of all others as one more, whose probabilities are 1 less the sum of these."""
     terms = _weighted(lq.exp(), lq, lp)

@@ -5,18 +5,17 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Positive, Real, Reduction
 from lossforge.losses.templates.vectors import VECTORS, vectors_loss
 
 
 @formula(
     "cosine_embedding",
-    lambda of: Formulas(of.vectors.cosine_value, terms=of.vectors.cosine_terms, slopes=of.vectors.cosine_slopes),
+    DeviceFormula("vectors.cosine_value", terms="vectors.cosine_terms", slopes="vectors.cosine_slopes"),
 )
 def cosine_embedding_reference(x: Tensor, y: Tensor, label: Tensor, margin: float) -> Tensor:
     squares = ((t.square().sum(-1) + 1e-12).sqrt() for t in (x, y))
@@ -76,12 +75,12 @@ def cosine_embedding_loss(
 
 @formula(
     "triplet_margin",
-    lambda of: Formulas(
-        of.vectors.triplet_value,
-        (of.vectors.squared_value, of.vectors.squared_terms, of.vectors.squared_slopes),
-        of.vectors.is_squared,
-        terms=of.vectors.triplet_terms,
-        slopes=of.vectors.triplet_slopes,
+    DeviceFormula(
+        "vectors.triplet_value",
+        ("vectors.squared_value", "vectors.squared_terms", "vectors.squared_slopes"),
+        "vectors.is_squared",
+        terms="vectors.triplet_terms",
+        slopes="vectors.triplet_slopes",
     ),
 )
 def triplet_margin_reference(x: Tensor, y: Tensor, z: Tensor, margin: float, p: float, eps: float, swap: float) -> Tensor:

@@ -8,13 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.boxes.call import BoxesCall
-from lossforge.kernels.call import Formulas
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CornerOptions, WeightedOptions
 from lossforge.losses.definitions.regression import smooth_l1_reference
 from lossforge.losses.device_names import apart, complement, hull, larger, length, overlap, smaller, tl, turned
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Reduction
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
 
@@ -76,12 +75,12 @@ def _overlap(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return (kept - intersection) / kept, union
 
 
-@formula("iou", lambda of: Formulas(of.box.iou))
+@formula("iou", DeviceFormula("box.iou"))
 def iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     return _overlap(b1, b2, eps)[0] + _turn(b1, b2)
 
 
-@formula("log_iou", lambda of: Formulas(of.box.log_iou))
+@formula("log_iou", DeviceFormula("box.log_iou"))
 def log_iou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     intersection, union = _areas(b1, b2)
     kept = union.clamp(min=eps)
@@ -133,7 +132,7 @@ def box_iou_loss(
     return corner_loss("iou", boxes1, boxes2, reduction, eps, options)
 
 
-@formula("giou", lambda of: Formulas(of.box.giou))
+@formula("giou", DeviceFormula("box.giou"))
 def giou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     value, union = _overlap(b1, b2, eps)
     w, h = _hull(b1, b2)
@@ -165,7 +164,7 @@ def generalized_box_iou_loss(
     return corner_loss("giou", boxes1, boxes2, reduction, eps, options)
 
 
-@formula("diou", lambda of: Formulas(of.box.diou))
+@formula("diou", DeviceFormula("box.diou"))
 def diou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     w, h = _hull(b1, b2)
     offset = ((b1[..., :2] - b2[..., :2]) + (b1[..., 2:] - b2[..., 2:])) / 2
@@ -202,7 +201,7 @@ def _angle(b: Tensor) -> Tensor:
     return torch.atan2(torch.where(point, 0.0, w), torch.where(point, 1.0, h))
 
 
-@formula("ciou", lambda of: Formulas(of.box.ciou))
+@formula("ciou", DeviceFormula("box.ciou"))
 def ciou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     v = 4 / math.pi**2 * (_angle(b2) - _angle(b1)).square()
     alpha = (v / (iou_reference(b1, b2, eps) + v).clamp(min=eps)).detach()
@@ -235,7 +234,7 @@ def complete_box_iou_loss(
     return corner_loss("ciou", boxes1, boxes2, reduction, eps, options)
 
 
-@formula("eiou", lambda of: Formulas(of.box.eiou))
+@formula("eiou", DeviceFormula("box.eiou"))
 def eiou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     value = diou_reference(b1, b2, eps)
     for s1, s2, s in zip(_sides(b1), _sides(b2), _hull(b1, b2), strict=True):
@@ -287,7 +286,7 @@ def siou_rising(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     return value + turned(x1, y1, x2, y2, u1, v1, u2, v2)
 
 
-@formula("siou", lambda of: Formulas(of(siou, variables=8), heavy=True))
+@formula("siou", DeviceFormula(siou, variables=8, heavy=True))
 def siou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     return _siou(b1, b2, eps, -1.0) + _turn(b1, b2)
 
@@ -300,7 +299,7 @@ def _siou(b1: Tensor, b2: Tensor, eps: float, sign: float) -> Tensor:
     return _overlap(b1, b2, eps)[0] + (shape**4 - torch.expm1(sign * gamma * d.square() / hull.square().clamp(min=eps))).sum(-1) / 2
 
 
-@formula("siou_rising", lambda of: Formulas(of(siou_rising, variables=8), heavy=True))
+@formula("siou_rising", DeviceFormula(siou_rising, variables=8, heavy=True))
 def siou_rising_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     value = _siou(b1, b2, eps, 1.0)
     return torch.maximum(torch.minimum(value, torch.full_like(value, 2.0)), torch.zeros_like(value)) + _turn(b1, b2)
@@ -341,7 +340,7 @@ def scylla_box_iou_loss(
     return corner_loss(formula, boxes1, boxes2, reduction, eps, options)
 
 
-@formula("box_l1", lambda of: Formulas(of.regression.box_l1))
+@formula("box_l1", DeviceFormula("regression.box_l1"))
 def box_l1_reference(b1: Tensor, b2: Tensor) -> Tensor:
     return F.l1_loss(b1, b2, reduction="none").sum(-1)
 
@@ -363,7 +362,7 @@ def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", *
     return box_loss(BoxesCall("box_l1", boxes1, boxes2, reduction=reduction), options)
 
 
-@formula("box_smooth_l1", lambda of: Formulas(of.regression.box_smooth_l1))
+@formula("box_smooth_l1", DeviceFormula("regression.box_smooth_l1"))
 def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
     return smooth_l1_reference(b1, b2, beta).sum(-1)
 

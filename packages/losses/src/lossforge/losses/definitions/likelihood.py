@@ -7,7 +7,6 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
@@ -22,13 +21,13 @@ from lossforge.losses.base.options import (
     weights_of_classes,
 )
 from lossforge.losses.base.record import KEPT, SCALAR
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, Reduction
 from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
 from lossforge.losses.templates.rowwise import ROWWISE
 
 
-@formula("nll", lambda of: Formulas(of.likelihood.nll, binary=Formulas(of.likelihood.nll_hard, sparse=True)))
+@formula("nll", DeviceFormula("likelihood.nll", binary=DeviceFormula("likelihood.nll_hard", sparse=True)))
 def nll_reference(x: Tensor, y: Tensor) -> Tensor:
     return -y * torch.where((y == 0) & ~x.isfinite(), 0.0, x)
 
@@ -125,7 +124,7 @@ def nll_loss(
     return prepared._replace(finish=functools.partial(summed_over, dim)) if reduction == "none" else prepared
 
 
-@formula("kl_div", lambda of: Formulas(of.likelihood.kl_div, of.likelihood.kl_div_log, of.likelihood.is_log))
+@formula("kl_div", DeviceFormula("likelihood.kl_div", "likelihood.kl_div_log", "likelihood.is_log"))
 def kl_div_reference(x: Tensor, y: Tensor, log_target: float) -> Tensor:
     p = y.exp() if log_target else y
     log_p = y if log_target else torch.where(y == 0, 1.0, y).log()

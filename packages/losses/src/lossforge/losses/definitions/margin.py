@@ -6,13 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.margins.call import MarginsCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, WeightedOptions
 from lossforge.losses.device_names import logistic, tl
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Real, Reduction
 from lossforge.losses.templates.margins import MARGIN_LISTS, MARGINS, margins_loss
 from lossforge.losses.templates.pointwise import POINTWISE, pointwise_loss
@@ -23,7 +22,7 @@ def soft_margin(x, y):
     return log1p - tl.minimum(x * y, 0.0, propagate_nan=tl.PropagateNan.ALL), -wrong * y, -wrong * x
 
 
-@formula("soft_margin", lambda of: Formulas(of(soft_margin, variables=2)))
+@formula("soft_margin", DeviceFormula(soft_margin, variables=2))
 def soft_margin_reference(x: Tensor, y: Tensor) -> Tensor:
     return -F.logsigmoid(y * x)
 
@@ -67,7 +66,7 @@ def hinge_embedding(x, y, margin):
     return tl.where(y == 1.0, 0.0, positive(margin - x)) + tl.where(y == -1.0, 0.0, x)
 
 
-@formula("hinge_embedding", lambda of: Formulas(of(hinge_embedding, variables=2)))
+@formula("hinge_embedding", DeviceFormula(hinge_embedding, variables=2))
 def hinge_embedding_reference(x: Tensor, y: Tensor, margin: float) -> Tensor:
     return torch.where(y == 1, 0.0, (margin - x).clamp(min=0)) + torch.where(y == -1, 0.0, x)
 
@@ -113,7 +112,7 @@ def margin_ranking(x, y, label, margin):
     return positive(margin - label * (x - y))
 
 
-@formula("margin_ranking", lambda of: Formulas(of(margin_ranking, variables=3)))
+@formula("margin_ranking", DeviceFormula(margin_ranking, variables=3))
 def margin_ranking_reference(x: Tensor, y: Tensor, label: Tensor, margin: float) -> Tensor:
     return (margin - label * (x - y)).clamp(min=0)
 
@@ -173,7 +172,7 @@ def multi_margin(d, margin, p):
     return tl.where(p == 2.0, h * h, h)
 
 
-@formula("multi_margin", lambda of: Formulas(of(multi_margin)))
+@formula("multi_margin", DeviceFormula(multi_margin))
 def multi_margin_reference(d: Tensor, margin: float, p: float) -> Tensor:
     h = torch.where(margin - d <= 0, 0.0, margin - d)
     return h.square() if p == 2 else h

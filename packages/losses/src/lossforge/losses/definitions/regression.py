@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.broadcast import with_target
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import ElementwiseOptions, WeightedElementwiseOptions
 from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
-from lossforge.losses.formulas import formula
+from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
 from lossforge.losses.templates.elementwise import DOCS, ELEMENTWISE, elementwise_loss, with_parameter
 
@@ -25,7 +24,7 @@ REGRESSION = replace(
 ORACLES = "lossforge.losses.oracles.elements"
 
 
-@formula("l1", lambda of: Formulas(of.regression.l1))
+@formula("l1", DeviceFormula("regression.l1"))
 def l1_reference(x: Tensor, y: Tensor) -> Tensor:
     return F.l1_loss(x, y, reduction="none")
 
@@ -69,7 +68,7 @@ def l1_loss(
     return elementwise_loss(ElementwiseCall("l1", input, target, weight=weight, reduction=reduction), options, mean="weights")
 
 
-@formula("mse", lambda of: Formulas(of.regression.mse))
+@formula("mse", DeviceFormula("regression.mse"))
 def mse_reference(x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(x, y, reduction="none")
 
@@ -110,7 +109,7 @@ def mse_loss(
     return elementwise_loss(ElementwiseCall("mse", input, target, weight=weight, reduction=reduction), options, mean="weights")
 
 
-@formula("huber", lambda of: Formulas(of.regression.huber))
+@formula("huber", DeviceFormula("regression.huber"))
 def huber_reference(x: Tensor, y: Tensor, delta: float) -> Tensor:
     if not isinstance(delta, Tensor):
         return F.huber_loss(x, y, reduction="none", delta=delta)
@@ -154,7 +153,7 @@ def huber_loss(
     return elementwise_loss(ElementwiseCall("huber", input, target, weight=weight, hyper=[delta], reduction=reduction), options)
 
 
-@formula("smooth_l1", lambda of: Formulas(of.regression.smooth_l1))
+@formula("smooth_l1", DeviceFormula("regression.smooth_l1"))
 def smooth_l1_reference(x: Tensor, y: Tensor, beta: float) -> Tensor:
     if not isinstance(beta, Tensor):
         return F.smooth_l1_loss(x, y, reduction="none", beta=beta)
@@ -208,7 +207,7 @@ def log_cosh(x, y):
     return tl.where(d < 1.0, log1p_unit(0.5 * u * u / e), d - LN2 + log1p_unit(e * e))
 
 
-@formula("log_cosh", lambda of: Formulas(of(log_cosh)))
+@formula("log_cosh", DeviceFormula(log_cosh))
 def log_cosh_reference(x: Tensor, y: Tensor) -> Tensor:
     d = x - y
     near = torch.log1p(2 * torch.sinh(d.clamp(-1, 1) / 2).square())
@@ -239,7 +238,7 @@ def quantile_formula(x, y, quantile):
     return d * (tl.where(d > 0, 1.0, tl.where(d < 0, 0.0, 0.5)) - quantile)  # ½ where d is 0: the slope between both sides
 
 
-@formula("quantile", lambda of: Formulas(of(quantile_formula)))
+@formula("quantile", DeviceFormula(quantile_formula))
 def quantile_reference(x: Tensor, y: Tensor, quantile: float | Tensor) -> Tensor:
     d = x - y
     side = torch.where(d > 0, 1.0, torch.where(d < 0, 0.0, 0.5)).to(d)
@@ -303,7 +302,7 @@ def general_robust(x, y, scale, alpha):
     return value, z / scale * slope + 0.0 * s  # nan at an infinite difference, as autograd has it
 
 
-@formula("general_robust", lambda of: Formulas(of(general_robust)))
+@formula("general_robust", DeviceFormula(general_robust))
 def general_robust_reference(x: Tensor, y: Tensor, scale: float, alpha: float | Tensor) -> Tensor:
     limits = torch.finfo(x.dtype)
     alpha = torch.as_tensor(alpha, dtype=x.dtype, device=x.device).clamp(-(limits.max**0.5), limits.max**0.5)
