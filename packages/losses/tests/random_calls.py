@@ -392,6 +392,8 @@ OTHERS: dict[str, dict[str, str]] = {
     "dpo_loss": {f"{model}_{which}_logps": LOGPS for model in ("policy", "reference") for which in ("chosen", "rejected")},
     "cpo_loss": {"policy_chosen_logps": LOGPS, "policy_rejected_logps": LOGPS, "policy_nll_loss?": "unit n"},
     "simpo_loss": {"policy_chosen_logps": LOGPS, "policy_rejected_logps": LOGPS},
+    "tpo_loss": {"policy_chosen_logps": LOGPS, "policy_rejected_logps": LOGPS, "policy_gold_logps": LOGPS},
+    "ppo_value_loss": {"values": "normal n t", "returns": "normal n t", "old_values": "normal n t", "mask?": "index 2 n t"},
     "orpo_loss": {"policy_chosen_logps": LOGPS, "policy_rejected_logps": LOGPS, "policy_nll_loss?": "unit n"},
     "kto_loss": {
         f"{model}_{which}_logps": f"logps {size}"
@@ -404,6 +406,7 @@ OTHERS: dict[str, dict[str, str]] = {
         "old_per_token_logps?": "logps n t",
         "ref_per_token_logps?": "logps n t",
         "mask?": "index 2 n t",
+        "importance_sampling_ratio?": "unit n t",
     },
     "clip_loss": {"similarity": "normal n n"},
     "clip_loss_from_features": {"image_features": FEATURES, "text_features": FEATURES, "logit_scale?": "unit"},

@@ -30,9 +30,12 @@ from lossforge.losses import (
     mse_loss,
     plain_torch,
     poly_cross_entropy,
+    ppo_value_loss,
     sigmoid_focal_loss,
+    simpo_loss,
     smooth_l1_loss,
     softmax_focal_loss,
+    tpo_loss,
     tversky_loss,
     varifocal_loss,
 )
@@ -151,6 +154,19 @@ def test_numbers_are_checked_when_a_graph_runs(device):
         compiled(torch.tensor(-1.0))
 
 
+OF_POLICIES = {
+    "cispo": (),
+    "sapo": ("sapo_temperature_pos", "sapo_temperature_neg"),
+    "vespo": ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+    "gmpo": (),
+    "a2po": (),
+    "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
+    "dppo_tv": (),
+    "dppo_kl": (),
+    "dro": (),
+}
+
+
 def test_preference_numbers(device):
     """These are plain torch: a scheduled number compiles nothing either."""
     logps = [torch.randn(6, device=device) for _ in range(4)]
@@ -158,7 +174,14 @@ def test_preference_numbers(device):
 
     def call(x, n):
         total = dpo_loss(x, *logps[1:], beta=n, label_smoothing=n / 2) + cpo_loss(x, logps[1], beta=n, cpo_alpha=n)
+        total = total + dpo_loss(x, *logps[1:], 0.1, n / 2, "exo_pair", f_divergence_type="alpha_divergence", f_alpha_divergence_coef=n)
+        total = total + dpo_loss(x, *logps[1:], n, loss_type="discopop", discopop_tau=n) + simpo_loss(x, logps[1], alpha=n)
+        total = total + tpo_loss(x, *logps[1:3], n, loss_type="tpo-l", tpo_alpha=n, tpo_l_gamma=n)
         tokens = x[:, None].expand(6, 3)
+        for loss_type, numbers in OF_POLICIES.items():
+            options = dict.fromkeys(("epsilon", "beta", *numbers), n)
+            total = total + grpo_loss(tokens, logps[2], old, reference, epsilon_high=n * 2, loss_type=loss_type, **options)
+        total = total + ppo_value_loss(tokens, old, reference, cliprange_value=n)
         return total + grpo_loss(tokens, logps[2], old, reference, epsilon=n, epsilon_high=n * 2, beta=n, delta=2 + n)
 
     torch._dynamo.reset()

@@ -84,6 +84,8 @@ CALLS = {
     "orpo": lambda: L.orpo_loss(*PAIRS[:2]),
     "kto": lambda: L.kto_loss(*KTO_LOGPS),
     "grpo": lambda: L.grpo_loss(*LOGPS, MASK, beta=0.1),
+    "tpo": lambda: L.tpo_loss(*PAIRS[:3]),
+    "ppo_value": lambda: L.ppo_value_loss(*LOGPS[2:], LOGPS[0], MASK),
     "sequence_logps": lambda: L.sequence_logps(LOGPS[0], MASK, average_log_prob=True),
     "selective_log_softmax": lambda: L.selective_log_softmax(LOGITS[0], INDEX[:3]),
     "class_balanced_weight": lambda: L.class_balanced_weight(COUNTS),

@@ -36,6 +36,8 @@ CALLS = {
     **dict.fromkeys(("cpo_loss", "simpo_loss", "orpo_loss", "bradley_terry_loss"), (LOGPS, LOGPS)),
     "kto_loss": (LOGPS, LOGPS, None, LOGPS, LOGPS, None),
     "grpo_loss": (X, X[:, 0], X, X),
+    "tpo_loss": (LOGPS,) * 3,
+    "ppo_value_loss": (X, X, X),
     "sequence_logps": (X,),
     **dict.fromkeys(("box_iou", "generalized_box_iou", "distance_box_iou", "complete_box_iou"), (BOXES, BOXES)),
     "task_aligned_assign": (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), LABELS, BOXES[None]),

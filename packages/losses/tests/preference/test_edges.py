@@ -51,7 +51,7 @@ def test_policy_and_reference_both_without_the_completion():
 
 @pytest.mark.parametrize(
     ("function", "count"),
-    [(L.bradley_terry_loss, 2), (L.dpo_loss, 4), (L.cpo_loss, 2), (L.simpo_loss, 2), (L.orpo_loss, 2), (L.kto_loss, 6)],
+    [(L.bradley_terry_loss, 2), (L.dpo_loss, 4), (L.cpo_loss, 2), (L.simpo_loss, 2), (L.tpo_loss, 3), (L.orpo_loss, 2), (L.kto_loss, 6)],
 )
 def test_empty_batches(function, count):
     values = [none(0) for _ in range(count)]
@@ -64,6 +64,9 @@ def test_empty_batches(function, count):
     assert values[0].grad.shape == (0,)
 
 
+TPO = {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "tpo-l", "tpo_alpha": 0.2, "tpo_l_gamma": 0.1}
+
+
 @pytest.mark.parametrize(
     ("module", "function", "values", "settings"),
     [
@@ -71,6 +74,13 @@ def test_empty_batches(function, count):
         (L.DPOLoss, L.dpo_loss, pairs(count=4), {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "robust"}),
         (L.CPOLoss, L.cpo_loss, pairs(), {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "sigmoid", "cpo_alpha": 0.2}),
         (L.SimPOLoss, L.simpo_loss, pairs(), {"beta": 0.3, "gamma": 0.1, "label_smoothing": 0.0, "loss_type": "hinge"}),
+        (
+            L.TPOLoss,
+            L.tpo_loss,
+            pairs(count=3),
+            {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "tpo-l", "tpo_alpha": 0.2, "tpo_l_gamma": 0.1},
+        ),
+        (L.PPOValueLoss, L.ppo_value_loss, [POLICY, OLD, REF, MASK], {"cliprange_value": 0.1}),
         (L.ORPOLoss, L.orpo_loss, pairs(), {"beta": 0.3, "alpha": 0.1}),
         (L.KTOLoss, L.kto_loss, KTO, {"beta": 0.3, "desirable_weight": 0.5, "undesirable_weight": 0.7}),
         (
@@ -135,15 +145,23 @@ META = torch.zeros(3, device="meta")
         (
             lambda: L.dpo_loss(X, X, X, X, loss_type="ipo2"),
             ValueError,
-            "loss_type must be one of 'sigmoid', 'robust', 'hinge', 'ipo', got 'ipo2'",
+            "loss_type must be one of 'sigmoid', 'robust', 'hinge', 'ipo', 'exo_pair', 'nca_pair', 'bco_pair', 'sppo_hard', 'aot', ",
         ),
         (lambda: L.dpo_loss(X, X, X, X, label_smoothing=0.6), ValueError, "label_smoothing must be finite and at least 0 and at most 0.5"),
         (lambda: L.dpo_loss(X, X, X, X, 0.1, 0.5, "robust"), ValueError, "label_smoothing must be below 0.5"),
         (
             lambda: L.dpo_loss(X, X, X, X, 0.1, 0.1, "ipo"),
             ValueError,
-            'label_smoothing needs loss_type "sigmoid" or "robust", got 0.1 with',
+            'label_smoothing needs loss_type "sigmoid" or "robust" or "exo_pair" or "aot" or "aot_unpaired", got 0.1 with',
         ),
+        (lambda: L.dpo_loss(X, X, X, X, loss_type="exo_pair"), ValueError, 'label_smoothing must be above 0 with loss_type "exo_pair"'),
+        (lambda: L.dpo_loss(X, X, X, X, f_divergence_type="kl"), ValueError, "f_divergence_type must be one of 'reverse_kl', 'forward_kl'"),
+        (
+            lambda: L.dpo_loss(X, X, X, X, loss_type="aot", f_divergence_type="forward_kl"),
+            ValueError,
+            'f_divergence_type other than "reverse_kl" needs a loss_type of "sigmoid", "robust", "hinge", "ipo", "exo_pair", "discopop"',
+        ),
+        (lambda: L.dpo_loss(X, X, X, X, discopop_tau=0.0), ValueError, "discopop_tau must be finite and above 0, got 0.0"),
         (lambda: L.dpo_loss(X, X, X, X, reduction="avg"), ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'"),
         (lambda: L.dpo_loss(X, X, X, X, reduction="none", normalizer=2), ValueError, "normalizer needs a scalar result"),
         (lambda: L.dpo_loss(X, X, X, X, normalizer=X), ValueError, "normalizer must be a number or a 0-d tensor, got shape (3,)"),
@@ -166,6 +184,14 @@ META = torch.zeros(3, device="meta")
         (lambda: L.orpo_loss(X, X, -0.1), ValueError, "beta must be finite and at least 0, got -0.1"),
         (lambda: L.simpo_loss(X, X, gamma=INF), ValueError, "gamma must be finite, got inf"),
         (lambda: L.simpo_loss(X, X, loss_type="ipo"), ValueError, "loss_type must be one of 'sigmoid', 'hinge', got 'ipo'"),
+        (lambda: L.simpo_loss(X, X, alpha=INF), ValueError, "alpha must be finite, got inf"),
+        (lambda: L.tpo_loss(X, X, Y), ValueError, "policy_gold_logps must have the shape of policy_chosen_logps, (3,), got (2,)"),
+        (
+            lambda: L.tpo_loss(X, X, X, loss_type="tpo"),
+            ValueError,
+            "loss_type must be one of 'sigmoid', 'hinge', 'ipo', 'tpo-l', got 'tpo'",
+        ),
+        (lambda: L.tpo_loss(X, X, X, tpo_alpha=-1), ValueError, "tpo_alpha must be finite and at least 0, got -1"),
         (lambda: L.kto_loss(X, Y, X, X, Y, None), ValueError, "go together, got None for reference_KL_logps"),
         (lambda: L.kto_loss(X, Y, X, X, Y, X, kl=0.1), ValueError, "kl takes the place of policy_KL_logps"),
         (
@@ -200,7 +226,44 @@ META = torch.zeros(3, device="meta")
             ValueError,
             "importance_sampling_level must be one of 'token', 'sequence'",
         ),
-        (lambda: L.grpo_loss(Z, Y, loss_type="ppo"), ValueError, "loss_type must be one of 'grpo', 'bnpo', 'dapo', 'dr_grpo', got 'ppo'"),
+        (lambda: L.grpo_loss(Z, Y, loss_type="ppo"), ValueError, "loss_type must be one of 'grpo', 'bnpo', 'dapo', 'dr_grpo', 'luspo', "),
+        (lambda: L.grpo_loss(Z, Z, loss_type="gmpo"), ValueError, "advantages must have shape (2,) for gmpo, got (2, 3)"),
+        (lambda: L.grpo_loss(Z, Y, loss_type="dro"), ValueError, "beta must be above 0 with loss_type 'dro', got 0.0"),
+        (lambda: L.grpo_loss(Z, Y, loss_type="a2po"), ValueError, "beta must be above 0 with loss_type 'a2po', got 0.0"),
+        (lambda: L.grpo_loss(Z, Y, loss_type="a2po", beta=1.0), ValueError, "ref_per_token_logps must be given where beta is above 0"),
+        (
+            lambda: L.grpo_loss(Z, Y, loss_type="gpg", importance_sampling_level="sequence"),
+            ValueError,
+            'importance_sampling_level "sequence" needs a loss_type of "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", got',
+        ),
+        (
+            lambda: L.grpo_loss(Z, Y, importance_sampling_ratio=X),
+            ValueError,
+            "importance_sampling_ratio must have shape (2, 3) or (2, 1), got (3,)",
+        ),
+        (
+            lambda: L.grpo_loss(Z, Y, importance_sampling_ratio=torch.ones(2, 3, requires_grad=True)),
+            ValueError,
+            "importance_sampling_ratio has no gradient",
+        ),
+        (
+            lambda: L.grpo_loss(Z, Y, None, Z, beta=1.0, loss_type="a2po", importance_sampling_ratio=Z),
+            ValueError,
+            'importance_sampling_ratio must be None with loss_type "a2po"',
+        ),
+        (
+            lambda: L.grpo_loss(Z, Y, loss_type="sapo", sapo_temperature_neg=0),
+            ValueError,
+            "sapo_temperature_neg must be finite and above 0",
+        ),
+        (
+            lambda: L.grpo_loss(Z, Y, loss_type="kl_cov", kl_cov_ratio=1.5),
+            ValueError,
+            "kl_cov_ratio must be finite and at least 0 and at most",
+        ),
+        (lambda: L.ppo_value_loss(Z, Z, Y), ValueError, "old_values must have the shape of values, (2, 3), got (2,)"),
+        (lambda: L.ppo_value_loss(Z, Z, Z, mask=Z), TypeError, "mask must be of dtype bool or an integer dtype, got torch.float32"),
+        (lambda: L.ppo_value_loss(Z, Z, Z, cliprange_value=0), ValueError, "cliprange_value must be finite and above 0, got 0"),
         (lambda: L.grpo_loss(Z, Y, max_completion_length=5), ValueError, "max_completion_length must be at least 1, with loss_type"),
         (
             lambda: L.grpo_loss(Z, Y, loss_type="dr_grpo", max_completion_length=1.5),

@@ -44,6 +44,7 @@ from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput
 from lossforge.losses.definitions.experts import LoadBalancingOutput
 from lossforge.losses.definitions.linear import FusedLinear, LinearTeacher, TopKTeacher, fuse_linear
 from lossforge.losses.definitions.preference.common import sequence_logps
+from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
 from lossforge.losses.definitions.tokens import TokenLogps
 from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
 from lossforge.losses.run import entry_point, entry_point_of_layer
@@ -53,8 +54,10 @@ __all__ = [
     "FusedLinear",
     "LinearTeacher",
     "LoadBalancingOutput",
+    "PolicyLossOutput",
     "TokenLogps",
     "TopKTeacher",
+    "ValueLossOutput",
     "arcface_loss",
     "asymmetric_loss_multi_label",
     "asymmetric_loss_single_label",
@@ -120,6 +123,7 @@ __all__ = [
     "poisson_nll_loss",
     "poly_binary_cross_entropy",
     "poly_cross_entropy",
+    "ppo_value_loss",
     "preference_bce",
     "preference_bce_with_logits",
     "quality_focal_loss",
@@ -141,6 +145,7 @@ __all__ = [
     "topk_kl_div_with_logits",
     "total_variation",
     "total_variation_with_logits",
+    "tpo_loss",
     "triplet_margin_loss",
     "tversky_loss",
     "two_way_loss",
@@ -5626,73 +5631,165 @@ def linear_total_variation(
     )
 
 
+@overload
+def grpo_loss(
+    per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
+    mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
+    importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None, max_completion_length: int | None = None,
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, kl_clamp: float | None = None,
+    use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05, vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0, clip_cov_ratio: float = 0.0002,
+    clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0,
+    return_stats: Literal[False] = False, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor: ...
+@overload
+def grpo_loss(
+    per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
+    mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
+    importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None, max_completion_length: int | None = None,
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, kl_clamp: float | None = None,
+    use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05, vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0, clip_cov_ratio: float = 0.0002,
+    clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0, return_stats: Literal[True],
+    normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> PolicyLossOutput: ...
+@overload
+def grpo_loss(
+    per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
+    mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
+    importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None, max_completion_length: int | None = None,
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, kl_clamp: float | None = None,
+    use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05, vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0, clip_cov_ratio: float = 0.0002,
+    clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0, return_stats: bool = False,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor | PolicyLossOutput: ...
 @checks.named
 def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
     importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None, max_completion_length: int | None = None,
-    reduction: Reduction = "mean", *, kl_clamp: float | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-) -> Tensor:
-    """Compute the loss of group-relative policy optimisation (GRPO), with the
-    importance ratio of a token (DeepSeek) or a sequence (GSPO).
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, kl_clamp: float | None = None,
+    use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05, vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0, clip_cov_ratio: float = 0.0002,
+    clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0, return_stats: bool = False,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor | PolicyLossOutput:
+    """Compute the loss of group-relative policy optimisation (GRPO), or of another
+    objective over sampled completions.
 
-    Per token t of completion i, with q = log π_ref - log π and clip to [1 - ε,
-    1 + ε_high]:
+    Per token t of completion i, with q = log π_ref - log π, r = π / π_old and A
+    = Aᵢₜ:
 
-        lᵢₜ = -min(rᵢₜ Aᵢₜ, clip(rᵢₜ) Aᵢₜ) + β (e^q - q - 1)
+        lᵢₜ = ℓ(r, A) + β (e^q - q - 1)
+
+    loss_type: ℓ, where clip is to [1 - ε, 1 + ε_high], sg lets no gradient
+    through, and τ, k and λ are those of the sign of A:
+
+        "grpo"      -min(r A, clip(r) A)
+        "bnpo"      -min(r A, clip(r) A)
+        "dapo"      -min(r A, clip(r) A)
+        "dr_grpo"   -min(r A, clip(r) A)
+        "luspo"     -min(r A, clip(r) A)
+        "cispo"     -sg(clip(r)) A ln π
+        "sapo"      -(4/τ) σ(τ (r - 1)) A
+        "vespo"     -sg(φ(w)) A ln π, φ(w) = wᵏ e^(λ (1 - w)), w = Πₜ rₜ
+        "gmpo"      -(Πₜ clip(rₜ))^(1/|y|) A, clip in ln r
+        "a2po"      (β Σₜ ln(π / π_ref) - A)²
+        "gpg"       -A ln π
+        "clip_cov"  as bnpo, 0 for random tokens of high covariance
+        "kl_cov"    -r A + c |ln r| for the tokens of highest covariance
+        "dppo_tv"   -sg(min(r, δ) m) A ln π, m = [±(π - π_old) ≤ ε]
+        "dppo_kl"   the same, m = [KL(π_old ‖ π) ≤ ε] of the token against the rest
+        "dro"       -A ln π + ½ β (ln r)²
+
+    It also says how tokens are weighted: what the items are, and the divisor of
+    their sum in the mean. `normalizer` replaces the divisor; reduction "none"
+    returns the items:
+
+        "grpo", "sapo", "gmpo", "a2po"  completions, means over tokens, (N,)   divisor: N
+        "luspo"                         completions, sums over tokens, (N,)    divisor: N
+        "dr_grpo"                       tokens, (N, T)                         divisor: N max_completion_length
+        the other ones                  tokens, (N, T)                         divisor: tokens that count
+
+    The page "Preferences and policies" of the documentation has the sources and
+    says when to use each. "grpo" weights the tokens of long completions less.
+    Dr. GRPO's constant divisor avoids that. Its paper also does not divide
+    advantages by their standard deviation; this is up to the caller, who passes
+    the advantages. DAPO's batch spans devices: give its number of tokens as
+    normalizer. A completion without tokens has loss 0 and counts in N, as in
+    TRL.
 
     importance_sampling_level: "token", r = π / π_old of the token; "sequence",
     r = (π(y) / π_old(y))^(1 / |y|), shared by its tokens.
 
-    loss_type: how tokens are weighted. It defines the items, and the divisor of
-    their sum in the mean. `normalizer` replaces the divisor; reduction "none"
-    returns the items:
-
-        "grpo"     item: completion, (1 / |yᵢ|) Σₜ lᵢₜ, (N,)     divisor: N                          arXiv 2402.03300
-        "bnpo"     item: token, (N, T)                           divisor: tokens that count          TRL's name, per batch
-        "dapo"     as "bnpo"; the paper's batch spans devices: give its number of tokens as normalizer    arXiv 2503.14476
-        "dr_grpo"  item: token, (N, T)                           divisor: N max_completion_length    arXiv 2503.20783
-
-    "grpo" weights the tokens of long completions less. Dr. GRPO's constant
-    divisor avoids that. Its paper also does not divide advantages by their
-    standard deviation; this is up to the caller, who passes the advantages. A
-    completion without tokens has loss 0 and counts in N, as in TRL.
-
     Edges: the estimate of KL, e^q - q - 1, is inf from a gap q of 89 nats on,
     and its gradient -inf, as TRL's: one such token ends a training. `kl_clamp`
     keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0,
-    the policy gradient is 0 even if r overflows. If no token counts, "bnpo" and
-    "dapo" give nan, or 0 with empty="zero" (TRL: 0).
+    the policy gradient is 0 even if r overflows. Where log π is -inf and its
+    factor 0, ℓ is 0. If no token counts, a divisor of tokens gives nan, or 0
+    with empty="zero" (TRL: 0). Tokens whose importance_sampling_ratio is 0 have
+    ℓ = 0, whatever they hold.
 
     Args:
         per_token_logps: (N, T), in nats.
-        advantages: (N,) or (N, T), one for each completion or token.
+        advantages: (N,) or (N, T), one for each completion or token; (N,) for
+            "gmpo" and "a2po", where it is r - V*.
         old_per_token_logps: (N, T), of the policy that sampled the completions.
             None: of the current policy; r is 1, with its gradient.
-        ref_per_token_logps: (N, T), needed where beta > 0, otherwise unused.
+        ref_per_token_logps: (N, T), needed where beta > 0 (but for "dro"),
+            otherwise for return_stats alone.
         mask: (N, T), bool or integer, non-zero where a token counts (TRL's
             completion_mask). Tokens that do not count may hold any value, also
             nan.
-        epsilon: in [0, 1].
-        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28).
-        beta: β of at least 0, default TRL's 0; 0.04 in the paper.
+        epsilon: in [0, 1]; 1 is no lower bound. For "gmpo" a bound of ln r, for
+            "dppo_tv" and "dppo_kl" of the divergence.
+        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28). TRL's
+            "cispo" takes 1 + epsilon_high by this name, and has no lower bound.
+        beta: β of at least 0, default TRL's 0; 0.04 in the paper. "a2po" and
+            "dro" need it above 0, as part of ℓ, and have no KL term.
         importance_sampling_level: "token", or "sequence": GSPO
-            (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
-        loss_type: "grpo", "bnpo", "dapo" or "dr_grpo".
+            (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4. Only with
+            the four first ones, "luspo", "cispo" and "sapo".
+        loss_type: a name of the table.
         delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r
-            is otherwise unbounded (two-sided clipping, arXiv 2505.07291).
+            is otherwise unbounded (two-sided clipping, arXiv 2505.07291). For
+            "dppo_tv" and "dppo_kl" the largest weight, default 20.
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
+        importance_sampling_ratio: (N, T) or (N, 1), of at least 0,
+            π_old / π_sampler of an inference engine, truncated or masked as the
+            trainer has it. It multiplies ℓ and not the KL term; "vespo" takes
+            it into w, "gmpo" its geometric mean. It has no gradient.
         kl_clamp: above 0, the largest size of q in the estimate of KL, whose
             gradient is 0 beyond it. None: no bound, as TRL.
+        use_bias_correction_kl: multiply the estimate of KL by r
+            (DeepSeek-V3.2), so that it is unbiased off the policy.
+        sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.
+        sapo_temperature_neg: τ of "sapo" elsewhere, above 0.
+        vespo_k_pos: k of "vespo" where A is above 0, of at least 0.
+        vespo_lambda_pos: λ of "vespo" where A is above 0, above 0.
+        vespo_k_neg: k of "vespo" elsewhere, of at least 0.
+        vespo_lambda_neg: λ of "vespo" elsewhere, above 0.
+        clip_cov_ratio: share of tokens that "clip_cov" leaves out, in [0, 1],
+            at least one.
+        clip_cov_lb: least covariance of those tokens; a token's covariance is
+            (A - mean A) (log π - mean log π).
+        clip_cov_ub: largest covariance of those tokens.
+        kl_cov_ratio: share of tokens that "kl_cov" penalises, in [0, 1], at
+            least one.
+        ppo_kl_coef: c of "kl_cov", of at least 0: 1 in the paper; verl's
+            configuration has 0.1.
+        return_stats: return the fractions of clipped ratios and the mean KL
+            beside the loss.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one
-        value an item, in float32.
+        a scalar, in float32 (float64 for float64); with reduction "none" the
+        items. With return_stats PolicyLossOutput.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5707,7 +5804,78 @@ def grpo_loss(
     """
     return definitions.preference.grpo.grpo_loss(
         per_token_logps, advantages, old_per_token_logps, ref_per_token_logps, mask, epsilon, epsilon_high, beta, importance_sampling_level,
-        loss_type, delta, max_completion_length, reduction, kl_clamp=kl_clamp, normalizer=normalizer, empty=empty,
+        loss_type, delta, max_completion_length, reduction, importance_sampling_ratio=importance_sampling_ratio, kl_clamp=kl_clamp,
+        use_bias_correction_kl=use_bias_correction_kl, sapo_temperature_pos=sapo_temperature_pos, sapo_temperature_neg=sapo_temperature_neg,
+        vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg, vespo_lambda_neg=vespo_lambda_neg,
+        clip_cov_ratio=clip_cov_ratio, clip_cov_lb=clip_cov_lb, clip_cov_ub=clip_cov_ub, kl_cov_ratio=kl_cov_ratio, ppo_kl_coef=ppo_kl_coef,
+        return_stats=return_stats, normalizer=normalizer, empty=empty,
+    )
+
+
+@overload
+def ppo_value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor | None = None, cliprange_value: float = 0.2,
+    reduction: Reduction = "mean", *, return_stats: Literal[False] = False, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor: ...
+@overload
+def ppo_value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor | None = None, cliprange_value: float = 0.2,
+    reduction: Reduction = "mean", *, return_stats: Literal[True], normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> ValueLossOutput: ...
+@overload
+def ppo_value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor | None = None, cliprange_value: float = 0.2,
+    reduction: Reduction = "mean", *, return_stats: bool = False, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor | ValueLossOutput: ...
+@checks.named
+def ppo_value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor, mask: Tensor | None = None, cliprange_value: float = 0.2,
+    reduction: Reduction = "mean", *, return_stats: bool = False, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor | ValueLossOutput:
+    """Compute the value loss of proximal policy optimisation (PPO), whose steps
+    are clipped.
+
+    With V_c = V_old + clip(V - V_old, -c, c): L = ½ max((V - R)², (V_c - R)²)
+
+    The mean divides by the number of tokens that count. "none" gives one loss a
+    token.
+
+    Source: arXiv 1707.06347 and OpenAI's baselines; the same as verl's. TRL's
+    and OpenAI's coefficient vf_coef is up to the caller.
+
+    Args:
+        values: V, (N, T), of the value head that learns.
+        returns: R, (N, T), such as advantages + values of generalised advantage
+            estimation.
+        old_values: V_old, (N, T), of the value head when the completions were
+            sampled.
+        mask: (N, T), bool or integer, non-zero where a token counts. Other
+            tokens may hold any value, also nan.
+        cliprange_value: c above 0.
+        reduction: "mean", "sum", or "none" for one loss an item.
+        return_stats: return the fraction of clipped tokens beside the loss.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
+            split into micro-batches or over devices.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a token. With return_stats ValueLossOutput.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import ppo_value_loss
+        >>> values = torch.randn(4, 12, requires_grad=True)
+        >>> ppo_value_loss(values, torch.randn(4, 12), torch.randn(4, 12)).backward()
+
+    More on the options: `help(lossforge.losses.functional)`.
+    """
+    return definitions.preference.grpo.ppo_value_loss(
+        values, returns, old_values, mask, cliprange_value, reduction, return_stats=return_stats, normalizer=normalizer, empty=empty,
     )
 
 
@@ -5845,27 +6013,55 @@ def bradley_terry_loss(
 def dpo_loss(
     policy_chosen_logps: Tensor, policy_rejected_logps: Tensor, reference_chosen_logps: Tensor, reference_rejected_logps: Tensor,
     beta: float = 0.1, label_smoothing: float = 0.0, loss_type: str = "sigmoid", reduction: Reduction = "mean", *,
+    f_divergence_type: str = "reverse_kl", f_alpha_divergence_coef: float = 0.5, discopop_tau: float = 0.05,
     normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> Tensor:
-    """Compute the loss of direct preference optimisation (DPO).
+    """Compute the loss of direct preference optimisation (DPO), or of an objective
+    over the same log-probabilities.
 
-    With h = (log π_c - log π_r) - (log π_ref,c - log π_ref,r) and ε =
+    With s = log π - log π_ref of a completion, h = s_c - s_r, β and ε =
     label_smoothing:
 
-        "sigmoid"  -(1 - ε) ln σ(βh) - ε ln σ(-βh)                  DPO, arXiv 2305.18290; ε > 0 is conservative DPO
-        "robust"   [-(1 - ε) ln σ(βh) + ε ln σ(-βh)] / (1 - 2ε)     robust DPO, arXiv 2403.00409
-        "hinge"    max(0, 1 - βh)                                   SLiC, arXiv 2305.10425, on DPO's rewards
-        "ipo"      (h - 1 / (2β))²                                  IPO, arXiv 2310.12036
+        "sigmoid"       -(1 - ε) ln σ(βh) - ε ln σ(-βh)
+        "robust"        [-(1 - ε) ln σ(βh) + ε ln σ(-βh)] / (1 - 2ε)
+        "hinge"         max(0, 1 - βh)
+        "ipo"           (h - 1 / (2β))²
+        "exo_pair"      KL(σ(±βh) ‖ (1 - ε, ε))
+        "nca_pair"      -ln σ(β s_c) - ½ ln σ(-β s_c) - ½ ln σ(-β s_r)
+        "bco_pair"      -ln σ(β s_c) - ln σ(-β s_r)
+        "sppo_hard"     (s_c - 1 / (2β))² + (s_r + 1 / (2β))²
+        "aot"           smoothed(β (sort(π_c - π_r) - sort(ref_c - ref_r)))
+        "aot_unpaired"  smoothed(β (sort(s_c) - sort(s_r)))
+        "apo_zero"      σ(-β s_c) + σ(β s_r)
+        "apo_down"      σ(β s_c) + σ(-β (s_c - s_r))
+        "discopop"      σ(-βh/τ) (-ln σ(βh)) + σ(βh/τ) e^(-βh)
 
-    Conservative and robust DPO differ: with labels swapped at rate ε,
-    conservative DPO fits the noisy labels (its minimum is at βh =
+    smoothed(x) is -(1 - ε) ln σ(x) - ε ln σ(-x). "aot" and "aot_unpaired"
+    compare sorted values, so an item is a rank of the batch, not a pair. The
+    page "Preferences and policies" of the documentation has the sources and
+    says when to use each.
+
+    f_divergence_type: what keeps the policy near the reference
+    (arXiv 2309.16240). s becomes f'(t) of t = π / π_ref:
+
+        "reverse_kl"        ln t
+        "forward_kl"        1 - 1 / t
+        "js_divergence"     ln 2t - ln(1 + t)
+        "alpha_divergence"  (t^(α - 1) - 1) / (α - 1)
+
+    Conservative ("sigmoid" with ε) and robust DPO differ: with labels swapped
+    at rate ε, conservative DPO fits the noisy labels (its minimum is at βh =
     ln((1 - ε) / ε)), while robust DPO's mean over the noise is plain DPO's loss
     on clean labels. Robust DPO has no lower bound.
 
     Edges: where a policy gives -inf to the chosen completion, the loss is inf
     ("robust" too) and the gradient finite (for "ipo" -inf). Where it gives -inf
     to the rejected one, the loss has its limit, 0 without smoothing. Where
-    policy and reference both give -inf, it is nan.
+    policy and reference both give -inf, it is nan. "nca_pair", "bco_pair" and
+    "sppo_hard" are inf, too, where the policy gives -inf to the chosen one;
+    "exo_pair", "apo_zero" and "apo_down" are bounded. Exponents of
+    f-divergences are cut at 80: beyond it a score has no gradient, as TRL's
+    alpha divergence.
 
     The implicit rewards are β (log π - log π_ref).
 
@@ -5877,13 +6073,20 @@ def dpo_loss(
             completions.
         reference_rejected_logps: (N,), the reference model's for the rejected
             ones.
-        beta: β above 0, in the papers also τ for "ipo".
-        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge"
-            and "ipo" (TRL ignores it there).
-        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's
-            trainer passes means over tokens; the paper and the authors of DPO
-            pass sums: choose one.
+        beta: β above 0, in the papers also τ for "ipo" and 1 / η for
+            "sppo_hard".
+        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", above 0 for
+            "exo_pair", 0 for losses without ε (TRL ignores it there).
+        loss_type: a name of the table. For "ipo" TRL's trainer passes means
+            over tokens; the paper and the authors of DPO pass sums: choose one.
+            TRL's "sigmoid_norm" is "sigmoid" of means.
         reduction: "mean", "sum", or "none" for one loss an item.
+        f_divergence_type: "reverse_kl", "forward_kl", "js_divergence" or
+            "alpha_divergence"; other than "reverse_kl" only with "sigmoid",
+            "robust", "hinge", "ipo", "exo_pair" and "discopop".
+        f_alpha_divergence_coef: α of "alpha_divergence"; 1 is the reverse KL
+            divergence.
+        discopop_tau: τ above 0 of "discopop".
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
@@ -5906,7 +6109,8 @@ def dpo_loss(
     """
     return definitions.preference.pairwise.dpo_loss(
         policy_chosen_logps, policy_rejected_logps, reference_chosen_logps, reference_rejected_logps, beta, label_smoothing, loss_type,
-        reduction, normalizer=normalizer, empty=empty,
+        reduction, f_divergence_type=f_divergence_type, f_alpha_divergence_coef=f_alpha_divergence_coef, discopop_tau=discopop_tau,
+        normalizer=normalizer, empty=empty,
     )
 
 
@@ -5970,7 +6174,8 @@ def cpo_loss(
 @checks.named
 def simpo_loss(
     policy_chosen_logps: Tensor, policy_rejected_logps: Tensor, beta: float = 2.0, gamma: float = 0.5, label_smoothing: float = 0.0,
-    loss_type: str = "sigmoid", reduction: Reduction = "mean", *, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    loss_type: str = "sigmoid", reduction: Reduction = "mean", *, alpha: float = 0.0, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan",
 ) -> Tensor:
     """Compute the loss of simple preference optimisation (SimPO): mean
     log-probabilities as rewards, a target margin, no reference model.
@@ -5979,6 +6184,11 @@ def simpo_loss(
 
         "sigmoid"  -(1 - ε) ln σ(x) - ε ln σ(-x)
         "hinge"    max(0, 1 - x)
+
+    alpha: AlphaPO (arXiv 2501.03884). The reward log p̄ of a completion, p̄ =
+    exp(log π / |y|), becomes (1 - p̄^-α) / α, which has it as limit at α = 0. A
+    small α above 0, such as 0.25, makes likely completions count less; one
+    below 0 the reverse. Exponents are cut at 80.
 
     Source: arXiv 2405.14734.
 
@@ -5994,6 +6204,7 @@ def simpo_loss(
         loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative
             log-likelihood: add cpo_alpha times it to this loss.
         reduction: "mean", "sum", or "none" for one loss an item.
+        alpha: α of AlphaPO; 0 is SimPO.
         normalizer: number or 0-d tensor that takes the place of the mean's
             divisor. Give the number of items of the whole batch where it is
             split into micro-batches or over devices.
@@ -6015,7 +6226,66 @@ def simpo_loss(
     More on the options: `help(lossforge.losses.functional)`.
     """
     return definitions.preference.pairwise.simpo_loss(
-        policy_chosen_logps, policy_rejected_logps, beta, gamma, label_smoothing, loss_type, reduction, normalizer=normalizer, empty=empty,
+        policy_chosen_logps, policy_rejected_logps, beta, gamma, label_smoothing, loss_type, reduction, alpha=alpha, normalizer=normalizer,
+        empty=empty,
+    )
+
+
+@checks.named
+def tpo_loss(
+    policy_chosen_logps: Tensor, policy_rejected_logps: Tensor, policy_gold_logps: Tensor, beta: float = 0.01, label_smoothing: float = 0.0,
+    loss_type: str = "sigmoid", tpo_alpha: float = 1.0, tpo_l_gamma: float = 0.5, reduction: Reduction = "mean", *,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan",
+) -> Tensor:
+    """Compute the loss of triple preference optimisation (TPO): a preference
+    without reference model, and the likelihood of a third, gold completion.
+
+    With h = log π_c - log π_r and ε = label_smoothing: L = ℓ(h) - α log π_gold,
+    where ℓ is
+
+        "sigmoid"  -(1 - ε) ln σ(βh) - ε ln σ(-βh)
+        "hinge"    max(0, 1 - βh)
+        "ipo"      (h - 1 / (2β))²
+        "tpo-l"    -(1 - ε) ln σ(βh - γ) - ε ln σ(γ - βh)
+
+    Source: arXiv 2405.16681.
+
+    Args:
+        policy_chosen_logps: (N,), in nats, summed over tokens; means over
+            tokens for "tpo-l" and, as in TRL, for "ipo".
+        policy_rejected_logps: (N,), in the same way.
+        policy_gold_logps: (N,), of the gold completions. TRL's trainer has the
+            mean over all their tokens of the batch: give that mean for each, to
+            match it.
+        beta: β above 0.
+        label_smoothing: ε in [0, 0.5], 0 with "hinge" and "ipo".
+        loss_type: "sigmoid", "hinge", "ipo" or "tpo-l".
+        tpo_alpha: α of at least 0.
+        tpo_l_gamma: the margin γ of "tpo-l".
+        reduction: "mean", "sum", or "none" for one loss an item.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor. Give the number of items of the whole batch where it is
+            split into micro-batches or over devices.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value an item, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import tpo_loss
+        >>> chosen, rejected, gold = -torch.rand(3, 8, requires_grad=True)
+        >>> tpo_loss(chosen, rejected, gold).backward()
+
+    More on the options: `help(lossforge.losses.functional)`.
+    """
+    return definitions.preference.pairwise.tpo_loss(
+        policy_chosen_logps, policy_rejected_logps, policy_gold_logps, beta, label_smoothing, loss_type, tpo_alpha, tpo_l_gamma, reduction,
+        normalizer=normalizer, empty=empty,
     )
 
 

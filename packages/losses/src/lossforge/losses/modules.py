@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 
 from lossforge.losses import checks, definitions, functional
 from lossforge.losses.base.module import BoxModule, LinearModule, LossModule, PairModule, PreferenceModule, TargetModule, constructor
-from lossforge.losses.functional import CrossEntropyOutput
+from lossforge.losses.functional import CrossEntropyOutput, PolicyLossOutput, ValueLossOutput
 from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "NTXentLoss",
     "OHEMCrossEntropyLoss",
     "ORPOLoss",
+    "PPOValueLoss",
     "PoissonNLLLoss",
     "PolyBinaryCrossEntropy",
     "PolyCrossEntropyLoss",
@@ -97,6 +98,7 @@ __all__ = [
     "SoftmaxFocalLoss",
     "SupConLoss",
     "SymmetricCrossEntropyLoss",
+    "TPOLoss",
     "TaylorCrossEntropyLoss",
     "TopKKLDivWithLogitsLoss",
     "TotalVariationLoss",
@@ -896,13 +898,20 @@ class DPOLoss(PreferenceModule):
     `forward` takes that function's tensors.
 
     Args:
-        beta: β above 0, in the papers also τ for "ipo".
-        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge"
-            and "ipo" (TRL ignores it there).
-        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's
-            trainer passes means over tokens; the paper and the authors of DPO
-            pass sums: choose one.
+        beta: β above 0, in the papers also τ for "ipo" and 1 / η for
+            "sppo_hard".
+        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", above 0 for
+            "exo_pair", 0 for losses without ε (TRL ignores it there).
+        loss_type: a name of the table. For "ipo" TRL's trainer passes means
+            over tokens; the paper and the authors of DPO pass sums: choose one.
+            TRL's "sigmoid_norm" is "sigmoid" of means.
         reduction: "mean", "sum", or "none" for one loss an item.
+        f_divergence_type: "reverse_kl", "forward_kl", "js_divergence" or
+            "alpha_divergence"; other than "reverse_kl" only with "sigmoid",
+            "robust", "hinge", "ipo", "exo_pair" and "discopop".
+        f_alpha_divergence_coef: α of "alpha_divergence"; 1 is the reverse KL
+            divergence.
+        discopop_tau: τ above 0 of "discopop".
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
     """
 
@@ -911,13 +920,19 @@ class DPOLoss(PreferenceModule):
     beta: float
     label_smoothing: float
     loss_type: str
+    f_divergence_type: str
+    f_alpha_divergence_coef: float
+    discopop_tau: float
 
     @constructor
     def __init__(
         self, beta: float = 0.1, label_smoothing: float = 0.0, loss_type: str = "sigmoid", reduction: Reduction = "mean", *,
-        empty: Empty = "nan",
+        f_divergence_type: str = "reverse_kl", f_alpha_divergence_coef: float = 0.5, discopop_tau: float = 0.05, empty: Empty = "nan",
     ) -> None:
-        super().__init__(reduction=reduction, beta=beta, label_smoothing=label_smoothing, loss_type=loss_type, empty=empty)
+        super().__init__(
+            reduction=reduction, beta=beta, label_smoothing=label_smoothing, loss_type=loss_type, f_divergence_type=f_divergence_type,
+            f_alpha_divergence_coef=f_alpha_divergence_coef, discopop_tau=discopop_tau, empty=empty,
+        )
 
 
 class DiceCELoss(TargetModule):
@@ -1278,24 +1293,49 @@ class FocalTverskyLoss(TargetModule):
         )
 
 
-class GRPOLoss(PreferenceModule):
+class GRPOLoss(LossModule, Generic[Result]):
     """Group-relative policy optimisation: see grpo_loss.
 
-    `forward` takes that function's tensors.
+    For type checkers a call gives a Tensor, or with return_stats
+    PolicyLossOutput. `forward` takes that function's tensors.
 
     Args:
-        epsilon: in [0, 1].
-        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28).
-        beta: β of at least 0, default TRL's 0; 0.04 in the paper.
+        epsilon: in [0, 1]; 1 is no lower bound. For "gmpo" a bound of ln r, for
+            "dppo_tv" and "dppo_kl" of the divergence.
+        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28). TRL's
+            "cispo" takes 1 + epsilon_high by this name, and has no lower bound.
+        beta: β of at least 0, default TRL's 0; 0.04 in the paper. "a2po" and
+            "dro" need it above 0, as part of ℓ, and have no KL term.
         importance_sampling_level: "token", or "sequence": GSPO
-            (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
-        loss_type: "grpo", "bnpo", "dapo" or "dr_grpo".
+            (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4. Only with
+            the four first ones, "luspo", "cispo" and "sapo".
+        loss_type: a name of the table.
         delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r
-            is otherwise unbounded (two-sided clipping, arXiv 2505.07291).
+            is otherwise unbounded (two-sided clipping, arXiv 2505.07291). For
+            "dppo_tv" and "dppo_kl" the largest weight, default 20.
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
         kl_clamp: above 0, the largest size of q in the estimate of KL, whose
             gradient is 0 beyond it. None: no bound, as TRL.
+        use_bias_correction_kl: multiply the estimate of KL by r
+            (DeepSeek-V3.2), so that it is unbiased off the policy.
+        sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.
+        sapo_temperature_neg: τ of "sapo" elsewhere, above 0.
+        vespo_k_pos: k of "vespo" where A is above 0, of at least 0.
+        vespo_lambda_pos: λ of "vespo" where A is above 0, above 0.
+        vespo_k_neg: k of "vespo" elsewhere, of at least 0.
+        vespo_lambda_neg: λ of "vespo" elsewhere, above 0.
+        clip_cov_ratio: share of tokens that "clip_cov" leaves out, in [0, 1],
+            at least one.
+        clip_cov_lb: least covariance of those tokens; a token's covariance is
+            (A - mean A) (log π - mean log π).
+        clip_cov_ub: largest covariance of those tokens.
+        kl_cov_ratio: share of tokens that "kl_cov" penalises, in [0, 1], at
+            least one.
+        ppo_kl_coef: c of "kl_cov", of at least 0: 1 in the paper; verl's
+            configuration has 0.1.
+        return_stats: return the fractions of clipped ratios and the mean KL
+            beside the loss.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
     """
 
@@ -1309,17 +1349,73 @@ class GRPOLoss(PreferenceModule):
     delta: float | None
     max_completion_length: int | None
     kl_clamp: float | None
+    use_bias_correction_kl: bool
+    sapo_temperature_pos: float
+    sapo_temperature_neg: float
+    vespo_k_pos: float
+    vespo_lambda_pos: float
+    vespo_k_neg: float
+    vespo_lambda_neg: float
+    clip_cov_ratio: float
+    clip_cov_lb: float
+    clip_cov_ub: float
+    kl_cov_ratio: float
+    ppo_kl_coef: float
+    return_stats: bool
+    @overload
+    def __init__(
+        self: "GRPOLoss[Tensor]", epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
+        importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None,
+        max_completion_length: int | None = None, reduction: Reduction = "mean", *, kl_clamp: float | None = None,
+        use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05,
+        vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
+        clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002,
+        ppo_kl_coef: float = 1.0, return_stats: Literal[False] = False, empty: Empty = "nan",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "GRPOLoss[PolicyLossOutput]", epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
+        importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None,
+        max_completion_length: int | None = None, reduction: Reduction = "mean", *, kl_clamp: float | None = None,
+        use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05,
+        vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
+        clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002,
+        ppo_kl_coef: float = 1.0, return_stats: Literal[True], empty: Empty = "nan",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "GRPOLoss[Tensor | PolicyLossOutput]", epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
+        importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None,
+        max_completion_length: int | None = None, reduction: Reduction = "mean", *, kl_clamp: float | None = None,
+        use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05,
+        vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
+        clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002,
+        ppo_kl_coef: float = 1.0, return_stats: bool = False, empty: Empty = "nan",
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0, importance_sampling_level: str = "token",
         loss_type: str = "grpo", delta: float | None = None, max_completion_length: int | None = None, reduction: Reduction = "mean", *,
-        kl_clamp: float | None = None, empty: Empty = "nan",
+        kl_clamp: float | None = None, use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0,
+        sapo_temperature_neg: float = 1.05, vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0,
+        vespo_lambda_neg: float = 2.0, clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0,
+        kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0, return_stats: bool = False, empty: Empty = "nan",
     ) -> None:
         super().__init__(
             reduction=reduction, epsilon=epsilon, epsilon_high=epsilon_high, beta=beta, importance_sampling_level=importance_sampling_level,
-            loss_type=loss_type, delta=delta, max_completion_length=max_completion_length, kl_clamp=kl_clamp, empty=empty,
+            loss_type=loss_type, delta=delta, max_completion_length=max_completion_length, kl_clamp=kl_clamp,
+            use_bias_correction_kl=use_bias_correction_kl, sapo_temperature_pos=sapo_temperature_pos,
+            sapo_temperature_neg=sapo_temperature_neg, vespo_k_pos=vespo_k_pos, vespo_lambda_pos=vespo_lambda_pos, vespo_k_neg=vespo_k_neg,
+            vespo_lambda_neg=vespo_lambda_neg, clip_cov_ratio=clip_cov_ratio, clip_cov_lb=clip_cov_lb, clip_cov_ub=clip_cov_ub,
+            kl_cov_ratio=kl_cov_ratio, ppo_kl_coef=ppo_kl_coef, return_stats=return_stats, empty=empty,
         )
+
+    def forward(self, *logps: Tensor | None, **per_call: Any) -> Result:
+        return self.compute(*logps, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
 
 
 class GaussianFocalLoss(TargetModule):
@@ -2783,6 +2879,52 @@ class ORPOLoss(PreferenceModule):
         super().__init__(reduction=reduction, beta=beta, alpha=alpha, empty=empty)
 
 
+class PPOValueLoss(LossModule, Generic[Result]):
+    """Clipped value loss of PPO: see ppo_value_loss.
+
+    For type checkers a call gives a Tensor, or with return_stats
+    ValueLossOutput. `forward` takes that function's tensors.
+
+    Args:
+        cliprange_value: c above 0.
+        reduction: "mean", "sum", or "none" for one loss an item.
+        return_stats: return the fraction of clipped tokens beside the loss.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+    """
+
+    function = staticmethod(functional.ppo_value_loss)
+    reduction: Reduction
+    cliprange_value: float
+    return_stats: bool
+    @overload
+    def __init__(
+        self: "PPOValueLoss[Tensor]", cliprange_value: float = 0.2, reduction: Reduction = "mean", *, return_stats: Literal[False] = False,
+        empty: Empty = "nan",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "PPOValueLoss[ValueLossOutput]", cliprange_value: float = 0.2, reduction: Reduction = "mean", *, return_stats: Literal[True],
+        empty: Empty = "nan",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "PPOValueLoss[Tensor | ValueLossOutput]", cliprange_value: float = 0.2, reduction: Reduction = "mean", *,
+        return_stats: bool = False, empty: Empty = "nan",
+    ) -> None: ...
+
+    @constructor
+    def __init__(
+        self, cliprange_value: float = 0.2, reduction: Reduction = "mean", *, return_stats: bool = False, empty: Empty = "nan",
+    ) -> None:
+        super().__init__(reduction=reduction, cliprange_value=cliprange_value, return_stats=return_stats, empty=empty)
+
+    def forward(self, *logps: Tensor | None, **per_call: Any) -> Result:
+        return self.compute(*logps, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
+
+
 class PoissonNLLLoss(TargetModule):
     """Poisson negative log-likelihood as torch.nn.PoissonNLLLoss: see
     poisson_nll_loss.
@@ -3253,6 +3395,7 @@ class SimPOLoss(PreferenceModule):
         loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative
             log-likelihood: add cpo_alpha times it to this loss.
         reduction: "mean", "sum", or "none" for one loss an item.
+        alpha: α of AlphaPO; 0 is SimPO.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
     """
 
@@ -3262,13 +3405,16 @@ class SimPOLoss(PreferenceModule):
     gamma: float
     label_smoothing: float
     loss_type: str
+    alpha: float
 
     @constructor
     def __init__(
         self, beta: float = 2.0, gamma: float = 0.5, label_smoothing: float = 0.0, loss_type: str = "sigmoid",
-        reduction: Reduction = "mean", *, empty: Empty = "nan",
+        reduction: Reduction = "mean", *, alpha: float = 0.0, empty: Empty = "nan",
     ) -> None:
-        super().__init__(reduction=reduction, beta=beta, gamma=gamma, label_smoothing=label_smoothing, loss_type=loss_type, empty=empty)
+        super().__init__(
+            reduction=reduction, beta=beta, gamma=gamma, label_smoothing=label_smoothing, loss_type=loss_type, alpha=alpha, empty=empty,
+        )
 
 
 class SmoothL1Loss(TargetModule):
@@ -3481,6 +3627,40 @@ class SymmetricCrossEntropyLoss(TargetModule):
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
             z_loss=z_loss, weight=weight, ignore_index=ignore_index, alpha=alpha, beta=beta, log_zero=log_zero,
+        )
+
+
+class TPOLoss(PreferenceModule):
+    """Triple preference optimisation: see tpo_loss.
+
+    `forward` takes that function's tensors.
+
+    Args:
+        beta: β above 0.
+        label_smoothing: ε in [0, 0.5], 0 with "hinge" and "ipo".
+        loss_type: "sigmoid", "hinge", "ipo" or "tpo-l".
+        tpo_alpha: α of at least 0.
+        tpo_l_gamma: the margin γ of "tpo-l".
+        reduction: "mean", "sum", or "none" for one loss an item.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+    """
+
+    function = staticmethod(functional.tpo_loss)
+    reduction: Reduction
+    beta: float
+    label_smoothing: float
+    loss_type: str
+    tpo_alpha: float
+    tpo_l_gamma: float
+
+    @constructor
+    def __init__(
+        self, beta: float = 0.01, label_smoothing: float = 0.0, loss_type: str = "sigmoid", tpo_alpha: float = 1.0,
+        tpo_l_gamma: float = 0.5, reduction: Reduction = "mean", *, empty: Empty = "nan",
+    ) -> None:
+        super().__init__(
+            reduction=reduction, beta=beta, label_smoothing=label_smoothing, loss_type=loss_type, tpo_alpha=tpo_alpha,
+            tpo_l_gamma=tpo_l_gamma, empty=empty,
         )
 
 

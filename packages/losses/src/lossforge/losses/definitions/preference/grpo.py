@@ -1,29 +1,54 @@
-"""Group-relative policy optimisation: the clipped policy gradient over the tokens of sampled completions."""
+"""Group-relative policy optimisation and its relatives: objectives over the tokens of sampled completions, and PPO's value loss."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.objectives import EXPONENT, POLICIES, Policy, PolicyObjective, PolicyOptions, Tokens, lists
 from lossforge.losses.option_types import Empty, Reduction
 
+__all__ = ["PolicyLossOutput", "ValueLossOutput"]
+
 LEVELS = ("token", "sequence")
-LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
 
 
-def _clipped_ratio(log_ratio: Tensor, advantages: Tensor, low: float, high: float, delta: float | None) -> Tensor:
-    """Return the ratio r for which r A is the minimum of r A and clip(r) A. Its gradient is 0 where clipped, even if eʳ overflows."""
-    ratio = log_ratio.detach().exp()
-    above = (advantages >= 0) & (ratio > high)
-    below = (advantages <= 0) & (ratio < low)
-    clipped, bound = above | below, torch.where(above, high, torch.where(below, low, ratio))
-    if delta is not None:
-        far = (advantages < 0) & (ratio > delta)
-        clipped, bound = clipped | far, torch.where(far, delta, bound)
-    return torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp())
+class PolicyLossOutput(NamedTuple):
+    """What `grpo_loss` returns with return_stats. All but the loss are without gradient, for logs.
+
+    Attributes:
+        loss: the loss, reduced as asked for.
+        clipped_low: fraction of tokens (completions, with the ratio of a sequence) with A < 0 whose ratio is below its bound, 0-d; 0 for
+            losses that do not clip.
+        clipped_high: fraction with A > 0 whose ratio is above its bound, 0-d. "dppo_tv", "dppo_kl" and "clip_cov" also count the tokens
+            that they leave out, by the sign of A in one of both.
+        kl: mean over tokens of the estimate of KL(π ‖ π_ref), 0-d; None without ref_per_token_logps.
+    """
+
+    loss: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    kl: Tensor | None
 
 
-@objective("GRPOLoss", "Group-relative policy optimisation")
+class ValueLossOutput(NamedTuple):
+    """What `ppo_value_loss` returns with return_stats.
+
+    Attributes:
+        loss: the loss, reduced as asked for.
+        clipped: fraction of tokens whose clipped error is the larger one, 0-d, without gradient.
+    """
+
+    loss: Tensor
+    clipped: Tensor
+
+
+@objective(
+    "GRPOLoss", "Group-relative policy optimisation", " For type checkers a call gives a Tensor, or with return_stats PolicyLossOutput."
+)
+@lists(POLICIES=POLICIES)
 def grpo_loss(
     per_token_logps: Tensor,  # (N, T)
     advantages: Tensor,  # (N,) or (N, T)
@@ -39,58 +64,98 @@ def grpo_loss(
     max_completion_length: int | None = None,
     reduction: Reduction = "mean",
     *,
+    importance_sampling_ratio: Tensor | None = None,  # (N, T) or (N, 1)
     kl_clamp: float | None = None,
+    use_bias_correction_kl: bool = False,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
+    vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0,
+    vespo_k_neg: float = 3.0,
+    vespo_lambda_neg: float = 2.0,
+    clip_cov_ratio: float = 2e-4,
+    clip_cov_lb: float = 1.0,
+    clip_cov_ub: float = 5.0,
+    kl_cov_ratio: float = 2e-4,
+    ppo_kl_coef: float = 1.0,
+    return_stats: bool = False,
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
-) -> Tensor:
-    """Compute the loss of group-relative policy optimisation (GRPO), with the importance ratio of a token (DeepSeek) or a sequence (GSPO).
+) -> Tensor | PolicyLossOutput:
+    """Compute the loss of group-relative policy optimisation (GRPO), or of another objective over sampled completions.
 
-    Per token t of completion i, with q = log π_ref - log π and clip to [1 - ε, 1 + ε_high]:
+    Per token t of completion i, with q = log π_ref - log π, r = π / π_old and A = Aᵢₜ:
 
-        lᵢₜ = -min(rᵢₜ Aᵢₜ, clip(rᵢₜ) Aᵢₜ) + β (e^q - q - 1)
+        lᵢₜ = ℓ(r, A) + β (e^q - q - 1)
+
+    loss_type: ℓ, where clip is to [1 - ε, 1 + ε_high], sg lets no gradient through, and τ, k and λ are
+    those of the sign of A:
+
+    {POLICIES}
+
+    It also says how tokens are weighted: what the items are, and the divisor of their sum in the mean. `normalizer` replaces the divisor;
+    reduction "none" returns the items:
+
+        "grpo", "sapo", "gmpo", "a2po"  completions, means over tokens, (N,)   divisor: N
+        "luspo"                         completions, sums over tokens, (N,)    divisor: N
+        "dr_grpo"                       tokens, (N, T)                         divisor: N max_completion_length
+        the other ones                  tokens, (N, T)                         divisor: tokens that count
+
+    The page "Preferences and policies" of the documentation has the sources and says when to use each. "grpo" weights the tokens of long
+    completions less. Dr. GRPO's constant divisor avoids that. Its paper also does not divide advantages by their standard deviation; this
+    is up to the caller, who passes the advantages. DAPO's batch spans devices: give its number of tokens as normalizer. A completion
+    without tokens has loss 0 and counts in N, as in TRL.
 
     importance_sampling_level: "token", r = π / π_old of the token; "sequence", r = (π(y) / π_old(y))^(1 / |y|), shared by its tokens.
 
-    loss_type: how tokens are weighted. It defines the items, and the divisor of their sum in the mean. `normalizer` replaces the divisor;
-    reduction "none" returns the items:
-
-        "grpo"     item: completion, (1 / |yᵢ|) Σₜ lᵢₜ, (N,)     divisor: N                          arXiv 2402.03300
-        "bnpo"     item: token, (N, T)                           divisor: tokens that count          TRL's name, per batch
-        "dapo"     as "bnpo"; the paper's batch spans devices: give its number of tokens as normalizer    arXiv 2503.14476
-        "dr_grpo"  item: token, (N, T)                           divisor: N max_completion_length    arXiv 2503.20783
-
-    "grpo" weights the tokens of long completions less. Dr. GRPO's constant divisor avoids that. Its paper also does not divide advantages
-    by their standard deviation; this is up to the caller, who passes the advantages. A completion without tokens has loss 0 and counts in
-    N, as in TRL.
-
     Edges: the estimate of KL, e^q - q - 1, is inf from a gap q of 89 nats on, and its gradient -inf, as TRL's: one such token ends a
     training. `kl_clamp` keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0, the policy gradient is 0 even if r
-    overflows. If no token counts, "bnpo" and "dapo" give nan, or 0 with empty="zero" (TRL: 0).
+    overflows. Where log π is -inf and its factor 0, ℓ is 0. If no token counts, a divisor of tokens gives nan, or 0 with empty="zero" (TRL:
+    0). Tokens whose importance_sampling_ratio is 0 have ℓ = 0, whatever they hold.
 
     Args:
         per_token_logps: (N, T), in nats.
-        advantages: (N,) or (N, T), one for each completion or token.
+        advantages: (N,) or (N, T), one for each completion or token; (N,) for "gmpo" and "a2po", where it is r - V*.
         old_per_token_logps: (N, T), of the policy that sampled the completions. None: of the current policy; r is 1, with its gradient.
-        ref_per_token_logps: (N, T), needed where beta > 0, otherwise unused.
+        ref_per_token_logps: (N, T), needed where beta > 0 (but for "dro"), otherwise for return_stats alone.
         mask: (N, T), bool or integer, non-zero where a token counts (TRL's completion_mask). Tokens that do not count may hold any value,
             also nan.
-        epsilon: in [0, 1].
-        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28).
-        beta: β of at least 0, default TRL's 0; 0.04 in the paper.
-        importance_sampling_level: "token", or "sequence": GSPO (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4.
-        loss_type: "grpo", "bnpo", "dapo" or "dr_grpo".
+        epsilon: in [0, 1]; 1 is no lower bound. For "gmpo" a bound of ln r, for "dppo_tv" and "dppo_kl" of the divergence.
+        epsilon_high: of at least 0, default epsilon (DAPO takes 0.28). TRL's "cispo" takes 1 + epsilon_high by this name, and has no lower
+            bound.
+        beta: β of at least 0, default TRL's 0; 0.04 in the paper. "a2po" and "dro" need it above 0, as part of ℓ, and have no KL term.
+        importance_sampling_level: "token", or "sequence": GSPO (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4. Only with the four
+            first ones, "luspo", "cispo" and "sapo".
+        loss_type: a name of the table.
         delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r is otherwise unbounded (two-sided clipping, arXiv
-            2505.07291).
+            2505.07291). For "dppo_tv" and "dppo_kl" the largest weight, default 20.
         max_completion_length: for "dr_grpo" only, default T.
+        importance_sampling_ratio: (N, T) or (N, 1), of at least 0, π_old / π_sampler of an inference engine, truncated or masked as the
+            trainer has it. It multiplies ℓ and not the KL term; "vespo" takes it into w, "gmpo" its geometric mean. It has no gradient.
         kl_clamp: above 0, the largest size of q in the estimate of KL, whose gradient is 0 beyond it. None: no bound, as TRL.
+        use_bias_correction_kl: multiply the estimate of KL by r (DeepSeek-V3.2), so that it is unbiased off the policy.
+        sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.
+        sapo_temperature_neg: τ of "sapo" elsewhere, above 0.
+        vespo_k_pos: k of "vespo" where A is above 0, of at least 0.
+        vespo_lambda_pos: λ of "vespo" where A is above 0, above 0.
+        vespo_k_neg: k of "vespo" elsewhere, of at least 0.
+        vespo_lambda_neg: λ of "vespo" elsewhere, above 0.
+        clip_cov_ratio: share of tokens that "clip_cov" leaves out, in [0, 1], at least one.
+        clip_cov_lb: least covariance of those tokens; a token's covariance is (A - mean A) (log π - mean log π).
+        clip_cov_ub: largest covariance of those tokens.
+        kl_cov_ratio: share of tokens that "kl_cov" penalises, in [0, 1], at least one.
+        ppo_kl_coef: c of "kl_cov", of at least 0: 1 in the paper; verl's configuration has 0.1.
+        return_stats: return the fractions of clipped ratios and the mean KL beside the loss.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" the items. With return_stats PolicyLossOutput.
 
     Examples:
         >>> logps = -torch.rand(4, 12, requires_grad=True)
         >>> grpo_loss(logps, torch.randn(4), mask=torch.ones(4, 12, dtype=torch.bool)).backward()
     """
-    beta = checks.number("beta", beta, 0.0)
-    if checks.nonzero(beta) and ref_per_token_logps is None:
-        raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
+    checks.one_of("loss_type", loss_type, tuple(POLICIES))
+    objective = POLICIES[loss_type]
     given = same_shapes(
         ("old_per_token_logps", "ref_per_token_logps"),
         per_token_logps=per_token_logps,
@@ -98,46 +163,187 @@ def grpo_loss(
         ref_per_token_logps=ref_per_token_logps,
     )
     checks.fits("per_token_logps", per_token_logps, per_token_logps.ndim == 2, "have shape (N, T)")
-    checks.floating("advantages", advantages)
-    if advantages.shape not in (per_token_logps.shape, per_token_logps.shape[:1]):
-        shape = tuple(per_token_logps.shape)
-        raise ValueError(f"advantages must have shape {shape[:1]} or {shape}, got {tuple(advantages.shape)}")
-    checks.beside("advantages", advantages, per_token_logps, "per_token_logps")
+    _check_advantages(advantages, per_token_logps, loss_type)
     check_mask(mask, "per_token_logps", per_token_logps)
+    _check_sampler(importance_sampling_ratio, per_token_logps, loss_type)
+    checks.one_of("importance_sampling_level", importance_sampling_level, LEVELS)
+    if importance_sampling_level == "sequence" and not objective.level:
+        named = ", ".join(f'"{name}"' for name, each in POLICIES.items() if each.level)
+        raise ValueError(f'importance_sampling_level "sequence" needs a loss_type of {named}, got {loss_type!r}')
     epsilon = checks.number("epsilon", epsilon, 0.0, 1.0)
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
     epsilon_high = checks.number("epsilon_high", epsilon_high, 0.0)
-    checks.one_of("importance_sampling_level", importance_sampling_level, LEVELS)
-    checks.one_of("loss_type", loss_type, LOSS_TYPES)
     if delta is not None:
         delta = checks.number("delta", delta, 1.0 if isinstance(epsilon_high, Tensor) else 1 + epsilon_high, exclusive=True)
     if kl_clamp is not None:
         kl_clamp = checks.number("kl_clamp", kl_clamp, 0.0, exclusive=True)
-    length = per_token_logps.shape[1]
-    if max_completion_length is not None:
-        max_completion_length = checks.whole_number("max_completion_length", max_completion_length)
-        if max_completion_length < 1 or loss_type != "dr_grpo":
-            raise ValueError(
-                f'max_completion_length must be at least 1, with loss_type "dr_grpo", got {max_completion_length} with {loss_type!r}'
-            )
-        length = max_completion_length
+    options = PolicyOptions(
+        epsilon=epsilon,
+        epsilon_high=epsilon_high,
+        beta=_check_beta(beta, loss_type, ref_per_token_logps),
+        delta=delta,
+        sapo_temperature_pos=checks.number("sapo_temperature_pos", sapo_temperature_pos, 0.0, exclusive=True),
+        sapo_temperature_neg=checks.number("sapo_temperature_neg", sapo_temperature_neg, 0.0, exclusive=True),
+        vespo_k_pos=checks.number("vespo_k_pos", vespo_k_pos, 0.0),
+        vespo_lambda_pos=checks.number("vespo_lambda_pos", vespo_lambda_pos, 0.0, exclusive=True),
+        vespo_k_neg=checks.number("vespo_k_neg", vespo_k_neg, 0.0),
+        vespo_lambda_neg=checks.number("vespo_lambda_neg", vespo_lambda_neg, 0.0, exclusive=True),
+        clip_cov_ratio=checks.number("clip_cov_ratio", clip_cov_ratio, 0.0, 1.0),
+        clip_cov_lb=checks.number("clip_cov_lb", clip_cov_lb),
+        clip_cov_ub=checks.number("clip_cov_ub", clip_cov_ub),
+        kl_cov_ratio=checks.number("kl_cov_ratio", kl_cov_ratio, 0.0, 1.0),
+        ppo_kl_coef=checks.number("ppo_kl_coef", ppo_kl_coef, 0.0),
+    )
+    length = _check_length(max_completion_length, per_token_logps, loss_type)
 
     advantages, *logps = accurate(advantages, *given)
     keep = torch.ones_like(per_token_logps, dtype=torch.bool) if mask is None else mask != 0
     logps = [torch.where(keep, t, 0.0) for t in logps]
     advantages = advantages.unsqueeze(1) if advantages.ndim == 1 else torch.where(keep, advantages, 0.0)
-    policy, tokens = logps[0], keep.sum(1)
+    policy, counts = logps[0], keep.sum(1)
+    reference = None if ref_per_token_logps is None else logps[-1]
     log_ratio = policy - (policy.detach() if old_per_token_logps is None else logps[1])
+    level = log_ratio
     if importance_sampling_level == "sequence":
-        log_ratio = (log_ratio.sum(1) / tokens.clamp(min=1)).unsqueeze(1)
-    losses = -advantages * _clipped_ratio(log_ratio, advantages, 1 - epsilon, 1 + epsilon_high, delta)
-    if checks.nonzero(beta):
-        q = logps[-1] - policy
+        level = (log_ratio.sum(1) / counts.clamp(min=1)).unsqueeze(1)
+    sampler = None if importance_sampling_ratio is None else importance_sampling_ratio.to(policy.dtype)
+    if sampler is not None and sampler.shape[1] == policy.shape[1]:
+        sampler = torch.where(keep, sampler, 1.0)
+    computed = _weighted(objective, Tokens(policy, log_ratio, level, reference, advantages, keep, sampler, options))
+    losses, kl = computed.losses, None
+    in_loss = checks.nonzero(options.beta) and loss_type not in ("a2po", "dro")
+    if reference is not None and (in_loss or return_stats):
+        q = reference - policy
         if kl_clamp is not None:
             q = q.clamp(-kl_clamp, kl_clamp)
-        losses = losses + beta * (torch.expm1(q) - q)
+        kl = torch.expm1(q) - q
+        if use_bias_correction_kl:
+            kl = kl * level.clamp(max=EXPONENT).exp()
+        if in_loss:
+            losses = losses + options.beta * kl
     losses = torch.where(keep, losses, 0.0)
-    if loss_type == "grpo":
-        losses = losses.sum(1) / tokens.clamp(min=1)
-    items = {"grpo": len(per_token_logps), "dr_grpo": len(per_token_logps) * length}.get(loss_type)
-    return reduced(losses, reduction, normalizer, empty, tokens.sum() if items is None else items)
+    if objective.items == "mean":
+        losses = losses.sum(1) / counts.clamp(min=1)
+    elif objective.items == "sum":
+        losses = losses.sum(1)
+    items: int | Tensor = len(per_token_logps) * (length if objective.items == "length" else 1)
+    if objective.items == "tokens":
+        items = counts.sum()
+    loss = reduced(losses, reduction, normalizer, empty, items)
+    return _with_stats(loss, computed, kl, advantages, keep) if return_stats else loss
+
+
+def _check_advantages(advantages: Tensor, x: Tensor, loss_type: str) -> None:
+    checks.floating("advantages", advantages)
+    if loss_type in ("gmpo", "a2po"):
+        checks.fits("advantages", advantages, advantages.shape == x.shape[:1], "have shape {} for {}", tuple(x.shape[:1]), loss_type)
+    if advantages.shape not in (x.shape, x.shape[:1]):
+        shape = tuple(x.shape)
+        raise ValueError(f"advantages must have shape {shape[:1]} or {shape}, got {tuple(advantages.shape)}")
+    checks.beside("advantages", advantages, x, "per_token_logps")
+
+
+def _check_sampler(ratio: Tensor | None, x: Tensor, loss_type: str) -> None:
+    if ratio is None:
+        return
+    if loss_type == "a2po":
+        raise ValueError('importance_sampling_ratio must be None with loss_type "a2po", which has no ratio')
+    checks.floating_beside("importance_sampling_ratio", ratio, x, "per_token_logps")
+    checks.without_gradient("importance_sampling_ratio", ratio)
+    if ratio.shape not in (x.shape, (len(x), 1)):
+        raise ValueError(f"importance_sampling_ratio must have shape {tuple(x.shape)} or {(len(x), 1)}, got {tuple(ratio.shape)}")
+
+
+def _check_beta(beta: float, loss_type: str, reference: Tensor | None) -> float:
+    within = loss_type in ("a2po", "dro")
+    if within and not checks.nonzero(checks.number("beta", beta, 0.0)):
+        raise ValueError(f"beta must be above 0 with loss_type {loss_type!r}, got {beta!r}")
+    beta = checks.number("beta", beta, 0.0)
+    if checks.nonzero(beta) and reference is None and loss_type != "dro":
+        raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
+    return beta
+
+
+def _check_length(most: int | None, x: Tensor, loss_type: str) -> int:
+    if most is None:
+        return x.shape[1]
+    most = checks.whole_number("max_completion_length", most)
+    if most < 1 or loss_type != "dr_grpo":
+        raise ValueError(f'max_completion_length must be at least 1, with loss_type "dr_grpo", got {most} with {loss_type!r}')
+    return most
+
+
+def _weighted(objective: PolicyObjective, t: Tokens) -> Policy:
+    """Compute an objective, multiplied by the sampler's correction; where that is 0, what a token holds does not matter."""
+    if t.sampler is None or objective.weighs:
+        return objective.compute(t)
+    nothing = t.sampler == 0
+    policy, log_ratio = (torch.where(nothing, 0.0, each) for each in (t.policy, t.log_ratio))
+    level = log_ratio if t.level is t.log_ratio else t.level
+    computed = objective.compute(t._replace(policy=policy, log_ratio=log_ratio, level=level))
+    return computed._replace(losses=torch.where(nothing, 0.0, t.sampler * computed.losses))
+
+
+def _with_stats(loss: Tensor, computed: Policy, kl: Tensor | None, advantages: Tensor, keep: Tensor) -> PolicyLossOutput:
+    def fraction(where: Tensor | None, sign: Tensor) -> Tensor:
+        if where is None:
+            return torch.zeros_like(loss, dtype=advantages.dtype).sum()
+        where = where & sign
+        if where.shape[1] == 1 != keep.shape[1]:
+            return where.to(advantages.dtype).sum() / max(len(where), 1)
+        return _mean(where.to(advantages.dtype), keep)
+
+    low, high = fraction(computed.below, advantages < 0), fraction(computed.above, advantages > 0)
+    return PolicyLossOutput(loss, low, high, None if kl is None else _mean(kl.detach(), keep))
+
+
+def _mean(t: Tensor, keep: Tensor) -> Tensor:
+    """Return the mean over the tokens that count, 0 if there are none."""
+    return torch.where(keep, t, 0.0).sum() / keep.sum().clamp(min=1)
+
+
+@objective("PPOValueLoss", "Clipped value loss of PPO", " For type checkers a call gives a Tensor, or with return_stats ValueLossOutput.")
+def ppo_value_loss(
+    values: Tensor,  # any shape, usually (N, T)
+    returns: Tensor,  # as values
+    old_values: Tensor,  # as values
+    mask: Tensor | None = None,  # as values
+    cliprange_value: float = 0.2,
+    reduction: Reduction = "mean",
+    *,
+    return_stats: bool = False,
+    normalizer: float | Tensor | None = None,
+    empty: Empty = "nan",
+) -> Tensor | ValueLossOutput:
+    """Compute the value loss of proximal policy optimisation (PPO), whose steps are clipped.
+
+    With V_c = V_old + clip(V - V_old, -c, c):  L = ½ max((V - R)², (V_c - R)²)
+
+    The mean divides by the number of tokens that count. "none" gives one loss a token.
+
+    Source: arXiv 1707.06347 and OpenAI's baselines; the same as verl's. TRL's and OpenAI's coefficient vf_coef is up to the caller.
+
+    Args:
+        values: V, (N, T), of the value head that learns.
+        returns: R, (N, T), such as advantages + values of generalised advantage estimation.
+        old_values: V_old, (N, T), of the value head when the completions were sampled.
+        mask: (N, T), bool or integer, non-zero where a token counts. Other tokens may hold any value, also nan.
+        cliprange_value: c above 0.
+        return_stats: return the fraction of clipped tokens beside the loss.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one value a token. With return_stats ValueLossOutput.
+
+    Examples:
+        >>> values = torch.randn(4, 12, requires_grad=True)
+        >>> ppo_value_loss(values, torch.randn(4, 12), torch.randn(4, 12)).backward()
+    """
+    given = same_shapes(values=values, returns=returns, old_values=old_values)
+    check_mask(mask, "values", values)
+    bound = checks.number("cliprange_value", cliprange_value, 0.0, exclusive=True)
+    keep = torch.ones_like(values, dtype=torch.bool) if mask is None else mask != 0
+    value, target, old = (torch.where(keep, t, 0.0) for t in accurate(*given))
+    plain = (value - target).square()
+    clipped = (torch.maximum(torch.minimum(value, old + bound), old - bound) - target).square()
+    loss = reduced(0.5 * torch.maximum(plain, clipped), reduction, normalizer, empty, keep.sum())
+    return ValueLossOutput(loss, _mean((clipped > plain).to(loss.dtype), keep)) if return_stats else loss

@@ -6,7 +6,11 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, Pair, hinge, lists, power_score, smoothed
 from lossforge.losses.option_types import Empty, Reduction
+
+SMOOTHED = tuple(name for name, each in PAIRS.items() if each.smoothed)
+WITH_DIVERGENCE = tuple(name for name, each in PAIRS.items() if each.divergence)
 
 
 def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing: float) -> float:
@@ -14,23 +18,13 @@ def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing:
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
     if loss_type == "robust" and not isinstance(label_smoothing, Tensor) and label_smoothing == 0.5:
         raise ValueError('label_smoothing must be below 0.5 with loss_type "robust", whose divisor is 1 - 2 label_smoothing, got 0.5')
-    if checks.nonzero(label_smoothing) and loss_type not in ("sigmoid", "robust"):
-        raise ValueError(f'label_smoothing needs loss_type "sigmoid" or "robust", got {label_smoothing!r} with {loss_type!r}')
+    if loss_type == "exo_pair" and not checks.nonzero(label_smoothing):
+        raise ValueError('label_smoothing must be above 0 with loss_type "exo_pair", which takes its logarithm, such as 1e-3, got 0.0')
+    taken = [each for each in (*SMOOTHED, "tpo-l") if each in accepted]
+    if checks.nonzero(label_smoothing) and loss_type not in taken:
+        named = " or ".join(f'"{each}"' for each in taken)
+        raise ValueError(f"label_smoothing needs loss_type {named}, got {label_smoothing!r} with {loss_type!r}")
     return label_smoothing
-
-
-def _smoothed(x: Tensor, label_smoothing: float) -> Tensor:
-    """Compute -(1 - ε) ln σ(x) - ε ln σ(-x), without 0 · inf where ε is 0."""
-    loss = -F.logsigmoid(x)
-    return (1 - label_smoothing) * loss - label_smoothing * F.logsigmoid(-x) if checks.nonzero(label_smoothing) else loss
-
-
-def _objective(x: Tensor, loss_type: str, label_smoothing: float) -> Tensor:
-    if loss_type == "hinge":
-        return F.relu(1 - x)
-    if loss_type == "robust" and checks.nonzero(label_smoothing):
-        return (label_smoothing * F.logsigmoid(-x) - (1 - label_smoothing) * F.logsigmoid(x)) / (1 - 2 * label_smoothing)
-    return _smoothed(x, label_smoothing)
 
 
 def _log_expm1(a: Tensor) -> Tensor:
@@ -114,13 +108,14 @@ def bradley_terry_loss(
     x = chosen - rejected
     if margin is not None:
         x = x - (rest[0] if rest else margin)
-    losses = _smoothed(x, label_smoothing)
+    losses = smoothed(x, label_smoothing)
     if checks.nonzero(center_rewards_coefficient):
         losses = losses + center_rewards_coefficient * (chosen + rejected).square()
     return reduced(losses, reduction, normalizer, empty)
 
 
 @objective("DPOLoss", "Direct preference optimisation")
+@lists(PAIRS=PAIRS)
 def dpo_loss(
     policy_chosen_logps: Tensor,  # any shape, usually (N,)
     policy_rejected_logps: Tensor,  # as policy_chosen_logps
@@ -131,32 +126,48 @@ def dpo_loss(
     loss_type: str = "sigmoid",
     reduction: Reduction = "mean",
     *,
+    f_divergence_type: str = "reverse_kl",
+    f_alpha_divergence_coef: float = 0.5,
+    discopop_tau: float = 0.05,
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
-    """Compute the loss of direct preference optimisation (DPO).
+    """Compute the loss of direct preference optimisation (DPO), or of an objective over the same log-probabilities.
 
-    With h = (log π_c - log π_r) - (log π_ref,c - log π_ref,r) and ε = label_smoothing:
+    With s = log π - log π_ref of a completion, h = s_c - s_r, β and ε = label_smoothing:
 
-        "sigmoid"  -(1 - ε) ln σ(βh) - ε ln σ(-βh)                  DPO, arXiv 2305.18290; ε > 0 is conservative DPO
-        "robust"   [-(1 - ε) ln σ(βh) + ε ln σ(-βh)] / (1 - 2ε)     robust DPO, arXiv 2403.00409
-        "hinge"    max(0, 1 - βh)                                   SLiC, arXiv 2305.10425, on DPO's rewards
-        "ipo"      (h - 1 / (2β))²                                  IPO, arXiv 2310.12036
+    {PAIRS}
 
-    Conservative and robust DPO differ: with labels swapped at rate ε, conservative DPO fits the noisy labels (its minimum is at
-    βh = ln((1 - ε) / ε)), while robust DPO's mean over the noise is plain DPO's loss on clean labels. Robust DPO has no lower bound.
+    smoothed(x) is -(1 - ε) ln σ(x) - ε ln σ(-x). "aot" and "aot_unpaired" compare sorted values, so an item is a rank of the batch, not a
+    pair. The page "Preferences and policies" of the documentation has the sources and says when to use each.
+
+    f_divergence_type: what keeps the policy near the reference (arXiv 2309.16240). s becomes f'(t) of t = π / π_ref:
+
+        "reverse_kl"        ln t
+        "forward_kl"        1 - 1 / t
+        "js_divergence"     ln 2t - ln(1 + t)
+        "alpha_divergence"  (t^(α - 1) - 1) / (α - 1)
+
+    Conservative ("sigmoid" with ε) and robust DPO differ: with labels swapped at rate ε, conservative DPO fits the noisy labels (its
+    minimum is at βh = ln((1 - ε) / ε)), while robust DPO's mean over the noise is plain DPO's loss on clean labels. Robust DPO has no lower
+    bound.
 
     Edges: where a policy gives -inf to the chosen completion, the loss is inf ("robust" too) and the gradient finite (for "ipo" -inf).
     Where it gives -inf to the rejected one, the loss has its limit, 0 without smoothing. Where policy and reference both give -inf, it is
-    nan.
+    nan. "nca_pair", "bco_pair" and "sppo_hard" are inf, too, where the policy gives -inf to the chosen one; "exo_pair", "apo_zero" and
+    "apo_down" are bounded. Exponents of f-divergences are cut at 80: beyond it a score has no gradient, as TRL's alpha divergence.
 
     The implicit rewards are β (log π - log π_ref).
 
     Args:
-        beta: β above 0, in the papers also τ for "ipo".
-        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", 0 for "hinge" and "ipo" (TRL ignores it there).
-        loss_type: "sigmoid", "robust", "hinge" or "ipo". For "ipo" TRL's trainer passes means over tokens; the paper and the authors of DPO
-            pass sums: choose one.
+        beta: β above 0, in the papers also τ for "ipo" and 1 / η for "sppo_hard".
+        label_smoothing: ε in [0, 0.5], below 0.5 for "robust", above 0 for "exo_pair", 0 for losses without ε (TRL ignores it there).
+        loss_type: a name of the table. For "ipo" TRL's trainer passes means over tokens; the paper and the authors of DPO pass sums: choose
+            one. TRL's "sigmoid_norm" is "sigmoid" of means.
+        f_divergence_type: "reverse_kl", "forward_kl", "js_divergence" or "alpha_divergence"; other than "reverse_kl" only with "sigmoid",
+            "robust", "hinge", "ipo", "exo_pair" and "discopop".
+        f_alpha_divergence_coef: α of "alpha_divergence"; 1 is the reverse KL divergence.
+        discopop_tau: τ above 0 of "discopop".
 
     Examples:
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
@@ -169,11 +180,33 @@ def dpo_loss(
         reference_rejected_logps=reference_rejected_logps,
     )
     beta = checks.number("beta", beta, 0.0, exclusive=True)
-    label_smoothing = _check_loss_type(loss_type, ("sigmoid", "robust", "hinge", "ipo"), label_smoothing)
+    label_smoothing = _check_loss_type(loss_type, tuple(PAIRS), label_smoothing)
+    checks.one_of("f_divergence_type", f_divergence_type, tuple(DIVERGENCES))
+    if f_divergence_type != "reverse_kl" and loss_type not in WITH_DIVERGENCE:
+        named = ", ".join(f'"{each}"' for each in WITH_DIVERGENCE)
+        raise ValueError(f'f_divergence_type other than "reverse_kl" needs a loss_type of {named}, got {loss_type!r}')
+    alpha = checks.number("f_alpha_divergence_coef", f_alpha_divergence_coef)
+    tau = checks.number("discopop_tau", discopop_tau, 0.0, exclusive=True)
     policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given)
-    h = (policy_chosen - reference_chosen) - (policy_rejected - reference_rejected)
-    losses = (h - 1 / (2 * beta)).square() if loss_type == "ipo" else _objective(beta * h, loss_type, label_smoothing)
-    return reduced(losses, reduction, normalizer, empty)
+    score = DIVERGENCES[f_divergence_type]
+    pair = Pair(
+        chosen=score(policy_chosen - reference_chosen, alpha),
+        rejected=score(policy_rejected - reference_rejected, alpha),
+        policy_gap=policy_chosen - policy_rejected,
+        reference_gap=reference_chosen - reference_rejected,
+        beta=beta,
+        epsilon=label_smoothing,
+        tau=tau,
+    )
+    return reduced(PAIRS[loss_type].compute(pair), reduction, normalizer, empty)
+
+
+WITHOUT_REFERENCE = ("sigmoid", "hinge", "ipo")
+
+
+def _without_reference(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: float, loss_type: str) -> Tensor:
+    gap = chosen - rejected
+    return PAIRS[loss_type].compute(Pair(chosen, rejected, gap, torch.zeros_like(gap), beta, label_smoothing))
 
 
 @objective("CPOLoss", "Contrastive preference optimisation")
@@ -215,10 +248,9 @@ def cpo_loss(
     """
     chosen, rejected = accurate(*same_shapes(policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps))
     beta = checks.number("beta", beta, 0.0, exclusive=True)
-    label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge", "ipo"), label_smoothing)
+    label_smoothing = _check_loss_type(loss_type, WITHOUT_REFERENCE, label_smoothing)
     cpo_alpha = _check_nll(policy_nll_loss, "cpo_alpha", cpo_alpha, policy_chosen_logps)
-    h = chosen - rejected
-    losses = (h - 1 / (2 * beta)).square() if loss_type == "ipo" else _objective(beta * h, loss_type, label_smoothing)
+    losses = _without_reference(chosen, rejected, beta, label_smoothing, loss_type)
     losses = _with_nll(losses, cpo_alpha, policy_nll_loss, chosen)
     return reduced(losses, reduction, normalizer, empty)
 
@@ -233,6 +265,7 @@ def simpo_loss(
     loss_type: str = "sigmoid",
     reduction: Reduction = "mean",
     *,
+    alpha: float = 0.0,
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
@@ -243,6 +276,9 @@ def simpo_loss(
         "sigmoid"  -(1 - ε) ln σ(x) - ε ln σ(-x)
         "hinge"    max(0, 1 - x)
 
+    alpha: AlphaPO (arXiv 2501.03884). The reward log p̄ of a completion, p̄ = exp(log π / |y|), becomes (1 - p̄^-α) / α, which has it as
+    limit at α = 0. A small α above 0, such as 0.25, makes likely completions count less; one below 0 the reverse. Exponents are cut at 80.
+
     Source: arXiv 2405.14734.
 
     Args:
@@ -252,6 +288,7 @@ def simpo_loss(
         gamma: the margin γ itself. The authors' code takes gamma_beta_ratio = γ / β (0.25) and beta 2.0, the defaults here; TRL has γ as
             simpo_gamma (0.5) and beta 0.1.
         label_smoothing: ε in [0, 0.5], 0 with "hinge".
+        alpha: α of AlphaPO; 0 is SimPO.
         loss_type: "sigmoid" or "hinge". CPO-SimPO adds a negative log-likelihood: add cpo_alpha times it to this loss.
 
     Examples:
@@ -262,7 +299,70 @@ def simpo_loss(
     beta = checks.number("beta", beta, 0.0, exclusive=True)
     gamma = checks.number("gamma", gamma)
     label_smoothing = _check_loss_type(loss_type, ("sigmoid", "hinge"), label_smoothing)
-    losses = _objective(beta * (chosen - rejected) - gamma, loss_type, label_smoothing)
+    alpha = checks.number("alpha", alpha)
+    if checks.nonzero(alpha):
+        chosen, rejected = power_score(chosen, -alpha), power_score(rejected, -alpha)
+    x = beta * (chosen - rejected) - gamma
+    return reduced(hinge(x) if loss_type == "hinge" else smoothed(x, label_smoothing), reduction, normalizer, empty)
+
+
+@objective("TPOLoss", "Triple preference optimisation")
+def tpo_loss(
+    policy_chosen_logps: Tensor,  # any shape, usually (N,)
+    policy_rejected_logps: Tensor,  # as policy_chosen_logps
+    policy_gold_logps: Tensor,  # as policy_chosen_logps
+    beta: float = 0.01,
+    label_smoothing: float = 0.0,
+    loss_type: str = "sigmoid",
+    tpo_alpha: float = 1.0,
+    tpo_l_gamma: float = 0.5,
+    reduction: Reduction = "mean",
+    *,
+    normalizer: float | Tensor | None = None,
+    empty: Empty = "nan",
+) -> Tensor:
+    """Compute the loss of triple preference optimisation (TPO): a preference without reference model, and the likelihood of a third, gold
+    completion.
+
+    With h = log π_c - log π_r and ε = label_smoothing:  L = ℓ(h) - α log π_gold, where ℓ is
+
+        "sigmoid"  -(1 - ε) ln σ(βh) - ε ln σ(-βh)
+        "hinge"    max(0, 1 - βh)
+        "ipo"      (h - 1 / (2β))²
+        "tpo-l"    -(1 - ε) ln σ(βh - γ) - ε ln σ(γ - βh)
+
+    Source: arXiv 2405.16681.
+
+    Args:
+        policy_chosen_logps: (N,), in nats, summed over tokens; means over tokens for "tpo-l" and, as in TRL, for "ipo".
+        policy_rejected_logps: (N,), in the same way.
+        policy_gold_logps: (N,), of the gold completions. TRL's trainer has the mean over all their tokens of the batch: give that mean for
+            each, to match it.
+        beta: β above 0.
+        label_smoothing: ε in [0, 0.5], 0 with "hinge" and "ipo".
+        loss_type: "sigmoid", "hinge", "ipo" or "tpo-l".
+        tpo_alpha: α of at least 0.
+        tpo_l_gamma: the margin γ of "tpo-l".
+
+    Examples:
+        >>> chosen, rejected, gold = -torch.rand(3, 8, requires_grad=True)
+        >>> tpo_loss(chosen, rejected, gold).backward()
+    """
+    chosen, rejected, gold = accurate(
+        *same_shapes(
+            policy_chosen_logps=policy_chosen_logps, policy_rejected_logps=policy_rejected_logps, policy_gold_logps=policy_gold_logps
+        )
+    )
+    beta = checks.number("beta", beta, 0.0, exclusive=True)
+    label_smoothing = _check_loss_type(loss_type, (*WITHOUT_REFERENCE, "tpo-l"), label_smoothing)
+    tpo_alpha = checks.number("tpo_alpha", tpo_alpha, 0.0)
+    tpo_l_gamma = checks.number("tpo_l_gamma", tpo_l_gamma)
+    if loss_type == "tpo-l":
+        losses = smoothed(beta * (chosen - rejected) - tpo_l_gamma, label_smoothing)
+    else:
+        losses = _without_reference(chosen, rejected, beta, label_smoothing, loss_type)
+    if checks.nonzero(tpo_alpha):
+        losses = losses - tpo_alpha * gold
     return reduced(losses, reduction, normalizer, empty)
 
 
