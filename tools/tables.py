@@ -18,6 +18,7 @@ from lossforge.bench.report import load, pictures, tables
 from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.definitions.linear import LINEAR as OF_LAYERS
 from lossforge.losses.definitions.preference.common import PREFERENCE
+from lossforge.losses.definitions.preference.objectives import PAIRS, POLICIES
 from lossforge.losses.templates.router import ROUTER
 from lossforge.losses.templates.rowwise import ROWWISE
 
@@ -142,11 +143,36 @@ def losses() -> str:
     return "\n\n".join(texts)
 
 
+def sources(paper: str) -> str:
+    """Return a source with a link to arXiv."""
+    return re.sub(r"arXiv (\S+)", r"[arXiv \1](https://arxiv.org/abs/\1)", paper)
+
+
+def pair_objectives() -> str:
+    rows = [[f"`{name}`", f"`{each.formula}`", each.use, sources(each.paper)] for name, each in PAIRS.items()]
+    return tables.markdown(("`loss_type`", "loss of a pair", "when", "source"), rows)
+
+
+WEIGHTS = {
+    "mean": "completions: mean over tokens",
+    "sum": "completions: sum over tokens",
+    "tokens": "tokens",
+    "length": "tokens, by `N max_completion_length`",
+}
+
+
+def policy_objectives() -> str:
+    rows = [[f"`{name}`", f"`{each.formula}`", WEIGHTS[each.items], each.use, sources(each.paper)] for name, each in POLICIES.items()]
+    return tables.markdown(("`loss_type`", "ℓ of a token", "what weighs the same", "when", "source"), rows)
+
+
 NOT_MEASURED = "Not measured yet."
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "losses": (losses,),
     "families": (families,),
     "functions": (functions,),
+    "pair objectives": (pair_objectives,),
+    "policy objectives": (policy_objectives,),
     **reported.SECTIONS,
 }
 """What makes each table, and the files of results that it reads."""

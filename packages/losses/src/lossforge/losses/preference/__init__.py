@@ -54,10 +54,12 @@ from lossforge.losses.functional import (
     grpo_loss,
     kto_loss,
     orpo_loss,
+    ppo_value_loss,
     sequence_logps,
     simpo_loss,
+    tpo_loss,
 )
-from lossforge.losses.modules import BradleyTerryLoss, CPOLoss, DPOLoss, GRPOLoss, KTOLoss, ORPOLoss, SimPOLoss
+from lossforge.losses.modules import BradleyTerryLoss, CPOLoss, DPOLoss, GRPOLoss, KTOLoss, ORPOLoss, PPOValueLoss, SimPOLoss, TPOLoss
 
 __all__ = [
     "BradleyTerryLoss",
@@ -66,13 +68,17 @@ __all__ = [
     "GRPOLoss",
     "KTOLoss",
     "ORPOLoss",
+    "PPOValueLoss",
     "SimPOLoss",
+    "TPOLoss",
     "bradley_terry_loss",
     "cpo_loss",
     "dpo_loss",
     "grpo_loss",
     "kto_loss",
     "orpo_loss",
+    "ppo_value_loss",
     "sequence_logps",
     "simpo_loss",
+    "tpo_loss",
 ]

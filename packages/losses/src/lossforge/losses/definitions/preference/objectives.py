@@ -141,7 +141,7 @@ PAIRS = {
         lambda p: hinge(p.x),
         "max(0, 1 - βh)",
         "SLiC, arXiv 2305.10425",
-        "Pairs that are separated by a margin shall have no more weight.",
+        "Pairs that a margin already separates have no weight.",
         divergence=True,
     ),
     "ipo": PairObjective(
@@ -181,7 +181,7 @@ PAIRS = {
         _aot,
         "smoothed(β (sort(π_c - π_r) - sort(ref_c - ref_r)))",
         "arXiv 2406.05882",
-        "The distribution of gaps over a batch shall dominate the reference's. Needs large batches.",
+        "Compares the distributions of gaps over a batch, not single pairs. Needs large batches.",
         smoothed=True,
     ),
     "aot_unpaired": PairObjective(
@@ -207,7 +207,7 @@ PAIRS = {
         _discopop,
         "σ(-βh/τ) (-ln σ(βh)) + σ(βh/τ) e^(-βh)",
         "arXiv 2406.08414",
-        "A loss found by search, close to DPO with a local maximum between its two parts.",
+        "A loss that language models found by search. It is not convex.",
         divergence=True,
     ),
 }
