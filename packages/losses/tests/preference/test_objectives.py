@@ -164,11 +164,9 @@ def test_bias_corrected_kl_and_the_sampler():
             )
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("a2po", "gmpo", "vespo", "kl_cov", "clip_cov")])
 def test_a_sampler_of_weight_zero(name):
     """A token whose correction is 0 may hold anything, where the formula is of tokens alone."""
-    if name in ("a2po", "gmpo", "vespo", "kl_cov", "clip_cov"):
-        pytest.skip("of the whole completion or batch")
     weight = torch.ones(4, 6, dtype=torch.float64)
     weight[:, 3] = 0
     options = {"loss_type": name, "importance_sampling_ratio": weight, "beta": 0.1 if name == "dro" else 0.0}
@@ -306,11 +304,16 @@ def check(call, items):
     assert torch.autograd.gradgradcheck(call, given, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", DIVERGENCES)
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name, each in PAIRS.items()
+        if not name.startswith("aot")
+        for kind in (DIVERGENCES if each.divergence else ("reverse_kl",))
+    ],
+)
 def test_pairs_by_their_formulas(name, kind):
-    if name.startswith("aot") or (kind != "reverse_kl" and not PAIRS[name].divergence):
-        pytest.skip("other formulas")
     e = SMOOTHING.get(name, 0.0)
 
     def call(*t):
