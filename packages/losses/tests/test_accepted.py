@@ -60,6 +60,7 @@ def changed(name: str, value: float) -> float:
     return {"label_smoothing": 0.125, "z_loss": 0.25, "eps": 0.25, "beta": 0.75, "clip": 0.125, "smoothing": 0.25}.get(name, value + 0.5)
 
 
+@pytest.mark.each("template")
 @EACH
 def test_numbers_may_be_tensors_and_numpys(loss, device, all_cases):
     """A 0-d tensor on the CPU has the value that it has at the call, also after it changed and where calls are kept."""

@@ -22,6 +22,7 @@ from lossforge.losses.check.template import check_edges
 from lossforge.losses.registry import LOSSES
 
 
+@pytest.mark.each("template")
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_every_loss_passes(loss, device, all_cases):
     """All of `check` but the kernels' values, which test_values.py compares for every loss.
@@ -113,6 +114,7 @@ def held_weight(x1, y1, x2, y2, u1, v1, u2, v2):
     return weight * (tl.abs(x1 - u1) + tl.abs(y1 - v1) + tl.abs(x2 - u2) + tl.abs(y2 - v2))
 
 
+@pytest.mark.slow
 def test_compiles_for_a_gpu_that_is_not_there():
     for loss, passed, detail in (
         (powers_and_tanh, True, ""),

@@ -37,6 +37,7 @@ def assert_same(got, expected, of=None):
         assert torch.equal(ours.nan_to_num(), before.nan_to_num()), of
 
 
+@pytest.mark.each("template")
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_losses(loss, device):
     single, half = plain_sample(loss, device), plain_sample(loss, device, torch.bfloat16)

@@ -48,6 +48,7 @@ def test_on_this_machine():
     assert f"{'cuda' if GPU else 'cpu'} tensors" in printed
 
 
+@pytest.mark.slow
 def test_for_machines_without_a_compiler():
     """Without a GPU nothing needs it: a kernel is compiled ahead of time by Triton's own tools."""
     status, printed = consult("--json", PATH="")

@@ -646,6 +646,7 @@ def weight_of_items(loss, sample: Sample) -> torch.Tensor:
     return weight
 
 
+@pytest.mark.each("template", "held")
 @pytest.mark.parametrize("held", [NAN, INF])
 @pytest.mark.parametrize("loss", WEIGHTED, ids=lambda loss: loss.name)
 def test_an_item_of_weight_0_adds_nothing_whatever_it_holds(loss, held, device):

@@ -132,9 +132,10 @@ def test_reference_gradients(loss, device, all_cases):
         def call(x, target, *rest, sample=sample, names=names):
             return loss.reference(x, target, reduction="mean", **{**sample.kwargs, **dict(zip(names, rest, strict=True))})
 
-        assert torch.autograd.gradcheck(call, leaves), sample.name
+        # a projection of the Jacobian by default, every entry with --all
+        assert torch.autograd.gradcheck(call, leaves, fast_mode=not all_cases), sample.name
         if sample.name in TWICE:
-            assert torch.autograd.gradgradcheck(call, leaves), sample.name
+            assert torch.autograd.gradgradcheck(call, leaves, fast_mode=not all_cases), sample.name
 
 
 @pytest.mark.each("template")

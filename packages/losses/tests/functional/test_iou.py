@@ -298,6 +298,7 @@ def test_l1_sums_over_the_coordinates(beta, device):
     torch.testing.assert_close(box_smooth_l1_loss(boxes1, boxes2, "mean", beta), 4 * judge(boxes1, boxes2, reduction="mean"))
 
 
+@pytest.mark.each("loss")
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_gradients_of_both(loss, dtype, device, all_cases):

@@ -572,6 +572,7 @@ def skipping(head, target):
     }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("call", skipping(torch.nn.Linear(6, 11), torch.zeros(7, dtype=torch.long)))
 def test_ignored_rows_are_skipped_under_compile(call, device):
     """Where torch.compile breaks its graph to wait for the number of rows: the value and all gradients, of several numbers."""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lossforge.patch.__main__ import main, patchable
+from lossforge.patch.__main__ import main, patchable, run
 
 SCRIPT = """
 import sys
@@ -59,26 +59,30 @@ def test_every_integration_with_a_patch_is_there():
         assert callable(importlib.import_module(f"lossforge.integrations.{library}").patch)
 
 
-def test_a_script_runs_unedited(tmp_path):
+@pytest.mark.each
+@pytest.mark.parametrize(("where", "script"), [(".", ["scripts/train.py"]), ("scripts", ["-m", "train"])], ids=["script", "module"])
+def test_a_script_runs_unedited(where, script, tmp_path):
     pytest.importorskip("trl")
     folder = tmp_path / "scripts"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     (folder / "beside.py").write_text("NAME = 'beside'\n")
-    done = command(tmp_path, "trl", "--", "scripts/train.py", "--steps", "2")
+    done = command(tmp_path / where, "trl", "--", *script, "--steps", "2")
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[-1] == "lossforge.integrations.trl beside ['--steps', '2']"
     assert "lossforge: trl 1." in done.stderr
-    done = command(folder, "trl", "--", "-m", "train", "--steps", "2")
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.splitlines()[-1] == "lossforge.integrations.trl beside ['--steps', '2']"
 
 
-def test_what_does_not_run_is_named(tmp_path):
-    pytest.importorskip("trl")
-    done = command(tmp_path, "trl", "--", "nothing-of-this-name")
-    assert done.returncode == 1
-    assert "nothing-of-this-name is not a .py file, and no installed Python program has this name" in done.stderr
-    done = command(tmp_path, "trl", "--", "nothing.py")
-    assert done.returncode == 1
-    assert "nothing.py" in done.stderr
+@pytest.mark.parametrize(
+    ("target", "error", "said"),
+    [
+        ("nothing-of-this-name", SystemExit, "nothing-of-this-name is not a .py file, and no installed Python program has this name"),
+        ("nothing.py", FileNotFoundError, r"nothing\.py"),
+    ],
+    ids=["program", "script"],
+)
+def test_what_does_not_run_is_named(target, error, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(error, match=said):
+        run([target])

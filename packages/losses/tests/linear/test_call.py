@@ -103,6 +103,7 @@ def test_compile_without_ignored_rows(device):
     agree(gradients(compiled, leaves, target), gradients(lambda x, w, b: linear_cross_entropy(x, w, target, b), leaves))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("several", [False, True])
 def test_compile_results_of_rows(several, device):
     """Log-probabilities and entropies, whose temperature may be a tensor that the graph reads."""
@@ -287,6 +288,7 @@ def test_no_host_synchronisation(loss, mode):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.slow
 def test_two_processes():
     """The averaged gradients are those of the whole batch; a weight that FSDP has not gathered is refused by name."""
     worker, ways = pathlib.Path(__file__).with_name("two_processes.py"), ("unfused", "DistributedDataParallel", "fully_shard")
