@@ -1,11 +1,9 @@
 """Which cases run by default, in how many processes, and Triton's interpreter, which has to be chosen before anything imports triton."""
 
 import contextlib
-import dataclasses
 import fcntl
-import functools
 import gc
-import inspect
+import importlib.util
 import os
 import sys
 import zlib
@@ -39,154 +37,29 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 
-def patch_once() -> None:
-    """Spare Triton's interpreter a search: at every call of a device function it looks through triton.language for what to patch.
-
-    While a kernel runs, all is patched since the first call that saw the module. The names to patch are found once, not at each launch,
-    and so are the functions that take their place.
-    """
-    import triton.language as tl
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
-
-    patch = getattr(interpreter, "_patch_lang", None)
-    nothing = getattr(interpreter, "_LangPatchScope", lambda: None)  # triton 3.5 has none, and restores nothing
-    if patch is None:
-        return
-    members = functools.cache(lambda package: [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)])
-
-    @functools.cache
-    def bound(member, builder):
-        semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)  # without the check that there is a semantic
-        return lambda *args, _semantic=None, **kwargs: function(*args, _semantic=semantic, **kwargs)
-
-    def patch_builtin(package, builder, *scope):
-        for name in members(package):
-            if tl.core.is_builtin(member := getattr(package, name)):
-                (scope[0].set_attr if scope else setattr)(package, name, bound(member, builder))
-
-    @functools.cache
-    def seen(fn):
-        return [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-
-    def patch_what_is_left(fn):
-        done = seen(fn) and not any(tl.core.is_builtin(language.load) for language in seen(fn))
-        return nothing() if done else patch(fn)
-
-    interpreter._patch_lang, interpreter._patch_builtin = patch_what_is_left, patch_builtin
-
-
-def remember_types() -> None:
-    """Spare Triton's interpreter half of its time: for every tensor it makes its types anew, and writes out their names.
-
-    Here a tuple gets its type when that is read, and what follows from a type alone is made once. Tensors of the same sizes are not
-    compared size by size before they are combined, nor those of the same type converted. A number beside a tensor becomes a constant
-    of its type once, which nothing may write to.
-    """
-    import triton.language as tl
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
-
-    make_tuple_type, find_dtype = getattr(tl.core, "_type_for_tuple_values", None), getattr(interpreter, "_get_np_dtype", None)
-    if make_tuple_type is None or find_dtype is None:
-        return
-
-    def make_tuple(self, args, type=None):
-        self.values = list(args)
-        if type is not None:
-            self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
-
-    def type_of_tuple(self):
-        if "_type" not in self.__dict__:
-            self.type = make_tuple_type(self.values)
-        return self.__dict__["_type"]
-
-    tl.core.tuple.__init__ = make_tuple
-    tl.core.tuple.type = property(type_of_tuple, lambda self, type: self.__dict__.update(_type=type))
-
-    make_block, make_tensor, broadcast = tl.core.block_type.__init__, tl.core.tensor.__init__, TritonSemantic.broadcast_impl_value
-    find_operands, unwrap, to_tensor = TritonSemantic.binary_op_type_checking_impl, tl.core._unwrap_if_constexpr, TritonSemantic.to_tensor
-    tensor, unwrapped = tl.core.tensor, {tl.core.tensor, int, float, bool, type(None)}
-    of_one_type = {"int1", "int32", "int64", "fp32", "fp64"}  # an operation on two of them computes in their type
-    blocks: dict[Any, dict[str, Any]] = {}
-    dtypes: dict[str, Any] = {}
-
-    def make_block_once(self, element_ty, shape):
-        sizes = [size.value if isinstance(size, tl.constexpr) else size for size in shape]
-        key = (*sizes, element_ty.name, getattr(element_ty, "address_space", None))
-        if key not in blocks:
-            make_block(self, element_ty, shape)
-            blocks[key] = self.__dict__ | {"_tensor": {}, "_constants": {}, "_sizes": key[: len(sizes)]}
-        self.__dict__.update(blocks[key])
-
-    def make_tensor_once(self, handle, type):
-        known = type.__dict__.setdefault("_tensor", {})
-        if not known:
-            make_tensor(self, handle, type)
-            known.update(self.__dict__)
-        self.__dict__.update(known, handle=handle, type=type)
-
-    def broadcast_what_differs(self, lhs, rhs):
-        sizes = lhs.type.__dict__.get("_sizes")
-        return (lhs, rhs) if sizes and sizes == rhs.type.__dict__.get("_sizes") else broadcast(self, lhs, rhs)
-
-    def find_operands_once(self, lhs, rhs, *how, **more):
-        left, right = type(lhs), type(rhs)
-        if left is right is tensor:
-            name = lhs.dtype.name
-            if name not in of_one_type or name != rhs.dtype.name:
-                return find_operands(self, lhs, rhs, *how, **more)
-            return (lhs, rhs) if lhs.type._tensor is rhs.type._tensor else broadcast_what_differs(self, lhs, rhs)
-        number_is_left = right is tensor
-        given, number = (rhs, lhs) if number_is_left else (lhs, rhs)
-        if type(given) is not tensor or type(number) not in (int, float) or more:
-            return find_operands(self, lhs, rhs, *how, **more)
-        constants = given.type.__dict__.setdefault("_constants", {})
-        key = (repr(number), number_is_left, how)  # by which 1 is not 1.0, nor 0.0 -0.0
-        if key not in constants:
-            found = find_operands(self, lhs, rhs, *how)
-            constant, other = found if number_is_left else reversed(found)
-            if other is not given:  # the operation computes in another type
-                return found
-            constant.handle.data.flags.writeable = False
-            constants[key] = constant
-        return (constants[key], rhs) if number_is_left else (lhs, constants[key])
-
-    def find_dtype_once(tt_dtype):
-        if tt_dtype.name not in dtypes:
-            dtypes[tt_dtype.name] = find_dtype(tt_dtype)
-        return dtypes[tt_dtype.name]
-
-    tl.core.block_type.__init__ = make_block_once
-    tl.core.tensor.__init__ = make_tensor_once
-    tl.core._unwrap_if_constexpr = lambda given: given if type(given) in unwrapped else unwrap(given)
-    TritonSemantic.to_tensor = lambda self, x, *check, **named: x if type(x) is tensor else to_tensor(self, x, *check, **named)
-    TritonSemantic.binary_op_type_checking_impl = find_operands_once
-    TritonSemantic.broadcast_impl_value = broadcast_what_differs
-    interpreter._get_np_dtype = find_dtype_once
-
-
-def skip_overflow_checks() -> None:
-    """Spare Triton's interpreter the operands of an assertion that it does not make: whether each sum of integers overflows."""
-    from triton.runtime.interpreter import interpreter_builder
-
-    options = interpreter_builder.options
-    if not options.debug and getattr(options, "sanitize_overflow", False):
-        interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
-
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    patch_once()
-    remember_types()
-    skip_overflow_checks()
-
-
 LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case, not only one for each value of each parameter of a test")
     parser.addoption("--ci", action="store_true", help="run each test with each value of each parameter, whatever its marker `each` names")
+    parser.addoption(
+        "--tenth",
+        type=int,
+        metavar="N",
+        help="run the N-th tenth of these cases, in Triton's interpreter as it is",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Quicken Triton's interpreter, unless a tenth of the cases runs without it."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and config.option.tenth is None:
+        spec = importlib.util.spec_from_file_location("quick_interpreter", Path(__file__).with_name("quick_interpreter.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.quicken()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -252,6 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept.add(item)
     for cases in tests.values():
         kept.update(covering(cases))
+    if config.option.tenth is not None:
+        kept = {item for item in kept if (zlib.crc32(item.nodeid.encode()) - config.option.tenth) % 10 == 0}
     left_out = [item for item in items if item not in kept]
     config.stash[LEFT_OUT] = len(left_out)
     if left_out:

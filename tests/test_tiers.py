@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -153,7 +154,8 @@ def suite(pytester, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
     pytester.makeini("[pytest]\naddopts = --strict-config")
-    pytester.makeconftest((ROOT / "conftest.py").read_text(encoding="utf-8"))
+    for name in ("conftest.py", "quick_interpreter.py"):
+        shutil.copy(ROOT / name, pytester.path)
     folder = pytester.mkdir("packages")
     (folder / "test_suite.py").write_text(SUITE, encoding="utf-8")
     return pytester
@@ -185,6 +187,32 @@ def test_what_is_named_runs_whole(suite, words, passed):
     assert done.ret == 0
     assert done.parseoutcomes() == {"passed": passed}
     assert ("2 workers" in done.stdout.str()) == all("::" not in word for word in words)
+
+
+INTERPRETER = """
+import pytest
+from triton.runtime import interpreter
+
+@pytest.mark.parametrize("case", range(40))
+def test_interpreter(case):
+    print("launched by", interpreter._patch_lang.__module__)
+"""
+
+
+def test_a_tenth_runs_in_the_interpreter_as_it_is(suite):
+    """Ten nights run every case, each once."""
+    (suite.path / "packages" / "test_interpreter.py").write_text(INTERPRETER, encoding="utf-8")
+    file = "packages/test_interpreter.py"
+    quick = suite.runpytest_subprocess("-s", file).stdout.str()
+    assert quick.count("launched by quick_interpreter") == 40
+    seen = []
+    for night in (3, 13, 4):
+        done = suite.runpytest_subprocess("-s", "-v", file, "--tenth", str(night)).stdout.str()
+        cases = set(re.findall(r"test_interpreter\[(\d+)\]", done))
+        assert done.count("launched by triton.runtime.interpreter") == len(cases) > 0
+        seen.append(cases)
+    assert seen[0] == seen[1]
+    assert not seen[0] & seen[2]
 
 
 def test_without_xdist_and_whatever_failed_before(suite):

@@ -1,0 +1,102 @@
+"""Triton's interpreter with memory: it makes the types of each tensor anew, and patches triton.language at each call of a device function.
+
+Without this file a small loss and its gradient take 65 ms, with it 13 ms, and the default tier of tests would take a quarter of an hour.
+No operation is replaced: what is computed, converted and compared is Triton's own. What changes is how often it is made:
+
+- `interpreter._patch_lang` patches a module that is patched already at every call of a device function. Here it does so once a kernel.
+- `interpreter._patch_builtin` searches triton.language for functions to patch and wraps each. Here both are found once.
+- `core.block_type.__init__` checks a shape and writes out its name for each tensor. Here once for a shape and an element type.
+- `core.tensor.__init__` wraps the sizes of each tensor. Here once a type.
+- `interpreter._get_np_dtype` builds a table of 19 dtypes at each call. Here a type's is kept under its name.
+- `interpreter_builder.options.sanitize_overflow` computes the operands of an assertion on integers that only a debug launch makes. Here
+  they are computed for a debug launch alone, as the compiler does.
+
+Each could be done so in Triton itself, as a cache beside the function; its authors may take them from here. Every night a tenth of the
+cases runs without this file: `pytest packages/ --tenth N`.
+"""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+
+def patch_once() -> None:
+    """Patch triton.language once a kernel, with functions that are made once."""
+    patch = getattr(interpreter, "_patch_lang", None)
+    nothing = getattr(interpreter, "_LangPatchScope", lambda: None)  # triton 3.5 has none, and restores nothing
+    if patch is None:
+        return
+    members = functools.cache(lambda package: [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)])
+
+    @functools.cache
+    def bound(member, builder):
+        semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)  # without the check that there is a semantic
+        return lambda *args, _semantic=None, **kwargs: function(*args, _semantic=semantic, **kwargs)
+
+    def patch_builtin(package, builder, *scope):
+        for name in members(package):
+            if tl.core.is_builtin(member := getattr(package, name)):
+                (scope[0].set_attr if scope else setattr)(package, name, bound(member, builder))
+
+    @functools.cache
+    def seen(fn):
+        return [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+
+    def patch_what_is_left(fn):
+        done = seen(fn) and not any(tl.core.is_builtin(language.load) for language in seen(fn))
+        return nothing() if done else patch(fn)
+
+    interpreter._patch_lang, interpreter._patch_builtin = patch_what_is_left, patch_builtin
+
+
+def remember_types() -> None:
+    """Make what follows from a type alone once."""
+    find_dtype = getattr(interpreter, "_get_np_dtype", None)
+    if find_dtype is None:
+        return
+    make_block, make_tensor = tl.core.block_type.__init__, tl.core.tensor.__init__
+    blocks: dict[Any, dict[str, Any]] = {}
+    dtypes: dict[str, Any] = {}
+
+    def make_block_once(self, element_ty, shape):
+        sizes = (size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        key = (*sizes, element_ty.name, getattr(element_ty, "address_space", None))
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = self.__dict__ | {"_tensor": {}}
+        self.__dict__.update(blocks[key])
+
+    def make_tensor_once(self, handle, type):
+        known = type.__dict__.setdefault("_tensor", {})
+        if not known:
+            make_tensor(self, handle, type)
+            known.update(self.__dict__)
+        self.__dict__.update(known, handle=handle, type=type)
+
+    def find_dtype_once(tt_dtype):
+        if tt_dtype.name not in dtypes:
+            dtypes[tt_dtype.name] = find_dtype(tt_dtype)
+        return dtypes[tt_dtype.name]
+
+    tl.core.block_type.__init__ = make_block_once
+    tl.core.tensor.__init__ = make_tensor_once
+    interpreter._get_np_dtype = find_dtype_once
+
+
+def skip_overflow_checks() -> None:
+    """Compute whether sums of integers overflow for debug launches alone."""
+    options = interpreter.interpreter_builder.options
+    if not options.debug and getattr(options, "sanitize_overflow", False):
+        interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+
+def quicken() -> None:
+    """Change the interpreter of this process."""
+    patch_once()
+    remember_types()
+    skip_overflow_checks()
