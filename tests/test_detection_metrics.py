@@ -10,12 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from lab.base.drawing import colour_of
 from lab.config.detection_schema import CocoConfig
 from lab.data.coco_file import read_coco
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.metrics import DetectionCounts, Found
-from lab.tasks.detection.plots import CROWD, PALETTE, _drawn, detections_picture, precision_recall_picture, true_boxes
+from lab.tasks.detection.metrics import DetectionCounts, Found, confusion_of
+from lab.tasks.detection.plots import CROWD, _drawn, detections_picture, precision_recall_picture, true_boxes
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5] * 3, [0.25] * 3)
@@ -219,14 +220,38 @@ def test_two_ranks_count_each_image_once(tmp_path):
     assert results[1][4] == []
 
 
+def test_a_confusion_matrix_counts_each_box_once(coco):
+    """Exact boxes of other classes stand in their column, missed ones and inventions in those of nothing; crowds do not count."""
+    data = load(coco)
+    file, classes = data.val.file, len(data.classes)
+    found = {}
+    for position, image_id in enumerate(file.image_ids):
+        rows = file.rows(position)
+        boxes, labels = file.boxes[rows], file.labels[rows]
+        found[image_id] = Found(boxes, torch.linspace(0.9, 0.5, len(boxes)), (labels + 1) % classes)
+    result = evaluated(data)
+    counts = confusion_of(replace(result, found=found), file, 0.3)
+    true = file.counts()
+    expected = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
+    for label in range(classes):
+        expected[label, (label + 1) % classes] = true[label]
+    assert torch.equal(counts, expected)
+    none = {image_id: Found(each.boxes, each.scores * 0, each.labels) for image_id, each in found.items()}
+    assert torch.equal(confusion_of(replace(result, found=none), file, 0.3)[:-1, -1], true)
+    far = {image_id: Found(torch.tensor([[-500.0, -500, 20, 20]]), torch.ones(1), torch.tensor([1])) for image_id in found}
+    counts = confusion_of(replace(result, found=far), file, 0.3)
+    assert counts[-1].tolist() == [len(found) * (label == 1) for label in range(classes + 1)]
+    assert int(counts.sum()) == len(found) + int(true.sum())
+
+
 def test_pictures_show_boxes_where_they_are(coco, tmp_path):
     data = load(coco)
     result = evaluated(data)
     file = read_coco(coco / "truth.json", coco / "images", settings=("a", "b"), check="off", skip_corrupt=False)
-    drawn = _drawn(file, 0, torch.tensor([[40.0, 30, 50, 60]]), [PALETTE[1]], [""])
+    drawn = _drawn(file, 0, torch.tensor([[40.0, 30, 50, 60]]), [colour_of(1)], [""])
     assert max(drawn.shape) == 480
     ratio = 480 / max(file.sizes[0])
-    colour = np.array(list(bytes.fromhex(PALETTE[1][1:])))
+    colour = np.array(colour_of(1))
     rows, columns = np.nonzero((drawn == colour).all(-1))
     edges = [columns.min(), rows.max(), columns.max()]
     assert edges == pytest.approx([40 * ratio, 90 * ratio, 90 * ratio], abs=3)

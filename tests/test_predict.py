@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.run.predict import Prediction
+from lab.base.drawing import colour_of
+from lab.run.predict import Prediction, draw
 
 QUICK = ["trainer.device=cpu", "tracking=none"]
 SCENES = ["data.train_scenes=8", "data.val_scenes=4", "data.scene_pixels=64", "data.digit_pixels=[14,24]", "data.workers=0"]
@@ -261,6 +262,31 @@ def test_letters_that_no_font_has_are_boxes_in_pictures(tmp_path, fonts, recwarn
     with letters_of(["猫", "dog"]):
         average_precision_picture({"猫": 0.5, "dog": 0.25}, tmp_path / "picture.png")
     assert [str(each.message) for each in recwarn if "missing from" in str(each.message)] == []
+
+
+def test_a_pattern_stands_for_the_files_it_matches(tmp_path):
+    from lab.results.prediction import images
+
+    for name in ("a/1.png", "a/b/2.png", "a/b/3.txt", "odd [1].png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name, "PNG")
+    found, missing, _ = images([tmp_path / "**" / "*.png", tmp_path / "odd [1].png", tmp_path / "c*.png"], tmp_path / "out")
+    assert [path.name for path in found] == ["1.png", "2.png", "odd [1].png", "odd [1].png"]
+    assert missing == [tmp_path / "c*.png"]
+
+
+def test_names_of_boxes_stay_in_the_picture_and_differ_from_their_ground():
+    for size in ((64, 48), (2000, 1500)):
+        boxes = [[0.0, 0.0, size[0] / 3, size[1] / 2], [size[0] * 0.9, size[1] * 0.9, size[0] - 1.0, size[1] - 1.0]]
+        drawn = draw(Image.new("RGB", size, "grey"), Prediction(["a long name of a class", "other"], [0.9, 0.8], boxes, numbers=[0, 7]))
+        pixels = np.asarray(drawn)
+        for number in (0, 7):
+            ground = (pixels == colour_of(number)).all(-1)
+            rows, columns = np.nonzero(ground)
+            assert ground.sum() > 100
+            near = pixels[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].reshape(-1, 3).astype(int)
+            assert (abs(near.mean(1) - np.mean(colour_of(number))) > 80).any()
+    assert len({colour_of(number) for number in range(80)}) == 80
 
 
 def test_folders_of_folders_are_looked_into(tmp_path):

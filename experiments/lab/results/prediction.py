@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[P
     """Find the images to predict.
 
     Args:
-        given: files, and folders that are searched recursively.
+        given: files, folders that are searched recursively, and patterns of both, which a quoted word or Windows leaves to this app.
         out: the folder of this app's own pictures, which are left out.
         more: endings of files in folders that are taken beside those of images.
 
@@ -107,7 +108,7 @@ def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[P
     files: list[Path] = []
     missing: list[Path] = []
     passed: list[str] = []
-    for path in given:
+    for path in _expanded(given):
         if os.path.isdir(path):
             inside = sorted(each for each in path.rglob("*") if each.is_file() and not hidden(each, path))
             seen = [each for each in inside if out not in each.absolute().parents]
@@ -119,6 +120,13 @@ def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[P
     if not files:
         raise UserError("\n".join(map(_absent, missing)) or f"no image was given{f', and {said}' if said else ''}.\n{PREDICT_USAGE}")
     return files, missing, said
+
+
+def _expanded(given: list[Path]) -> Iterator[Path]:
+    """Yield paths, and in place of a pattern such as "frames/**/*.png" what it matches; a path that exists is no pattern."""
+    for path in given:
+        found = [] if os.path.lexists(path) or not has_magic(str(path)) else sorted(glob(str(path), recursive=True))
+        yield from map(Path, found) if found else [path]
 
 
 def _absent(path: Path) -> str:

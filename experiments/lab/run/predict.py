@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from lab.base.drawing import colour_of, with_boxes
 from lab.base.errors import UserError
 from lab.base.fonts import drawable, font_for
 from lab.config.choices import spec_of
@@ -28,7 +29,7 @@ class Prediction:
     boxes: list[list[float]] | None = None  # xyxy in pixels of the file
     mask: Tensor | None = None  # (H, W) class of each pixel of the file; the scores are the classes' shares
     colors: Sequence[tuple[int, int, int]] = ()  # one for each class of the mask; pixels of class 0 are not coloured
-    numbers: Sequence[int] = ()  # numbers of the labels' classes in the mask
+    numbers: Sequence[int] = ()  # numbers of the labels' classes, by which boxes and masks have their colours
 
     def tree(self) -> list[dict[str, Any]]:
         boxes: list[Any] = [{}] * len(self.labels) if self.boxes is None else [{"box": box} for box in self.boxes]
@@ -80,7 +81,7 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
     """Draw boxes with their labels into the image, or write its classes above it, in their colours if they have pixels."""
     from PIL import ImageDraw, ImageFont
     from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
-    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+    from torchvision.utils import draw_segmentation_masks
 
     if prediction.mask is not None:
         there = [label for label in prediction.mask.unique().tolist() if label > 0]
@@ -104,10 +105,7 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
         return page
     if not prediction.boxes:
         return large
-    text = [f"{label} {score:.2f}" for label, score in zip(prediction.labels, prediction.scores, strict=True)][
-        ::-1
-    ]  # the most probable are drawn last, on top
-    boxes, font = torch.tensor(prediction.boxes[::-1]) * ratio, font_for(text)
-    text = [drawable(each, font) for each in text]
-    found = draw_bounding_boxes(pil_to_tensor(large), boxes, text, colors="red", width=2, font=font, font_size=11)
-    return cast(Image.Image, to_pil_image(found))
+    names = [f"{label} {score:.2f}" for label, score in zip(prediction.labels, prediction.scores, strict=True)]
+    boxes = [[side * ratio for side in box] for box in prediction.boxes]
+    colours = [colour_of(number) for number in prediction.numbers or [0] * len(boxes)]
+    return with_boxes(large, boxes[::-1], names[::-1], colours[::-1])  # the most probable are drawn last, on top

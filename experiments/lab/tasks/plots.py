@@ -1,5 +1,6 @@
 """Pictures of an evaluation."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,10 +14,14 @@ class Calibrated(Protocol):
 
 
 def confusion_picture(result: ClassificationResult, classes: list[str], path: Path) -> None:
-    """Draw the confusion matrix: rows are true classes, colours are shares of a row, numbers are counts."""
+    """Draw the confusion matrix of a classifier."""
+    matrix_picture(result.confusion, classes, f"top-1 {result.values['top1']:.2%} of {result.values['samples']:.0f}", path)
+
+
+def matrix_picture(counts: Sequence[Sequence[int]], classes: Sequence[str], title: str, path: Path) -> None:
+    """Draw a confusion matrix: rows are true classes, colours are shares of a row, numbers are counts."""
     from matplotlib.figure import Figure
 
-    counts = result.confusion
     shares = [[n / max(sum(row), 1) for n in row] for row in counts]
     size = min(4 + 0.4 * len(classes), 16)
     figure = Figure(figsize=(size, size), layout="constrained")
@@ -29,7 +34,7 @@ def confusion_picture(result: ClassificationResult, classes: list[str], path: Pa
             for j, n in enumerate(row):
                 if n:
                     axes.text(j, i, str(n), ha="center", va="center", fontsize=8, color="white" if shares[i][j] > 0.5 else "black")
-    axes.set(xlabel="guess", ylabel="true class", title=f"top-1 {result.values['top1']:.2%} of {result.values['samples']:.0f}")
+    axes.set(xlabel="guess", ylabel="true class", title=title)
     figure.colorbar(picture, shrink=0.7, label="share of the true class")
     save_figure(figure, path, dpi=110)
 

@@ -38,8 +38,9 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
         (found,) = model.detections(model(batch.images), batch.sizes, (batch.images.shape[-2], batch.images.shape[-1]))
         sure = found["scores"] >= asked.score
         ratio = (batch.originals / batch.sizes).flip(1).repeat(1, 2)
-        names = [classes[label] for label in found["labels"][sure].tolist()]
-        return Prediction(names, found["scores"][sure].tolist(), (found["boxes"] * ratio)[sure].tolist())
+        labels = found["labels"][sure].tolist()
+        boxes = (found["boxes"] * ratio)[sure].tolist()
+        return Prediction([classes[label] for label in labels], found["scores"][sure].tolist(), boxes, numbers=labels)
 
     return model, predicted
 

@@ -53,6 +53,46 @@ class DetectionResult:
         write_text(path, json.dumps(rows))
 
 
+def confusion_of(result: DetectionResult, truth: CocoFile, score: float, overlap: float = 0.5) -> Tensor:
+    """Return (C + 1, C + 1): how many boxes of each true class were found as each class; the last row and column are "nothing".
+
+    A true box belongs to the detection that overlaps it most, of any class, and each to one at most. Crowds, and what is found in them, do
+    not count.
+
+    Args:
+        result: the detections.
+        truth: the true boxes.
+        score: the lowest score of a detection that counts.
+        overlap: the lowest IoU of a true box with its detection.
+    """
+    from torchvision.ops import box_iou
+
+    classes = len(truth.classes)
+    counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
+    for position, image_id in enumerate(truth.image_ids):
+        if image_id not in result.found:
+            continue
+        each, rows = result.found[image_id], truth.rows(position)
+        sure, single = each.scores >= score, ~truth.crowd[rows]
+        found, wanted = (torch.cat([box[:, :2], box[:, :2] + box[:, 2:]], 1).double() for box in (each.boxes[sure], truth.boxes[rows]))
+        guess, label = each.labels[sure], truth.labels[rows][single]
+        iou = box_iou(wanted, found)
+        in_crowd = (iou[~single] > 0).any(0)
+        iou = iou[single]
+        owner = torch.full((len(found),), classes)
+        free = torch.ones(len(label), dtype=torch.bool)
+        for place in iou.flatten().argsort(descending=True, stable=True).tolist() if iou.numel() else ():
+            row, column = divmod(place, iou.shape[1])
+            if iou[row, column] < overlap:
+                break
+            if free[row] and owner[column] == classes:
+                free[row], owner[column] = False, label[row]
+        counted = (owner < classes) | ~in_crowd
+        counts.index_put_((owner[counted], guess[counted]), torch.ones((), dtype=torch.int64), accumulate=True)
+        counts[:, classes] += torch.bincount(label[free], minlength=classes + 1)
+    return counts
+
+
 class DetectionCounts(Counts):
     """Collect detections on the device; only the result waits for it.
 

@@ -7,27 +7,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.base.drawing import Colour, colour_of, with_boxes
 from lab.base.files import save_figure
-from lab.base.fonts import drawable, font_for
+from lab.base.formats import visible
 from lab.data.coco_file import CocoFile
 from lab.tasks.detection.metrics import DetectionResult
 
 EDGE = 480  # pixels of an image's longer side in the picture
-PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf"]
-CROWD = "#7f7f7f"
+CROWD = (127, 127, 127)
+LONGEST = 28  # letters of a file's name in a title
 MOST = 12  # most detections that are drawn in an image: more would hide it and each other's names
 
 
 def detections_picture(
     result: DetectionResult, truth: CocoFile, classes: list[str], path: Path, *, images: int = 6, score: float = 0.3
 ) -> None:
-    """Draw the first images twice, side by side: with their true boxes, and with the detections that score at least `score`.
+    """Draw images twice, side by side: with their true boxes, and with the detections that score at least `score`.
+
+    The first images that have boxes are taken, and others only where these are too few.
 
     Only the MOST highest-scoring detections are drawn, because a detector that has learned little finds a hundred everywhere.
     """
     from matplotlib.figure import Figure
 
-    positions = [i for i, image_id in enumerate(truth.image_ids) if image_id in result.found][:images]
+    there = [i for i, image_id in enumerate(truth.image_ids) if image_id in result.found]
+    bare = {i for i in there if truth.offsets[i] == truth.offsets[i + 1]}
+    positions = sorted(there, key=bare.__contains__)[:images]
     columns = 2 if len(positions) < 4 else 4
     rows = -(-2 * len(positions) // columns)
     figure = Figure(figsize=(3.5 * columns, 3.7 * max(rows, 1)), layout="constrained")
@@ -44,8 +49,8 @@ def detections_picture(
         ]
         left, right = cells[2 * place : 2 * place + 2]
         left.imshow(_drawn(truth, position, truth.boxes[own], *true_boxes(truth, position, classes)))
-        left.set_title(f"image {image_id}: truth", fontsize=9)
-        right.imshow(_drawn(truth, position, found.boxes[sure], [_colour(label) for label in found.labels[sure].tolist()], text))
+        left.set_title(f"{_shortened(Path(truth.files[position]).name)}: truth", fontsize=9)
+        right.imshow(_drawn(truth, position, found.boxes[sure], [colour_of(label) for label in found.labels[sure].tolist()], text))
         right.set_title(_counted(count, score, found.scores), fontsize=9)
     save_figure(figure, path, dpi=110)
 
@@ -77,31 +82,24 @@ def precision_recall_picture(result: DetectionResult, path: Path) -> None:
     save_figure(figure, path, dpi=110)
 
 
-def true_boxes(truth: CocoFile, position: int, classes: list[str]) -> tuple[list[str], list[str]]:
+def true_boxes(truth: CocoFile, position: int, classes: list[str]) -> tuple[list[Colour], list[str]]:
     """Return colour and text of each true box of an image; a crowd, which detections need not find, is grey and marked as such."""
     own = truth.rows(position)
     boxes = list(zip(truth.labels[own].tolist(), truth.crowd[own].tolist(), strict=True))
     return (
-        [CROWD if crowd else _colour(label) for label, crowd in boxes],
+        [CROWD if crowd else colour_of(label) for label, crowd in boxes],
         [f"{classes[label]} (crowd)" if crowd else classes[label] for label, crowd in boxes],
     )
 
 
-def _colour(label: int) -> str:
-    return PALETTE[label % len(PALETTE)]
+def _shortened(name: str) -> str:
+    return visible(name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-LONGEST // 2 :]}")
 
 
-def _drawn(truth: CocoFile, position: int, boxes: Tensor, colours: list[str], text: list[str]) -> np.ndarray:
+def _drawn(truth: CocoFile, position: int, boxes: Tensor, colours: list[Colour], text: list[str]) -> np.ndarray:
     """Return the image with its boxes (B, 4) xywh, (H, W, 3) uint8."""
-    from torchvision.transforms.v2.functional import pil_to_tensor
-    from torchvision.utils import draw_bounding_boxes
-
     image = truth.open(position)
     ratio = EDGE / max(image.size)
-    drawn = pil_to_tensor(image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio)))))
-    if len(boxes):
-        corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
-        font = font_for(text)
-        text = [drawable(each, font) for each in text]
-        drawn = draw_bounding_boxes(drawn, corners, text, colors=colours, width=2, fill_labels=True, font=font, font_size=15)
-    return drawn.permute(1, 2, 0).numpy()
+    image = image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio))))
+    corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
+    return np.asarray(with_boxes(image, corners.tolist(), text, colours))

@@ -17,7 +17,7 @@ from lab.data.sets import Norm
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.data import DetectionData, FileLoader, load_detection_data, size_of
 from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.metrics import DetectionCounts, DetectionResult
+from lab.tasks.detection.metrics import DetectionCounts, DetectionResult, confusion_of
 from lab.tasks.detection.models.backbone import backbone
 from lab.tasks.detection.models.dense import FCOS, Detector, RetinaNet
 from lab.tasks.detection.models.detr import Detr
@@ -27,8 +27,11 @@ from lab.tasks.detection.spec import CustomBoxConfig, DetectorConfig, DetrConfig
 from lab.tasks.detection.types import DetectorOutput
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
+from lab.tasks.plots import matrix_picture
 from lab.tasks.task import BaseTask, table_of
 from lossforge.losses.registry import LOSSES, Loss
+
+SURE = 0.3  # lowest score of a detection in pictures
 
 
 class Detection(BaseTask):
@@ -85,12 +88,15 @@ class Detection(BaseTask):
     def pictures(self, result: DetectionResult, folder: Path) -> list[Path]:
         """Draw the pictures, and write all detections as COCO results."""
         found, curves, results = folder / "detections.png", folder / "precision_recall.png", folder / "detections.json"
+        confusion = folder / "confusion.png"
         assert result.truth is not None
         detections_picture(result, result.truth, self.data.classes, found, images=self.settings.pictures)
         with letters_of(self.data.classes):
             precision_recall_picture(result, curves)
+            counts = confusion_of(result, result.truth, SURE).tolist()
+            matrix_picture(counts, [*self.data.classes, "nothing"], f"boxes at IoU 0.5, detections from score {SURE:g}", confusion)
         result.export_coco(results)
-        return [found, curves, results]
+        return [found, curves, confusion, results]
 
 
 def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig) -> DetectionLoss:

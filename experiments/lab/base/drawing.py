@@ -1,0 +1,52 @@
+"""Boxes with their names, drawn into a picture: a colour for each class, and letters that can be read at any size."""
+
+import colorsys
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+
+from lab.base.fonts import drawable, font_for
+
+Colour = tuple[int, int, int]
+GOLDEN = 0.6180339887498949  # a turn of the hue after which colours that follow each other differ most
+LEAST_LETTERS, LETTERS = 12, 1 / 32  # pixels, and share of the longer side
+
+
+def colour_of(label: int) -> Colour:
+    """Return a class's colour: neighbours differ in hue, and each 12 classes in lightness, too."""
+    red, green, blue = colorsys.hls_to_rgb((0.02 + label * GOLDEN) % 1, (0.45, 0.62, 0.33)[label // 12 % 3], 0.85)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], names: Sequence[str], colours: Sequence[Colour]) -> Image.Image:
+    """Return a copy of an RGB image with boxes, later ones on top.
+
+    Args:
+        image: the picture.
+        boxes: (x1, y1, x2, y2) of each box, in its pixels.
+        names: what is written at each box, on a ground of its colour: above the box, or in it where there is no room.
+        colours: the colour of each box.
+    """
+    page = image.copy()
+    pen, longer = ImageDraw.Draw(page), max(image.size)
+    font = font_for(names)
+    letters, line = ImageFont.truetype(font, max(LEAST_LETTERS, round(longer * LETTERS))), max(2, round(longer / 300))
+    for box, name, colour in zip(boxes, names, colours, strict=True):
+        x1, y1, x2, y2 = box
+        corners = (min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
+        pen.rectangle(corners, outline=colour, width=line)
+        if not name:
+            continue
+        text = drawable(name, font)
+        left, top, right, bottom = pen.textbbox((0, 0), text, font=letters)
+        width, height = right - left + 4, bottom - top + 4
+        x = max(0, min(corners[0], image.width - width))
+        y = corners[1] - height if corners[1] >= height else min(corners[1], image.height - height)
+        pen.rectangle((x, y, x + width, y + height), fill=colour)
+        pen.text((x + 2 - left, y + 2 - top), text, fill=_readable(colour), font=letters)
+    return page
+
+
+def _readable(ground: Colour) -> str:
+    """Return black or white, whichever differs more from the ground."""
+    return "black" if 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2] > 140 else "white"
