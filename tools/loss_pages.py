@@ -323,19 +323,20 @@ def draw(family: str) -> None:
     drawn, losses = CURVES[family], drawn_losses(family)
     columns = min(3, len(losses))
     rows = -(-len(losses) // columns)
-    figure = Figure(figsize=(2.6 * columns, 2.1 * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(2.1 * columns, 1.9 * rows + 0.5), layout="constrained")
     frames = [*figure.subplots(rows, columns, squeeze=False, sharex=True).flat]
     for loss, axes in zip(losses, frames, strict=False):
         for style, target in zip(("-", "--"), [(each,) for each in drawn.targets] or [()], strict=False):
             x, values, slopes = curve(loss, drawn, *target)
             axes.plot(x, values, style, color="C0", label="loss" if style == "-" else None)
             axes.plot(x, slopes, style, color="C1", label="gradient" if style == "-" else None)
-        axes.set_title(loss.name, fontsize=10)
+        axes.set_title(loss.name, fontsize=9)
+        axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in frames[len(losses) :]:
         axes.set_axis_off()
-    figure.supxlabel(drawn.label, fontsize=10)
+    figure.supxlabel(drawn.label, fontsize=9)
     figure.legend(*frames[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=9, frameon=False)
     settings = {"svg.hashsalt": "lossforge", "svg.fonttype": "none", "font.family": "sans-serif", "path.simplify_threshold": 0.2}
     with matplotlib.rc_context(settings):
