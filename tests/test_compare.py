@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from compare_parts import Journal
+from mlflow_journal import Journal
 from scipy import stats
 
 import compare

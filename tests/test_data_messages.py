@@ -5,7 +5,7 @@ import os
 import unicodedata
 
 import pytest
-from folder_parts import digit_files
+from digit_folders import digit_files
 from PIL import Image
 
 from lab.base.errors import UserError

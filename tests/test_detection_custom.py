@@ -6,7 +6,7 @@ import pathlib
 import pytest
 import torch
 import torch.nn.functional as F
-from detection_parts import CLASSES, batch, detector, pyramid
+from stock_detectors import CLASSES, batch, detector, pyramid
 
 from lab.base.errors import UserError
 from lab.config.settings import load

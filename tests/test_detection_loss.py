@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision.ops
-from detection_parts import CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_losses
+from stock_detectors import CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_losses
 
 from lab.base.errors import UserError
 from lab.tasks.detection.loss import DECODED, ENCODED, DetectionLoss

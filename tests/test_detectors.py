@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from detection_parts import ANCHOR_SIZES, CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_outputs, targets
+from stock_detectors import ANCHOR_SIZES, CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_outputs, targets
 from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.ops import box_iou
 from torchvision.ops.misc import FrozenBatchNorm2d

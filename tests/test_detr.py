@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torchvision.ops
-from detection_parts import CLASSES, HEIGHT, WIDTH, batch, pyramid
 from scipy.optimize import linear_sum_assignment
+from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
 
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.models.detr import Detr, ImageCoder, joined

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from digit_folders import digit_files
 from distributed_worker import CASES, LABELS, PAIRS, PARTLY, SCENES, VIT, assembled, evaluated, updated
-from folder_parts import digit_files
 
 from lab.base.errors import UserError
 from lab.base.seeds import seed_of

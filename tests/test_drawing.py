@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from folder_parts import digit_files
+from digit_folders import digit_files
 
 from lab.base.errors import UserError
 from lab.base.seeds import seed_of

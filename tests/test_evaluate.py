@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from folder_parts import digit_files
+from digit_folders import digit_files
 from PIL import Image
 
 from lab.base.errors import UserError

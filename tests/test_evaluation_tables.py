@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from folder_parts import digit_files
+from digit_folders import digit_files
 from sklearn.metrics import average_precision_score, precision_recall_fscore_support
 
 import evaluate

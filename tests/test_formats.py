@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from compare_parts import Journal
 from markdown_it import MarkdownIt
+from mlflow_journal import Journal
 
 import compare
 from lab.base.errors import UserError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from folder_parts import digit_files
+from digit_folders import digit_files
 
 from lab.base.errors import UserError
 from lab.training.failures import explained

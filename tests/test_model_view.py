@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import yaml
-from folder_parts import digit_files
+from digit_folders import digit_files
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 

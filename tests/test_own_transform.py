@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from folder_parts import digit_files
+from digit_folders import digit_files
 from PIL import Image
 
 from lab.base.errors import UserError

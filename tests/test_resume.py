@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from resume_parts import (
+from interrupted_runs import (
     Child,
     clock_set_back_at,
     figures,
@@ -28,6 +27,7 @@ from resume_parts import (
     signalled_at,
     signalled_twice_at,
 )
+from PIL import Image
 
 from lab.base.errors import UserError
 

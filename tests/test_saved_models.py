@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from folder_parts import digit_files
+from digit_folders import digit_files
 from mlflow.tracking import MlflowClient
 from PIL import Image
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from resume_parts import records
+from interrupted_runs import records
 from slurm import Slurm, SlurmError, free_ports, lacking
 
 ROOT = Path(__file__).resolve().parents[1]

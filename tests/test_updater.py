@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
+from spread_training import STEPS, Training, alone, reads, resumed
 from test_distributed import EXACT, ROOT, assert_same, torchrun
-from updater_parts import STEPS, Training, alone, reads, resumed
 
 from lab.base.errors import UserError
 from lab.config.schema import SCHEDULES, OptimConfig, ScheduleConfig
@@ -112,7 +112,7 @@ def spread(tmp_path_factory):
     for number in range(3):
         old.step(number)
     torch.save({"model": old.model.state_dict(), **old.updater.state()}, folder / "old.pt")
-    done = torchrun(ROOT / "tests/updater_parts.py", folder, ",".join(SPREAD), ",".join(set(NAMES) - set(SPREAD)))
+    done = torchrun(ROOT / "tests/spread_training.py", folder, ",".join(SPREAD), ",".join(set(NAMES) - set(SPREAD)))
     assert done.returncode == 0, done.stdout + done.stderr
     return torch.load(folder / "found.pt", weights_only=False)
 

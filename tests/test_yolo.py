@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision.ops
-from detection_parts import CLASSES, HEIGHT, WIDTH, batch, pyramid
+from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
 
 from lab.tasks.detection.loss import DetectionLoss
 from lab.tasks.detection.models.backbone import backbone

@@ -36,7 +36,7 @@ def server() -> Any:
     """What starts the processes. Threads would not survive the fork: a process of its own per run, with one thread for arithmetic."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["resume_parts", *LIBRARIES])
+    context.set_forkserver_preload(["interrupted_runs", *LIBRARIES])
     return context
 
 
