@@ -23,7 +23,7 @@ from lossforge.losses.templates import TEMPLATES
 
 LOSSES = ROOT / "packages" / "losses" / "src" / "lossforge" / "losses"
 ALIASES = {value: name for name, value in vars(aliases).items() if typing.get_origin(value) is typing.Literal}
-ENTRY = "from lossforge.losses.run import entry_point, entry_point_of_layer"
+ENTRY = "from lossforge.losses.run import compute, entry_point, entry_point_of_layer"
 """The decorators of public functions whose calls are kept."""
 COLUMNS = 140
 """The width of a generated line of code."""
@@ -99,7 +99,7 @@ def variants(parameters: list[Parameter], flags: list[str], result: Any) -> Iter
 
 def function_of(each: Declared) -> str:
     """Return the source of a public function."""
-    name, short = each.definition.__name__, inspect.signature(each.definition)
+    name, short = each.definition.__name__, each.signature
     parameters = list(whole_signature(short, each.docs.keeping.settings).parameters.values())
     overloads = variants(parameters, flags, short.return_annotation) if (flags := flags_of(short)) else ()
     lines = [packed(f"@overload\ndef {name}(", declared(taken), f") -> {written(result)}: ...") for taken, result in overloads]
@@ -108,7 +108,8 @@ def function_of(each: Declared) -> str:
         "@entry_point_of_layer" if each.docs.autocast else "@entry_point" if each.repeats else "@checks.named",
         packed(f"def {name}(", declared(parameters), f") -> {written(short.return_annotation)}:"),
         documented(whole_docstring(each)),
-        packed(f"return {place_of(each.definition)}.{name}(", given, ")", "    "),
+        packed(f"{'checked =' if each.checks else 'return'} {place_of(each.definition)}.{name}(", given, ")", "    "),
+        *["    return compute(checked)"] * each.checks,
     ]
     return "\n".join(lines)
 
@@ -167,7 +168,7 @@ BASES = {
 
 def module_of(each: Declared, module: Module) -> str:
     """Return the source of a module."""
-    short, keeping = inspect.signature(each.definition), each.docs.keeping
+    short, keeping = each.signature, each.docs.keeping
     whole, shared = constructor_of(short, keeping, module)
     converted, flags = module.converted, flags_of(short)
     taken_by = {name: next(iter(inspect.signature(how.by).parameters.values())).annotation for name, how in converted.items()}

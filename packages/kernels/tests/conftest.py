@@ -4,8 +4,8 @@ from torch import Tensor
 from triton.runtime.jit import compute_cache_key
 
 from lossforge.kernels.engine import launch
-from lossforge.kernels.engine.launch import Step, planned
-from lossforge.kernels.plans import layout
+from lossforge.kernels.engine.launch import Step
+from lossforge.kernels.plans import PLANS, layout, recorded
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates import TEMPLATES, reference
 
@@ -62,7 +62,12 @@ def by_plan():
         values = leaves((call, *arguments))
         key = function.__module__, function.__name__, *[layout(v) if isinstance(v, Tensor) else v for v in values]
         tensors = [v for v in values if isinstance(v, Tensor)]
-        return planned(key, tensors, lambda: (function, call, formulas, *arguments))
+        plan = PLANS.get(key)
+        if plan is not None:
+            return plan(tensors)
+        with recorded(key, tensors) as made:
+            made.results = function(call, formulas, *arguments)
+        return made.results
 
     return started
 

@@ -18,7 +18,7 @@ from lossforge.losses import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
-from lossforge.losses.autograd import compute
+from lossforge.losses.run import compute
 from lossforge.losses.testing import error
 
 INF, NAN = float("inf"), float("nan")

@@ -16,13 +16,14 @@ from lossforge.bench.cases import Case, select
 from lossforge.bench.contenders import Contender, contenders
 from lossforge.bench.inputs import Inputs, make_inputs
 from lossforge.bench.measure import host_microseconds
+from lossforge.kernels import plans
 from lossforge.kernels.engine import launch
 from lossforge.losses import autograd, run
 
 STAGES: dict[str, list[tuple[Any, str]]] = {
     "key of the call": [(run, "_key")],
     "autograd.Function, gradient's memory": [(autograd.LossFunction, "forward")],
-    "plan": [(launch.Plan, "__call__")],
+    "plan": [(plans.Plan, "__call__")],
     "memory for sums": [(launch, "new_sums")],
     "launches": [(launch.Step, "start")],
     "scaling of the gradient": [(autograd, "gradients")],

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from lossforge import kernels
 from lossforge.bench.files import write_text
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
@@ -28,6 +27,7 @@ from lossforge.kernels.distribution.call import DistributionCall
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.plans import PLANS
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.tiles import (
@@ -64,13 +64,19 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
 def forward(call: Any, gradients: Sequence[torch.Tensor | None], keep: bool) -> tuple[Several, Several]:
     spec, tensors = _spec(call)
     key = spec.keyed(tensors), "forward", keep, *[g is None for g in gradients]
-    return spec.split(kernels.planned(key, (*tensors, *gradients), spec.forward, tensors, gradients, keep))
+    given = (*tensors, *gradients)
+    plan = PLANS.get(key)
+    return spec.split(spec.forward(key, given, tensors, gradients, keep) if plan is None else plan(given))
 
 
 def backward(call: Any, kept: Several, grad_outputs: Sequence[torch.Tensor | None], gradient: torch.Tensor) -> None:
     spec, tensors = _spec(call)
     key, given = (spec.keyed(tensors), "backward", *[t is None for t in kept]), (*tensors, *kept, *grad_outputs, gradient)
-    kernels.planned(key, given, spec.backward, tensors, kept, grad_outputs, [gradient])
+    plan = PLANS.get(key)
+    if plan is None:
+        spec.backward(key, given, tensors, kept, grad_outputs, [gradient])
+    else:
+        plan(given)
 
 
 def _spec(call: Any) -> tuple[ExecutionSpec[Any], Several]:

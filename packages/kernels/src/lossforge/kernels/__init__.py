@@ -18,7 +18,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lossforge.kernels.engine.launch import launch_counts as launch_counts
-    from lossforge.kernels.engine.launch import planned as planned
     from lossforge.kernels.engine.reduce import scale_ as scale_
     from lossforge.kernels.tiles import trial as trial
     from lossforge.kernels.tiles import trials as trials
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "launch_counts": "engine.launch",
-    "planned": "engine.launch",
     "scale_": "engine.reduce",
     "trial": "tiles",
     "trials": "tiles",
 }
-__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "planned", "scale_", "trial", "trials"]
+__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "scale_", "trial", "trials"]
 
 
 def load(name: str) -> ModuleType:

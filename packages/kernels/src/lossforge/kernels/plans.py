@@ -1,17 +1,21 @@
-"""The one cache before Triton's own: what is known of a call, under all that it follows from. Needs neither Triton nor a GPU."""
+"""The one cache before Triton's own: what was done for a call, under all that it follows from. Needs neither Triton nor a GPU.
 
-from collections.abc import Sequence
-from typing import Any
+Launches are recorded while they are made, `with recorded(key, given) as made`, and made again for an equal call by their plan.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 MOST_PLANS = 4096
 """How many plans are kept, the first made go first: shapes and hyper-parameters may vary without end."""
-PLANS: dict[Any, Any] = {}
-"""Plans of a template's launches under the key of its call, False where there can be none; and public calls under their arguments."""
+PLANS: dict[Hashable, Any] = {}
+"""Plans of launches under the key of a template's call, None where there can be none; and of public calls under their arguments."""
 
 
-def remember(key: Any, plan: Any) -> None:
+def remember(key: Hashable, plan: Any) -> None:
     """Keep a plan under its key."""
     if len(PLANS) >= MOST_PLANS:
         PLANS.pop(next(iter(PLANS)), None)
@@ -26,3 +30,113 @@ def layout(t: Tensor | None) -> Any:
 def call_key(name: str, formula: str, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> tuple[Any, ...]:
     """Return all that the launches of a template's call follow from but the addresses of its tensors."""
     return name, formula, *map(layout, tensors), *[tuple(v) if type(v) is list else v for v in numbers]
+
+
+class Step(Protocol):
+    """What a plan does again."""
+
+    def start(self, pool: list[Any], device: int) -> None:
+        """Start on tensors of the plan, to which new ones are added."""
+
+
+class Computed(NamedTuple):
+    """A tensor of a plan that torch computes or allocates: the function, and the places of its arguments."""
+
+    function: Callable[..., Tensor]
+    places: Sequence[int]
+
+    def start(self, pool: list[Any], device: int) -> None:
+        """Add the tensor to the plan's."""
+        pool.append(self.function(*[pool[place] for place in self.places]))
+
+
+class Plan:
+    """The launches of a call, to be made again for equal calls.
+
+    results: places. A place counts what the call brings, then what its steps add: a tensor, or the totals of a launch.
+    """
+
+    def __init__(self, steps: Sequence[Step], results: Sequence[int | None]) -> None:
+        self.steps, self.results = steps, results
+
+    def __call__(self, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        pool: list[Any] = list(given)
+        device = pool[0].get_device()
+        for step in self.steps:
+            step.start(pool, device)
+        return tuple([None if place is None else pool[place] for place in self.results])
+
+
+class Done(NamedTuple):
+    """A step that was made: how it is made again on tensors of a plan, the tensors that it took and those that it added.
+
+    again: from the places of the tensors that it took; None where it cannot be made again.
+    """
+
+    again: Callable[[Sequence[int]], Step] | None
+    taken: Sequence[Tensor]
+    added: Sequence[Tensor]
+
+
+class _Current(threading.local):
+    recording: "recorded | None" = None
+
+
+_current = _Current()
+
+
+def note(again: Callable[[Sequence[int]], Step] | None, taken: Sequence[Tensor], added: Sequence[Tensor]) -> None:
+    """Enter a step into the recording that is open, if one is."""
+    if _current.recording is not None:
+        _current.recording.done.append(Done(again, taken, added))
+
+
+class recorded:  # noqa: N801  # a context manager
+    """Record the launches of a `with` statement, and keep their plan under a key, unless one is recorded already around it.
+
+    Attributes:
+        results: what the launches gave, which is set within: new tensors, or some of those given.
+    """
+
+    def __init__(self, key: Hashable, given: Sequence[Tensor | None]) -> None:
+        """Make it.
+
+        Args:
+            key: all that the launches follow from but the addresses of the tensors.
+            given: the call's tensors, and those that it writes.
+        """
+        self.key, self.given = key, given
+        self.done: list[Done] = []
+        self.results: Any = ()
+
+    def __enter__(self) -> "recorded":
+        self.open = _current.recording is None and self.key not in PLANS
+        if self.open:
+            _current.recording = self
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if not self.open:
+            return
+        _current.recording = None
+        if kind is None:
+            remember(self.key, self.plan())
+
+    def plan(self) -> Plan | None:
+        """Return the plan of the launches; None where they are more than their steps, or where two of the tensors given are one."""
+        present = [t for t in self.given if t is not None]
+        if len({*map(id, present)}) < len(present):
+            return None
+        places = {id(t): i for i, t in enumerate(self.given) if t is not None}
+        count = len(self.given)
+        steps: list[Step] = []
+        try:
+            for again, taken, added in self.done:
+                if again is None:
+                    return None
+                steps.append(again([places[id(t)] for t in taken]))
+                places |= {id(t): count + i for i, t in enumerate(added)}
+                count += len(added)
+            return Plan(steps, [None if t is None else places[id(t)] for t in self.results or ()])
+        except KeyError:  # a tensor that is neither given nor of a step
+            return None

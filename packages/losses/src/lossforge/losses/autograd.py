@@ -1,29 +1,27 @@
-"""How a checked call is computed: by the kernels, through the operators or without them, or by the plain-torch reference.
+"""The three ways to compute a call: by the kernels, by the dispatcher's operators, or by the plain-torch reference.
 
 The one autograd.Function differentiates calls on plain tensors: the gradient is written in forward or in backward, in new memory or in
 that of the logits. The operators differentiate all others by the same functions (operators.py).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import Call, Formulas, Head
-from lossforge.kernels.plans import call_key, layout
+from lossforge.kernels.call import Formulas, Head
+from lossforge.kernels.plans import PLANS, call_key, layout, recorded
 from lossforge.kernels.torch_internals import ordinary
-from lossforge.losses.base.record import C, FusedTemplate, Prepared, Several, Template
+from lossforge.losses.base.record import C, FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.state import backend, gradient_in_forward, kernels_apply, plain
+from lossforge.losses.state import backend, plain
 from lossforge.losses.templates import TEMPLATES, reference
 
-ONE = (True,)
-"""That a call has one result."""
 ABSENT = math.nan
 """What stands in the place of a number that is in the operator's vector of numbers."""
 
@@ -40,24 +38,34 @@ class ExecutionSpec(Generic[C]):
         template: of the call.
         formula: the name of its formula.
         numbers: the fields of the call that are no tensors.
+        wanted: which of the first tensors are differentiated.
         in_forward: whether forward writes the gradients.
         inplace: whether the gradient takes the memory of the logits.
         key: what the plans of its launches follow from, but what backward takes beside the call's tensors. A spec that is kept for equal
             calls is its own key.
-        planned: launches by a plan under a key; for the engine of fused losses, whose chunks have plans of their own, without one.
+        vector: of an operator, the numbers that were tensors: see operators.py.
+        present: whether each result was asked for.
+        keeps: whether forward keeps what backward needs.
     """
 
-    __slots__ = ("formula", "in_forward", "inplace", "keeps", "key", "numbers", "planned", "template")
+    __slots__ = ("formula", "in_forward", "inplace", "keeps", "key", "numbers", "present", "template", "vector", "wanted")
 
     def __init__(
-        self, template: Template[C], formula: str, numbers: tuple[Any, ...], in_forward: bool = False, inplace: bool = False
+        self,
+        template: Template[C],
+        formula: str,
+        numbers: tuple[Any, ...],
+        wanted: Sequence[bool] = (),
+        in_forward: bool = False,
+        inplace: bool = False,
     ) -> None:
-        self.template, self.formula, self.numbers = template, formula, numbers
+        self.template, self.formula, self.numbers, self.wanted = template, formula, numbers, wanted
         self.in_forward, self.inplace = in_forward, inplace
         self.key: Any = None
-        self.planned: Callable[..., Any] = unplanned if self.chunked else kernels.planned
+        self.vector: Tensor | None = None
+        self.present: tuple[bool, ...] = (True, *numbers[-1]) if len(template.results) > 1 else (True,)
         # backward needs what forward keeps where the gradient is written there, or other results may be differentiated too
-        self.keeps = not in_forward or (template.graded > 1 and any(numbers[-1][: template.graded - 1]))
+        self.keeps = not in_forward or any(self.present[1 : template.graded])
 
     def call(self, tensors: Several) -> C:
         return self.template.of(self.formula, tensors, self.numbers)
@@ -85,120 +93,127 @@ class ExecutionSpec(Generic[C]):
         results, kept = found[:count], found[count:]
         return results, (*kept, *[results[template.results.index(name)] for name in template.saved]) if template.saved else kept
 
-    def forward(self, tensors: Several, written: Sequence[Tensor | None], keep: bool, alone: bool = True) -> tuple[Any, ...]:
-        """Return what launches forward, followed by its arguments; see the templates' `forward`."""
-        return self.template.launches.forward, self.call(tensors), self.formulas, written, keep and self.keeps, alone
+    def forward(self, key: Any, given: Several, tensors: Several, written: Sequence[Tensor | None], keep: bool, alone: bool = True) -> Any:
+        """Launch forward, and record it under the key with the tensors given: see the templates' `forward`."""
+        launch, arguments = self.template.launches.forward, (self.call(tensors), self.formulas, written, keep and self.keeps, alone)
+        if self.chunked:
+            return launch(*arguments)
+        with recorded(key, given) as made:
+            made.results = launch(*arguments)
+        return made.results
 
     def backward(
-        self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], written: Sequence[Tensor | None]
-    ) -> tuple[Any, ...]:
-        """Return what launches backward, followed by its arguments: the gradients for those of the results are written."""
-        return self.template.launches.backward, self.call(tensors), self.formulas, kept, grads, written
-
-    def results(self, tensors: Several) -> list[Tensor]:
-        """Launch without a gradient; return the results that were asked for."""
-        none = [None] * len(self.template.differentiable)
-        found = self.planned((self.keyed(tensors), "results"), tensors, self.forward, tensors, none, False)
-        return [t for t in self.split(found)[0] if t is not None]
-
-
-def unplanned(key: Any, tensors: Several, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Call what a function returns, which is followed by its arguments. key, tensors: as `kernels.planned` takes them."""
-    start, *given = function(*arguments)
-    return start(*given)
+        self, key: Any, given: Several, tensors: Several, kept: Several, grads: Sequence[Tensor | None], written: Sequence[Tensor | None]
+    ) -> None:
+        """Launch backward, which writes the gradients for those of the results, and record it under the key with the tensors given."""
+        launch, arguments = self.template.launches.backward, (self.call(tensors), self.formulas, kept, grads, written)
+        if self.chunked:
+            launch(*arguments)
+            return
+        with recorded(key, given):
+            launch(*arguments)
 
 
-def with_values(tensors: Several) -> Several:
-    """Return the tensors with lazy negative views written out, because kernels read memory; a graph's operators do so anyway.
+class Executor:
+    """A way to compute calls."""
 
-    No other lazy view gets here: conjugates are complex.
-    """
-    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in tensors):
-        return tensors
-    return tuple([None if t is None else t.resolve_neg() for t in tensors])
+    def __init__(self, spec: ExecutionSpec[Any]) -> None:
+        self.spec = spec
 
+    def results(self, tensors: Several) -> Several:
+        """Return the results, None for what was not asked for."""
+        raise NotImplementedError
 
-def results_of(prepared: Prepared) -> Several:
-    """Compute a checked call and return its results, None for what was not asked for."""
-    spec, tensors, wanted = execution(prepared)
-    if spec is None:
-        return otherwise(prepared, tensors, wanted)
-    found = LossFunction.apply(spec, tensors, *tensors[: len(wanted)]) if any(wanted) else spec.results(tensors)
-    return in_places(asked(prepared.call), found)
+    def gradients(self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Return the gradients of the first tensors for those of the results. kept: what forward kept for backward, perhaps None."""
+        raise NotImplementedError
 
 
-def compute(prepared: Any) -> Any:
-    """Compute a checked call, unless it is computed already, and return what its public function returns."""
-    return prepared.finish(results_of(prepared)) if isinstance(prepared, Prepared) else prepared
+class Kernels(Executor):
+    """The kernels, or the engine of fused losses, on plain tensors."""
+
+    def results(self, tensors: Several) -> Several:
+        spec = self.spec
+        if True in spec.wanted:
+            found: Several = LossFunction.apply(spec, tensors, *tensors[: len(spec.wanted)])
+            return found
+        key = spec.keyed(tensors), "results"
+        plan = PLANS.get(key)
+        none = [None] * len(spec.template.differentiable)
+        return spec.split(spec.forward(key, tensors, tensors, none, False) if plan is None else plan(tensors))[0]
+
+    def gradients(self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        spec = self.spec
+        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=False)]
+        key = (spec.keyed(tensors), "backward", *map(layout, grads), *wanted, *[t is None for t in kept])
+        given = (*tensors, *kept, *grads, *written)
+        plan = PLANS.get(key)
+        if plan is None:
+            spec.backward(key, given, tensors, kept, grads, written)
+        else:
+            plan(given)
+        return written
+
+    def written(self, tensors: Several, which: Sequence[bool]) -> Sequence[Tensor | None]:
+        """Return the gradients that forward writes, by the launches that write them, so that they have the same bits."""
+        written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
+        key, given = (self.spec.keyed(tensors), "written again", *which), (*tensors, *written)
+        plan = PLANS.get(key)
+        if plan is None:
+            self.spec.forward(key, given, tensors, written, True)
+        else:
+            plan(given)
+        return written
 
 
-def asked(call: Any) -> tuple[bool, ...]:
-    """Return whether each result was asked for."""
-    return True, *getattr(call, "outputs", ())
+class Operators(Executor):
+    """The dispatcher's operators: under torch.compile, transforms and modes, and for subclasses of tensors."""
+
+    def results(self, tensors: Several) -> Several:
+        spec = self.spec
+        numbers: list[Tensor] = []
+
+        def place(v: Any) -> Any:
+            if isinstance(v, list):
+                return [place(each) for each in v]
+            if isinstance(v, Tensor):
+                numbers.append(v)
+                return ABSENT
+            return v
+
+        others = [place(v) for v in spec.numbers]
+        written = [spec.in_forward and want for want in spec.wanted]
+        keep = True in spec.wanted and spec.keeps
+        operator = getattr(OPERATORS, spec.template.name)
+        found = operator(torch.stack(numbers) if numbers else None, spec.formula, *tensors, *others, *written, keep)
+        return tuple([t if one else None for t, one in zip(found[: len(spec.present)], spec.present, strict=True)])
+
+    def gradients(self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        spec = self.spec
+        operator = getattr(OPERATORS, f"{spec.template.name}_backward")
+        found = operator(spec.vector, spec.formula, *tensors, *spec.numbers, *kept, *grads, *wanted)
+        return [g if want else None for g, want in zip((found,) if isinstance(found, Tensor) else found, wanted, strict=True)]
+
+    def written(self, tensors: Several, which: Sequence[bool]) -> Sequence[Tensor | None]:
+        """Return the gradients that forward writes."""
+        spec = self.spec
+        found = getattr(OPERATORS, spec.template.name)(spec.vector, spec.formula, *tensors, *spec.numbers, *which, False)
+        return found[-len(which) :]
 
 
-def in_places(present: Sequence[bool], found: Sequence[Tensor]) -> Several:
-    """Return the results that were asked for in their places, None in those of the others."""
-    given = iter(found)
-    return tuple([next(given) if one else None for one in present])
+class Reference(Executor):
+    """The plain-torch reference of the template, which autograd differentiates as often as it is asked to."""
 
+    def results(self, tensors: Several) -> Several:
+        return reference(self.spec.call(tensors))
 
-def execution(prepared: Prepared) -> tuple[ExecutionSpec[Any] | None, Several, list[bool]]:
-    """Return how a call is computed without the dispatcher, its tensors, and which of the first are differentiated.
-
-    None where it takes the dispatcher's operators, or the plain-torch reference.
-    """
-    call, options = prepared.call, prepared.options
-    template = template_of(call)
-    tensors, numbers = template.flat(call)
-    tensors = with_values(tensors)
-    differentiable = tensors[: len(template.differentiable)]
-    wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
-    if not by_kernels(template, call, tensors):
-        return None, tensors, []
-    inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
-    if not (inplace or plain(*tensors)):
-        return None, tensors, wanted
-    spec = ExecutionSpec(template, call.loss, numbers, _in_forward(prepared, differentiable, wanted), inplace)
-    return spec, tensors, wanted
-
-
-def _in_forward(prepared: Prepared, differentiable: Several, wanted: Sequence[bool]) -> bool:
-    x: Any = differentiable[wanted.index(True) if any(wanted) else 0]
-    return gradient_in_forward(prepared.options.get("gradient"), x, prepared.call.reduction)
-
-
-def by_kernels(template: Template[Any], call: Any, tensors: Several) -> bool:
-    """Return whether the kernels compute a call, or the engine of fused losses: else its plain-torch reference does."""
-    x: Any = tensors[0]
-    # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
-    by_chunks = isinstance(template, FusedTemplate) and plain(*tensors)
-    return template.launchable(call) and kernels_apply(x, *tensors[len(template.differentiable) :], fused=by_chunks)
-
-
-def otherwise(prepared: Prepared, tensors: Several, wanted: Sequence[bool]) -> Several:
-    """Compute by the dispatcher's operators; where `wanted` is empty by the plain-torch reference."""
-    call = prepared.call
-    template = template_of(call)
-    if not wanted:
-        return tuple(reference(template.of(call.loss, tensors, template.flat(call)[1])))
-    present = asked(call)
-    in_forward = _in_forward(prepared, tensors[: len(wanted)], wanted)
-    keep = any(wanted) and (not in_forward or any(present[1:4]))
-    numbers: list[Tensor] = []
-
-    def place(v: Any) -> Any:
-        if isinstance(v, list):
-            return [place(each) for each in v]
-        if isinstance(v, Tensor):
-            numbers.append(v)
-            return ABSENT
-        return v
-
-    others = [place(v) for v in template.flat(call)[1]]
-    arguments = (call.loss, *tensors, *others, *[in_forward and want for want in wanted], keep)
-    found = getattr(OPERATORS, template.name)(torch.stack(numbers) if numbers else None, *arguments)
-    return in_places(present, [t for t, one in zip(found[: len(present)], present, strict=True) if one])
+    def gradients(self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        count = len(wanted)  # views, because one of the tensors may be another, or computed from it
+        tensors = (*[None if t is None else t.view_as(t) for t in tensors[:count]], *tensors[count:])
+        pairs = [(r, g) for r, g in zip(self.results(tensors), grads, strict=False) if r is not None and g is not None]
+        inputs = [t for t, want in zip(tensors, wanted, strict=False) if want and t is not None]
+        found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=True))
+        return [next(found) if want else None for want in wanted]
 
 
 class PrecomputedGrad:
@@ -215,16 +230,9 @@ class PrecomputedGrad:
         return gradient
 
 
-def remember(
-    ctx: Any, spec: ExecutionSpec[Any], tensors: Several, present: Sequence[bool], kept: Several, written: Sequence[Tensor | None]
-) -> None:
-    """Keep a call for backward, tensors as autograd saves them.
-
-    Args:
-        present: whether each result was asked for.
-        written: gradients that forward wrote.
-    """
-    ctx.spec, ctx.present, ctx.numbers = spec, present, None
+def remember(ctx: Any, spec: ExecutionSpec[Any], tensors: Several, kept: Several, written: Sequence[Tensor | None]) -> None:
+    """Keep a call for backward, tensors as autograd saves them. written: gradients that forward wrote."""
+    ctx.spec = spec
     ctx.precomputed = [None if g is None else PrecomputedGrad(g) for g in written]
     ctx.save_for_backward(*kept, *tensors)
     ctx.set_materialize_grads(False)
@@ -240,7 +248,7 @@ def recalled(ctx: Any) -> tuple[Several, Several]:
 def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Return the gradients of the differentiable tensors for those of the results."""
     spec = ctx.spec
-    grads = [t if present else None for t, present in zip(grad_outputs[: spec.template.graded], ctx.present, strict=False)]
+    grads = [t if present else None for t, present in zip(grad_outputs[: spec.template.graded], spec.present, strict=False)]
     found: list[Tensor | None] = [None] * len(wanted)
     grad_output = grads[0]
     if all(t is None for t in grads):
@@ -254,41 +262,29 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
         for i, gradient in enumerate(first):
             if gradient is None:
                 continue
-            found[i], missing[i] = gradient, False
-            how = scaling(spec, gradient, grad_output)
-            if how is None:
-                found[i] = times(gradient, grad_output)
-            else:
-                kernels.planned(*how)
+            found[i], missing[i] = scaled(spec, gradient, grad_output), False
     if not any(missing):
         return found
     tensors, kept = recalled(ctx)
-    if torch.is_grad_enabled():
-        count = len(missing)  # views, because one of the tensors may be another, or computed from it
-        tensors = (*[None if t is None else t.view_as(t) for t in tensors[:count]], *tensors[count:])
-        anew = _second_order(spec.call(tensors), tensors, grads, missing)
-    elif plain(*tensors, *grads):
-        anew = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, missing, strict=False)]
-        key = (spec.keyed(tensors), "backward", *map(layout, grads), *missing, *[t is None for t in kept])
-        spec.planned(key, (*tensors, *kept, *grads, *anew), spec.backward, tensors, kept, grads, anew)
-    else:
-        arguments = (ctx.numbers, spec.formula, *tensors, *spec.numbers, *kept, *grads, *missing)
-        results = getattr(OPERATORS, f"{spec.template.name}_backward")(*arguments)
-        anew = [g if want else None for g, want in zip((results,) if isinstance(results, Tensor) else results, missing, strict=True)]
+    way = Reference if torch.is_grad_enabled() else Kernels if plain(*tensors, *grads) else Operators
+    anew = way(spec).gradients(tensors, kept, grads, missing)
     return [g if new is None else new for g, new in zip(found, anew, strict=True)]
 
 
-def scaling(spec: ExecutionSpec[Any], gradient: Tensor, grad_output: Tensor) -> tuple[Any, ...] | None:
-    """Return what multiplies a gradient in its own memory by a kernel; None where it is traced, because then nothing may change."""
+def scaled(spec: ExecutionSpec[Any], gradient: Tensor, grad_output: Tensor) -> Tensor:
+    """Return the gradient times `grad_output`: in its own memory by a kernel; in new memory where it is traced, because then nothing may
+    change, and where no kernel runs."""
     if (spec.chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
-        return None
+        return times(gradient, grad_output)
     where = gradient.get_device(), gradient.data_ptr() & 15, grad_output.data_ptr() & 15
     key = "scale", gradient.numel(), gradient.dtype, *where, grad_output.dtype, grad_output.shape, grad_output.get_device()
-    return key, (gradient, grad_output), _scaling, gradient, grad_output
-
-
-def _scaling(gradient: Tensor, grad_output: Tensor) -> tuple[Any, ...]:
-    return kernels.scale_, gradient, grad_output
+    plan = PLANS.get(key)
+    if plan is not None:
+        plan((gradient, grad_output))
+        return gradient
+    with recorded(key, (gradient, grad_output)):
+        kernels.scale_(gradient, grad_output)
+    return gradient
 
 
 def times(gradient: Tensor, grad_output: Tensor) -> Tensor:
@@ -296,24 +292,10 @@ def times(gradient: Tensor, grad_output: Tensor) -> Tensor:
     return (gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * grad_output).to(gradient.dtype)
 
 
-def _second_order(call: Call, tensors: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Return gradients that can be differentiated again, from the plain-torch reference."""
-    pairs = [(r, g) for r, g in zip(reference(call), grads, strict=False) if r is not None and g is not None]
-    inputs = [t for t, want in zip(tensors, wanted, strict=False) if want and t is not None]
-    found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=True))
-    return [next(found) if want else None for want in wanted]
-
-
 def _written_again(ctx: Any, which: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Return the gradients that were written in forward, by the launches that wrote them, so that they have the same bits."""
-    spec = ctx.spec
+    """Return the gradients that were written in forward."""
     tensors, _ = recalled(ctx)
-    if plain(*tensors):
-        written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
-        unplanned(None, tensors, spec.forward, tensors, written, True)
-    else:
-        results = getattr(OPERATORS, spec.template.name)(ctx.numbers, spec.formula, *tensors, *spec.numbers, *which, False)
-        written = results[-len(which) :]
+    written = (Kernels if plain(*tensors) else Operators)(ctx.spec).written(tensors, which)
     return [g if one and want else None for g, one, want in zip(written, which, wanted, strict=True)]
 
 
@@ -334,18 +316,14 @@ class LossFunction(torch.autograd.Function):
             written = [None] * len(inputs)
         key = spec.keyed(tensors), "forward", spec.inplace, spec.in_forward, ctx.needs_input_grad
         given = tensors if spec.inplace else (*tensors, *written)  # in place the gradient's memory is the logits'
-        found = spec.planned(key, given, spec.forward, tensors, written, True)
-        results, kept = spec.split(found)
+        plan = PLANS.get(key)
+        results, kept = spec.split(spec.forward(key, given, tensors, written, True) if plan is None else plan(given))
         if spec.inplace and spec.in_forward:  # backward takes nothing but the gradient
             tensors, kept = (), ()
-        if len(results) == 1:
-            remember(ctx, spec, tensors, ONE, kept, written)
-            return results
-        remember(ctx, spec, tensors, [t is not None for t in results], kept, written)
-        constant = [t for t in results[spec.template.graded :] if t is not None]
-        if constant:
-            ctx.mark_non_differentiable(*constant)
-        return tuple([t for t in results if t is not None])
+        remember(ctx, spec, tensors, kept, written)
+        if len(results) > 1:
+            ctx.mark_non_differentiable(*[t for t in results[spec.template.graded :] if t is not None])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -353,16 +331,11 @@ class LossFunction(torch.autograd.Function):
         one = len(grad_outputs) == len(ctx.precomputed) == 1 and ctx.inplace is None
         if one and precomputed is not None and grad_output is not None and not torch.is_grad_enabled():
             gradient = precomputed.take()  # the commonest case, where the host's time counts
-            how = None if gradient is None else scaling(ctx.spec, gradient, grad_output)
-            if how is not None:
-                kernels.planned(*how)
-                return None, None, gradient
-            ctx.precomputed[0].gradient = gradient
-        given = iter(grad_outputs)
-        grads = [next(given) if present else None for present in ctx.present]
+            if gradient is not None:
+                return None, None, scaled(ctx.spec, gradient, grad_output)
         if ctx.inplace is not None:
-            return None, None, ctx.inplace.gradient(ctx, grads)
-        return None, None, *gradients(ctx, grads, ctx.needs_input_grad[2:])
+            return None, None, ctx.inplace.gradient(ctx, grad_outputs)
+        return None, None, *gradients(ctx, grad_outputs, ctx.needs_input_grad[2:])
 
 
 class Overwritten(torch.autograd.Function):
@@ -422,11 +395,7 @@ class InPlace:
             gradient = ctx.precomputed[0].take()
             if gradient is None:
                 raise _refused("backward can run only once")
-            how = scaling(spec, gradient, first)
-            if how is None:
-                return times(gradient, first)
-            kernels.planned(*how)
-            return gradient
+            return scaled(spec, gradient, first)
         tensors, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
         x, self.x = self.x, None
         assert x is not None
@@ -436,5 +405,10 @@ class InPlace:
             torch.autograd.graph.increment_version(x)
         tensors, grads = (self.memory, *tensors[1:]), [first, *others]
         key = (spec.keyed(tensors), "backward in place", *map(layout, grads), *[t is None for t in kept])
-        kernels.planned(key, (*tensors, *kept, *grads), spec.backward, tensors, kept, grads, [self.memory])
+        given = (*tensors, *kept, *grads)
+        plan = PLANS.get(key)
+        if plan is None:
+            spec.backward(key, given, tensors, kept, grads, [self.memory])
+        else:
+            plan(given)
         return self.memory

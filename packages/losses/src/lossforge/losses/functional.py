@@ -47,7 +47,7 @@ from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
 from lossforge.losses.definitions.tokens import TokenLogps
 from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
-from lossforge.losses.run import entry_point, entry_point_of_layer
+from lossforge.losses.run import compute, entry_point, entry_point_of_layer
 
 __all__ = [
     "CrossEntropyOutput",
@@ -214,10 +214,11 @@ def l1_loss(
     Source: in place of torch.nn.functional.l1_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.l1_loss(
+    checked = definitions.regression.l1_loss(
         input, target, size_average, reduce, reduction, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -276,10 +277,11 @@ def mse_loss(
     Source: in place of torch.nn.functional.mse_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.mse_loss(
+    checked = definitions.regression.mse_loss(
         input, target, size_average, reduce, reduction, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -337,10 +339,11 @@ def huber_loss(
     Source: in place of torch.nn.functional.huber_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.huber_loss(
+    checked = definitions.regression.huber_loss(
         input, target, reduction, delta, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -401,10 +404,11 @@ def smooth_l1_loss(
     Source: in place of torch.nn.functional.smooth_l1_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.smooth_l1_loss(
+    checked = definitions.regression.smooth_l1_loss(
         input, target, size_average, reduce, reduction, beta, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -460,10 +464,11 @@ def log_cosh_loss(
     Source: arXiv 2208.04564. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.log_cosh_loss(
+    checked = definitions.regression.log_cosh_loss(
         input, target, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -523,10 +528,11 @@ def quantile_loss(
     Source: doi 10.2307/1913643. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.quantile_loss(
+    checked = definitions.regression.quantile_loss(
         input, target, quantile, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -595,10 +601,11 @@ def general_robust_loss(
     Source: arXiv 1701.03077. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.regression.general_robust_loss(
+    checked = definitions.regression.general_robust_loss(
         input, target, alpha, scale, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -663,11 +670,12 @@ def binary_cross_entropy_with_logits(
     Source: in place of torch.nn.functional.binary_cross_entropy_with_logits.
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.binary_cross_entropy_with_logits(
+    checked = definitions.binary.binary_cross_entropy_with_logits(
         input, target, weight, size_average, reduce, reduction, pos_weight, label_smoothing=label_smoothing,
         target_threshold=target_threshold, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -726,10 +734,11 @@ def multilabel_soft_margin_loss(
     Source: in place of torch.nn.functional.multilabel_soft_margin_loss. More on
     the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.multilabel_soft_margin_loss(
+    checked = definitions.binary.multilabel_soft_margin_loss(
         input, target, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -796,10 +805,11 @@ def smoothed_binary_cross_entropy(
     Source: arXiv 2110.00476; in place of timm.loss.BinaryCrossEntropy. More on
     the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.smoothed_binary_cross_entropy(
+    checked = definitions.binary.smoothed_binary_cross_entropy(
         input, target, smoothing, target_threshold, weight, reduction, sum_classes, pos_weight, smooth_dense, empty=empty,
         gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -865,10 +875,11 @@ def sigmoid_focal_loss(
     Source: arXiv 1708.02002; in place of torchvision.ops.sigmoid_focal_loss.
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.sigmoid_focal_loss(
+    checked = definitions.binary.sigmoid_focal_loss(
         inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -941,11 +952,12 @@ def asymmetric_loss_multi_label(
     Source: arXiv 2009.14119; in place of timm.loss.AsymmetricLossMultiLabel.
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.asymmetric_loss_multi_label(
+    checked = definitions.binary.asymmetric_loss_multi_label(
         input, target, gamma_neg, gamma_pos, clip, eps, disable_torch_grad_focal_loss, smoothing, reduction, weight, pos_weight,
         empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
         score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1011,10 +1023,11 @@ def poly_binary_cross_entropy(
     Source: arXiv 2204.12511; in place of timm.loss.PolyBinaryCrossEntropy. More
     on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.poly_binary_cross_entropy(
+    checked = definitions.binary.poly_binary_cross_entropy(
         input, target, epsilon, gamma, alpha, smoothing, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1075,10 +1088,11 @@ def preference_bce_with_logits(
     Source: in place of torch.nn.functional.binary_cross_entropy_with_logits.
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.preference_bce_with_logits(
+    checked = definitions.binary.preference_bce_with_logits(
         input, target, preference, group=group, group_weight=group_weight, reduction=reduction, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1137,10 +1151,11 @@ def preference_bce(
     Source: in place of torch.nn.functional.binary_cross_entropy. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.preference_bce(
+    checked = definitions.binary.preference_bce(
         input, target, preference, group=group, group_weight=group_weight, reduction=reduction, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1200,10 +1215,11 @@ def binary_cross_entropy(
     Source: in place of torch.nn.functional.binary_cross_entropy. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.binary_cross_entropy(
+    checked = definitions.binary.binary_cross_entropy(
         input, target, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1288,11 +1304,12 @@ def distribution_balanced_loss(
     Source: arXiv 2007.09654. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.distribution_balanced_loss(
+    checked = definitions.binary.distribution_balanced_loss(
         input, target, class_counts, num_samples, map_alpha, map_beta, map_mu, neg_scale, init_bias, focal_gamma, focal_balance, smoothing,
         reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1343,7 +1360,8 @@ def zlpr_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.zlpr_loss(input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer)
+    checked = definitions.binary.zlpr_loss(input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer)
+    return compute(checked)
 
 
 @entry_point
@@ -1393,7 +1411,8 @@ def two_way_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.binary.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient)
+    checked = definitions.binary.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient)
+    return compute(checked)
 
 
 @entry_point
@@ -1449,10 +1468,11 @@ def nll_loss(
     Source: in place of torch.nn.functional.nll_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.likelihood.nll_loss(
+    checked = definitions.likelihood.nll_loss(
         input, target, weight, size_average, ignore_index, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1513,10 +1533,11 @@ def kl_div(
     Source: in place of torch.nn.functional.kl_div. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.likelihood.kl_div(
+    checked = definitions.likelihood.kl_div(
         input, target, size_average, reduce, reduction, log_target, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1577,9 +1598,10 @@ def gaussian_nll_loss(
     torch.nn.functional.gaussian_nll_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.noise_model.gaussian_nll_loss(
+    checked = definitions.noise_model.gaussian_nll_loss(
         input, target, var, full, eps, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1634,10 +1656,11 @@ def poisson_nll_loss(
     Source: in place of torch.nn.functional.poisson_nll_loss. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.noise_model.poisson_nll_loss(
+    checked = definitions.noise_model.poisson_nll_loss(
         input, target, log_input, full, size_average, eps, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1687,9 +1710,10 @@ def soft_margin_loss(
     Source: in place of torch.nn.functional.soft_margin_loss. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.margin.soft_margin_loss(
+    checked = definitions.margin.soft_margin_loss(
         input, target, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1743,9 +1767,10 @@ def hinge_embedding_loss(
     Source: in place of torch.nn.functional.hinge_embedding_loss. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.margin.hinge_embedding_loss(
+    checked = definitions.margin.hinge_embedding_loss(
         input, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1795,10 +1820,11 @@ def margin_ranking_loss(
     Source: in place of torch.nn.functional.margin_ranking_loss. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.margin.margin_ranking_loss(
+    checked = definitions.margin.margin_ranking_loss(
         input1, input2, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1852,10 +1878,11 @@ def multi_margin_loss(
     torch.nn.functional.multi_margin_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.margin.multi_margin_loss(
+    checked = definitions.margin.multi_margin_loss(
         input, target, p, margin, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1904,9 +1931,10 @@ def multilabel_margin_loss(
     Source: in place of torch.nn.functional.multilabel_margin_loss. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.margin.multilabel_margin_loss(
+    checked = definitions.margin.multilabel_margin_loss(
         input, target, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -1959,10 +1987,11 @@ def cosine_embedding_loss(
     Source: in place of torch.nn.functional.cosine_embedding_loss. More on the
     options: `help(lossforge.losses.functional)`.
     """
-    return definitions.embedding.cosine_embedding_loss(
+    checked = definitions.embedding.cosine_embedding_loss(
         input1, input2, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2020,10 +2049,11 @@ def triplet_margin_loss(
     torch.nn.functional.triplet_margin_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.embedding.triplet_margin_loss(
+    checked = definitions.embedding.triplet_margin_loss(
         anchor, positive, negative, margin, p, eps, swap, size_average, reduce, reduction, empty=empty, gradient=gradient,
         normalizer=normalizer, weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2086,10 +2116,11 @@ def quality_focal_loss(
     Source: arXiv 2006.04388. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.detection.quality_focal_loss(
+    checked = definitions.detection.quality_focal_loss(
         input, target, score, beta, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2153,10 +2184,11 @@ def varifocal_loss(
     Source: arXiv 2008.13367. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.detection.varifocal_loss(
+    checked = definitions.detection.varifocal_loss(
         input, target, score, alpha, gamma, iou_weighted, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2224,10 +2256,11 @@ def gaussian_focal_loss(
     Source: arXiv 1808.01244. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.detection.gaussian_focal_loss(
+    checked = definitions.detection.gaussian_focal_loss(
         input, target, alpha, gamma, pos_weight, neg_weight, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2281,9 +2314,10 @@ def distribution_focal_loss(
     Source: arXiv 2006.04388. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.detection.distribution_focal_loss(
+    checked = definitions.detection.distribution_focal_loss(
         input, target, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, inplace=inplace,
     )
+    return compute(checked)
 
 
 @overload
@@ -2448,12 +2482,13 @@ def cross_entropy(
     Source: in place of torch.nn.functional.cross_entropy. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.cross_entropy.cross_entropy(
+    checked = definitions.cross_entropy.cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, scale=scale, softcap=softcap, z_loss=z_loss,
         return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy, return_correct=return_correct,
         return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2522,10 +2557,11 @@ def softmax_focal_loss(
     Source: arXiv 1708.02002. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.softmax_focal_loss(
+    checked = definitions.classification.softmax_focal_loss(
         input, target, alpha, gamma, reduction, weight, ignore_index, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2593,10 +2629,11 @@ def poly_cross_entropy(
     Source: arXiv 2204.12511. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.poly_cross_entropy(
+    checked = definitions.classification.poly_cross_entropy(
         input, target, epsilon, weight, ignore_index, reduction, label_smoothing, smoothing=smoothing, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2657,10 +2694,11 @@ def generalized_cross_entropy(
     Source: arXiv 1805.07836. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.generalized_cross_entropy(
+    checked = definitions.classification.generalized_cross_entropy(
         input, target, q, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2721,10 +2759,11 @@ def taylor_cross_entropy(
     Source: doi 10.24963/ijcai.2020/305. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.taylor_cross_entropy(
+    checked = definitions.classification.taylor_cross_entropy(
         input, target, order, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss, weight=weight, ignore_index=ignore_index,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2789,11 +2828,12 @@ def symmetric_cross_entropy(
     Source: arXiv 1908.06112. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.symmetric_cross_entropy(
+    checked = definitions.classification.symmetric_cross_entropy(
         input, target, alpha, beta, log_zero, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss, weight=weight,
         ignore_index=ignore_index,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2861,10 +2901,11 @@ def logit_adjusted_cross_entropy(
     Source: arXiv 2007.07314. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.logit_adjusted_cross_entropy(
+    checked = definitions.classification.logit_adjusted_cross_entropy(
         input, target, log_prior, tau, weight, ignore_index, reduction, label_smoothing, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -2933,10 +2974,11 @@ def asymmetric_loss_single_label(
     Source: arXiv 2009.14119. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.classification.asymmetric_loss_single_label(
+    checked = definitions.classification.asymmetric_loss_single_label(
         input, target, gamma_pos, gamma_neg, eps, reduction, weight=weight, ignore_index=ignore_index, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3055,10 +3097,11 @@ def arcface_loss(
     Source: arXiv 1801.07698. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.angular.arcface_loss(
+    checked = definitions.angular.arcface_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3119,10 +3162,11 @@ def cosface_loss(
     Source: arXiv 1801.09414. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.angular.cosface_loss(
+    checked = definitions.angular.cosface_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3189,10 +3233,11 @@ def box_iou_loss(
     Source: arXiv 1608.01471. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.box_iou_loss(
+    checked = definitions.iou.box_iou_loss(
         boxes1, boxes2, reduction, eps, log=log, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3253,10 +3298,11 @@ def generalized_box_iou_loss(
     torchvision.ops.generalized_box_iou_loss. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.generalized_box_iou_loss(
+    checked = definitions.iou.generalized_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3316,10 +3362,11 @@ def distance_box_iou_loss(
     Source: arXiv 1911.08287; in place of torchvision.ops.distance_box_iou_loss.
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.distance_box_iou_loss(
+    checked = definitions.iou.distance_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3380,10 +3427,11 @@ def complete_box_iou_loss(
     Source: arXiv 1911.08287; in place of torchvision.ops.complete_box_iou_loss.
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.complete_box_iou_loss(
+    checked = definitions.iou.complete_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3442,10 +3490,11 @@ def efficient_box_iou_loss(
     Source: arXiv 2101.08158. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.efficient_box_iou_loss(
+    checked = definitions.iou.efficient_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3509,10 +3558,11 @@ def scylla_box_iou_loss(
     Source: arXiv 2205.12740. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.scylla_box_iou_loss(
+    checked = definitions.iou.scylla_box_iou_loss(
         boxes1, boxes2, reduction, eps, neg_gamma=neg_gamma, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
         format=format, validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3563,7 +3613,8 @@ def box_l1_loss(
     Source: arXiv 2005.12872. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.box_l1_loss(boxes1, boxes2, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight)
+    checked = definitions.iou.box_l1_loss(boxes1, boxes2, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight)
+    return compute(checked)
 
 
 @entry_point
@@ -3615,9 +3666,10 @@ def box_smooth_l1_loss(
     Source: arXiv 1504.08083. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.iou.box_smooth_l1_loss(
+    checked = definitions.iou.box_smooth_l1_loss(
         boxes1, boxes2, reduction, beta, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3688,10 +3740,11 @@ def ohem_cross_entropy(
     Source: arXiv 1604.03540. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.ohem_cross_entropy(
+    checked = definitions.dice.ohem_cross_entropy(
         input, target, threshold, min_kept, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3762,11 +3815,12 @@ def dice_loss(
     Source: arXiv 1606.04797. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.dice_loss(
+    checked = definitions.dice.dice_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3834,11 +3888,12 @@ def jaccard_loss(
     Source: doi 10.1007/978-3-319-50835-1_22. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.jaccard_loss(
+    checked = definitions.dice.jaccard_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3907,11 +3962,12 @@ def tversky_loss(
     Source: arXiv 1706.05721. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.tversky_loss(
+    checked = definitions.dice.tversky_loss(
         input, target, alpha=alpha, beta=beta, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -3985,11 +4041,12 @@ def focal_tversky_loss(
     Source: arXiv 1810.07842. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.focal_tversky_loss(
+    checked = definitions.dice.focal_tversky_loss(
         input, target, alpha=alpha, beta=beta, gamma=gamma, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4060,11 +4117,12 @@ def dice_ce_loss(
     Source: arXiv 1809.10486. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.dice_ce_loss(
+    checked = definitions.dice.dice_ce_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr, lambda_dice=lambda_dice,
         lambda_ce=lambda_ce, include_background=include_background, activation=activation, batch=batch, weight=weight,
         ignore_index=ignore_index, present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4131,10 +4189,11 @@ def lovasz_softmax_loss(
     Source: arXiv 1705.08790. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.lovasz_softmax_loss(
+    checked = definitions.dice.lovasz_softmax_loss(
         input, target, classes, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4189,9 +4248,10 @@ def lovasz_hinge_loss(
     Source: arXiv 1705.08790. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.dice.lovasz_hinge_loss(
+    checked = definitions.dice.lovasz_hinge_loss(
         input, target, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4257,10 +4317,11 @@ def kl_div_with_logits(
     Source: arXiv 1503.02531. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.divergence.kl_div_with_logits(
+    checked = definitions.divergence.kl_div_with_logits(
         input, target_logits, temperature, reduction, reverse=reverse, temperature_squared=temperature_squared, ignore_index=ignore_index,
         weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4329,10 +4390,11 @@ def js_div_with_logits(
     Source: arXiv 2306.13649. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.divergence.js_div_with_logits(
+    checked = definitions.divergence.js_div_with_logits(
         input, target_logits, beta, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index,
         weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4395,10 +4457,11 @@ def total_variation_with_logits(
     Source: arXiv 2307.15190. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.divergence.total_variation_with_logits(
+    checked = definitions.divergence.total_variation_with_logits(
         input, target_logits, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index, weight=weight,
         labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4458,10 +4521,11 @@ def total_variation(
     Source: arXiv 2307.15190. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.divergence.total_variation(
+    checked = definitions.divergence.total_variation(
         input, target, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4533,11 +4597,12 @@ def topk_kl_div_with_logits(
     Source: arXiv 1503.02531. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.divergence.topk_kl_div_with_logits(
+    checked = definitions.divergence.topk_kl_div_with_logits(
         input, values, indices, temperature, reduction, renormalize=renormalize, tail=tail, temperature_squared=temperature_squared,
         ignore_index=ignore_index, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4612,10 +4677,11 @@ def siglip_loss(
     Source: arXiv 2303.15343. More on the options:
     `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.siglip_loss(
+    checked = definitions.contrastive.siglip_loss(
         input, target, offset=offset, negative_only=negative_only, reduction=reduction, weight=weight, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     )
+    return compute(checked)
 
 
 @entry_point
@@ -4670,9 +4736,10 @@ def clip_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.clip_loss(
+    checked = definitions.contrastive.clip_loss(
         similarity, offset, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer, scale=scale,
     )
+    return compute(checked)
 
 
 @entry_point_of_layer
@@ -4732,10 +4799,11 @@ def info_nce_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.info_nce_loss(
+    checked = definitions.contrastive.info_nce_loss(
         query, positive, negatives, temperature, reduction, in_batch=in_batch, symmetric=symmetric, offset=offset, normalize=normalize,
         empty=empty, gradient=gradient, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point_of_layer
@@ -4781,9 +4849,10 @@ def nt_xent_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.nt_xent_loss(
+    checked = definitions.contrastive.nt_xent_loss(
         input1, input2, temperature, reduction, normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point_of_layer
@@ -4833,10 +4902,11 @@ def supervised_contrastive_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.supervised_contrastive_loss(
+    checked = definitions.contrastive.supervised_contrastive_loss(
         features, labels, temperature, base_temperature, reduction, normalize=normalize, empty=empty, gradient=gradient,
         normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point_of_layer
@@ -4889,10 +4959,11 @@ def clip_loss_from_features(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.clip_loss_from_features(
+    checked = definitions.contrastive.clip_loss_from_features(
         image_features, text_features, logit_scale, reduction, offset=offset, normalize=normalize, empty=empty, gradient=gradient,
         normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @entry_point_of_layer
@@ -4942,10 +5013,11 @@ def siglip_loss_from_features(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.contrastive.siglip_loss_from_features(
+    checked = definitions.contrastive.siglip_loss_from_features(
         image_features, text_features, logit_scale, logit_bias, reduction, offset=offset, negative_only=negative_only, normalize=normalize,
         empty=empty, gradient=gradient, normalizer=normalizer,
     )
+    return compute(checked)
 
 
 @overload
@@ -5016,10 +5088,11 @@ def load_balancing_loss(
 
     More on the options: `help(lossforge.losses.functional)`.
     """
-    return definitions.experts.load_balancing_loss(
+    checked = definitions.experts.load_balancing_loss(
         router_logits, top_k, attention_mask, balance=balance, z_loss=z_loss, return_z_loss=return_z_loss, empty=empty, gradient=gradient,
         inplace=inplace,
     )
+    return compute(checked)
 
 
 @overload

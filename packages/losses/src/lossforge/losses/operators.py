@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.plans import layout
+from lossforge.kernels.plans import PLANS, layout, recorded
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, gradients, remember
@@ -74,7 +74,9 @@ def _register(template: Template[Any]) -> None:
         spec, tensors, keep = spec_of(args), args[1:end], args[-1]
         written = _new(tensors, args[count:-1])
         key = spec.keyed(tensors), "operator", keep, *args[count:-1]
-        found = spec.planned(key, (*tensors, *written), spec.forward, tensors, written, keep, False)
+        given = (*tensors, *written)
+        plan = PLANS.get(key)
+        found = spec.forward(key, given, tensors, written, keep, False) if plan is None else plan(given)
         return _placeholders(args[1], (*found, *written))
 
     def backwards(*args: Any) -> Any:
@@ -82,7 +84,12 @@ def _register(template: Template[Any]) -> None:
         given: Several = tuple([None if t is None or t.numel() == 0 else t for t in args[count : count + kept]])
         grads, written = args[count + kept : -several], _new(tensors, args[-several:])
         key = spec.keyed(tensors), "operator", *map(layout, grads), *args[-several:], *[t is None for t in given]
-        spec.planned(key, (*tensors, *given, *grads, *written), spec.backward, tensors, given, grads, written)
+        every = (*tensors, *given, *grads, *written)
+        plan = PLANS.get(key)
+        if plan is None:
+            spec.backward(key, every, tensors, given, grads, written)
+        else:
+            plan(every)
         return _one_or_several(args[1], written)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
@@ -99,13 +106,11 @@ def _register(template: Template[Any]) -> None:
         if numbers is not None and plain(numbers):
             numbers, inputs = None, filled(numbers, inputs)
         spec, tensors = spec_of(inputs), tuple(inputs[1:end])
-        shapes = template.shapes(spec.call(tensors), inputs[-1])
-        present = [s is not None for s in shapes[:results]]
-        saved = [output[i] if present[i] else None for i in map(template.results.index, template.saved)]
+        saved = [output[i] if spec.present[i] else None for i in map(template.results.index, template.saved)]
         others = tuple([None if t is None else t.detach() for t in (*output[results : results + len(template.kept)], *saved)])
         written = [g.detach() if want else None for g, want in zip(output[results + len(template.kept) :], inputs[count:-1], strict=True)]
-        remember(ctx, spec, tensors, present, others, written)
-        ctx.numbers = numbers
+        spec.vector = numbers
+        remember(ctx, spec, tensors, others, written)
 
     def differentiate(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         first = len(ctx.needs_input_grad) - count - several  # before it the dispatcher's keys, the numbers and the formula's name
@@ -141,7 +146,12 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
 def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
     """Launch a function of a folder of the kernels by its plan, on tensors followed by other arguments."""
     key = folder, function, *map(layout, tensors), *others
-    return kernels.planned(key, tensors, lambda: (getattr(kernels.of_folder(folder), function), *tensors, *others))
+    plan = PLANS.get(key)
+    if plan is not None:
+        return plan(tensors)
+    with recorded(key, tensors) as made:
+        made.results = getattr(kernels.of_folder(folder), function)(*tensors, *others)
+    return made.results
 
 
 def no_double_backward(name: str) -> None:

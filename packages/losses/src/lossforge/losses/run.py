@@ -1,12 +1,13 @@
-"""The path of a public function: a call is checked and planned once, and then found under its key.
+"""The path of a public function: a call is checked, computed by one of three executors, and its plan found under its key from then on.
 
 Everything that checks and plans depend on is in the key: layouts and devices of the tensors, whether they require grad and are leaves,
 the values of all other arguments, and the state of torch (grad mode, modes, transforms, tracing). Calls are kept whose tensors are the
-arguments themselves, perhaps in another shape, without the dispatcher (state.plain).
+arguments themselves, perhaps in another shape, and that the kernels compute.
 """
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -16,40 +17,120 @@ from torch import Tensor
 from lossforge.kernels.plans import PLANS, remember
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
-from lossforge.losses.autograd import ExecutionSpec, LossFunction, asked, execution, in_places, otherwise
-from lossforge.losses.base.record import Prepared, Several
-from lossforge.losses.state import autocast_dtype, state
+from lossforge.losses.autograd import ExecutionSpec, Executor, Kernels, Operators, Reference, template_of
+from lossforge.losses.base.record import C, CheckedCall, FusedTemplate, R, Several
+from lossforge.losses.state import autocast_dtype, gradient_in_forward, kernels_apply, plain, state
 
 P = ParamSpec("P")
-R = TypeVar("R")
+Result = TypeVar("Result")
 
 SIMPLE = frozenset((int, float, bool, str, type(None)))
 
 
-class Known(NamedTuple):
+def executor_of(checked: CheckedCall[Any, Any]) -> tuple[Executor, Several]:
+    """Return what computes a checked call, and its tensors."""
+    call, options = checked.call, checked.options
+    template = template_of(call)
+    tensors, numbers = template.flat(call)
+    tensors = _with_values(tensors)
+    first: Any = tensors[0]
+    differentiable, others = tensors[: len(template.differentiable)], tensors[len(template.differentiable) :]
+    # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
+    by_chunks = isinstance(template, FusedTemplate) and plain(*tensors)
+    if not (template.launchable(call) and kernels_apply(first, *others, fused=by_chunks)):
+        return Reference(ExecutionSpec(template, call.loss, numbers)), tensors
+    wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
+    x: Any = differentiable[wanted.index(True)] if any(wanted) else first
+    in_forward = gradient_in_forward(options.get("gradient"), x, call.reduction)
+    inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
+    spec = ExecutionSpec(template, call.loss, numbers, wanted, in_forward, inplace)
+    return (Kernels if inplace or plain(*tensors) else Operators)(spec), tensors
+
+
+def _with_values(tensors: Several) -> Several:
+    """Return the tensors with lazy negative views written out, because kernels read memory; a graph's operators do so anyway.
+
+    No other lazy view gets here: conjugates are complex.
+    """
+    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in tensors):
+        return tensors
+    return tuple([None if t is None else t.resolve_neg() for t in tensors])
+
+
+def compute(checked: CheckedCall[C, R]) -> R:
+    """Compute a checked call, and return what its public function returns."""
+    executor, tensors = executor_of(checked)
+    returned = checked.finish(executor.results(tensors))
+    if not torch.compiler.is_compiling() and _current.recording is not None:
+        _current.recording.last = _Computed(executor, tensors, checked.finish, returned)
+    return returned
+
+
+class CallPlan(NamedTuple):
     """A public call that was checked.
 
     Attributes:
-        spec: how it is computed.
-        differentiated: how many of its first tensors are differentiated.
-        places: of the tensors among the arguments, each with the shape that it is viewed in, if any.
-        present: whether each result was asked for.
+        executor: what computes it.
+        places: of its tensors among the arguments, each with the shape that it is viewed in, if any.
         finish: from the results to what the public function returns.
     """
 
-    spec: ExecutionSpec[Any]
-    differentiated: int
+    executor: Executor
     places: Sequence[tuple[int | None, torch.Size | None]]
-    present: Sequence[bool]
-    finish: Callable[[Sequence[Tensor | None]], Any]
+    finish: Callable[[Several], Any]
 
     def tensors(self, values: Sequence[Any]) -> Several:
         """Return the call's tensors from the values of its arguments."""
         return tuple([None if at is None else values[at] if shape is None else values[at].view(shape) for at, shape in self.places])
 
 
-def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P, R]:
-    """Make a public loss of a function that checks a call: check keywords and flags, compute what it prepares, and keep the call.
+class _Computed(NamedTuple):
+    """What `compute` computed, and what it returned."""
+
+    executor: Executor
+    tensors: Several
+    finish: Callable[[Several], Any]
+    returned: Any
+
+
+class _Current(threading.local):
+    recording: "_recorded | None" = None
+
+
+_current = _Current()
+
+
+class _recorded:  # noqa: N801  # a context manager
+    """Record a public call in a `with` statement, and keep its plan under a key: where the call that was computed last is what it
+    returns, and needs no more than its arguments.
+
+    Attributes:
+        returned: what the public function returned, which is set within.
+        last: what was computed last within.
+    """
+
+    def __init__(self, key: Any, values: Sequence[Any]) -> None:
+        self.key, self.values = key, values
+        self.returned: Any = None
+        self.last: _Computed | None = None
+
+    def __enter__(self) -> "_recorded":
+        self.around, _current.recording = _current.recording, self
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        _current.recording = self.around
+        last = self.last
+        if kind is not None or last is None or last.returned is not self.returned or not isinstance(last.executor, Kernels):
+            return
+        places = _places(self.values, last.tensors)
+        if places is not None:
+            last.executor.spec.key = last.executor.spec
+            remember(self.key, CallPlan(last.executor, places, last.finish))
+
+
+def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callable[P, Result]:
+    """Check keywords and flags of a public function's calls, and keep a plan of each.
 
     Args:
         autocast: whether the function follows autocast.
@@ -66,25 +147,15 @@ def entry_point(function: Callable[P, R], autocast: bool = False) -> Callable[P,
         key = _key(function, args, kwargs) if (validate is None or validate is False) and not checks.VALIDATE else None
         if autocast and key is not None:
             key = (*key, *map(autocast_dtype, ("cuda", "cpu")))
-        known = None if key is None else PLANS.get(key)
-        if known is not None:
-            spec, tensors = known.spec, known.tensors((*args, *kwargs.values()) if kwargs else args)
-            if known.differentiated:
-                found: Sequence[Tensor] = LossFunction.apply(spec, tensors, *tensors[: known.differentiated])
-            else:
-                found = spec.results(tensors)
-            return known.finish(found if len(known.present) == 1 else in_places(known.present, found))
-        checks.all_strided(names, args, kwargs)  # a kept call's tensors are ordinary ones
-        prepared = function(*checks.with_flags(flags, args, kwargs), **kwargs)
-        if not isinstance(prepared, Prepared):
-            return prepared
-        spec, tensors, wanted = execution(prepared)
-        if spec is None:
-            return prepared.finish(otherwise(prepared, tensors, wanted))
-        if key is not None:
-            _keep(key, (*args, *kwargs.values()), prepared, spec, tensors, wanted)
-        found = LossFunction.apply(spec, tensors, *tensors[: len(wanted)]) if any(wanted) else spec.results(tensors)
-        return prepared.finish(in_places(asked(prepared.call), found))
+        plan: CallPlan | None = None if key is None else PLANS.get(key)
+        if plan is not None:
+            return plan.finish(plan.executor.results(plan.tensors((*args, *kwargs.values()) if kwargs else args)))
+        checks.all_strided(names, args, kwargs)  # the tensors of a plan are ordinary ones
+        if key is None:
+            return function(*checks.with_flags(flags, args, kwargs), **kwargs)
+        with _recorded(key, (*args, *kwargs.values())) as made:
+            made.returned = function(*checks.with_flags(flags, args, kwargs), **kwargs)
+        return made.returned
 
     # code of its own, because torch.compile counts the graphs of a code object, and stops at eight
     call.__code__ = call.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
@@ -116,14 +187,6 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         else:
             return None
     return tuple(key)
-
-
-def _keep(key: Any, values: Sequence[Any], prepared: Prepared, spec: ExecutionSpec[Any], tensors: Several, wanted: Sequence[bool]) -> None:
-    """Keep a checked call, where a later one needs no more than its arguments."""
-    places = _places(values, tensors)
-    if places is not None:
-        spec.key = spec
-        remember(key, Known(spec, len(wanted) if any(wanted) else 0, places, asked(prepared.call), prepared.finish))
 
 
 def _places(values: Sequence[Any], tensors: Several) -> list[tuple[int | None, torch.Size | None]] | None:

@@ -1,14 +1,13 @@
 """The one way to a kernel: a template lays out a launch and starts it; the launches of a call are recorded, and made again for equal calls.
 
-A `Launch` has the kernel, the grid, the arguments and the constants. To make one takes longer than a small kernel runs. So `planned` keeps
-the launches of a call under a key that says all that they follow from: layouts of the tensors and values of everything else. An equal call
-only fills in the addresses.
+A `Launch` has the kernel, the grid, the arguments and the constants. To make one takes longer than a small kernel runs. So the launches of
+a call are kept (plans.py) under a key that says all that they follow from: layouts of the tensors and values of everything else. An equal
+call only fills in the addresses.
 """
 
 import contextlib
 import functools
 import inspect
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lossforge.kernels.availability import INTERPRETED
-from lossforge.kernels.plans import PLANS, remember
+from lossforge.kernels.plans import Computed, note
 from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
 INTERNALS = triton_internals()
@@ -110,8 +109,7 @@ class Launch:
             compiled = self.kernel[self.grid](*filled, **self.options)
         for t, copy in self.copies:
             t.copy_(copy)
-        if _current.recording is not None:
-            _current.recording.steps.append((self, compiled, sums[2::3]))
+        note(None if self.copies else functools.partial(Step, self, compiled), self.tensors, sums[2::3])
         return tuple(sums[2::3])
 
 
@@ -246,99 +244,10 @@ class Step:
         pool += sums[2::3]
 
 
-class Computed(NamedTuple):
-    """A tensor of a plan that torch computes or allocates: the function, and the places of its arguments."""
-
-    function: Callable[..., Tensor]
-    places: Sequence[int]
-
-    def start(self, pool: list[Any], device: int) -> None:
-        """Add the tensor to the plan's."""
-        pool.append(self.function(*[pool[place] for place in self.places]))
-
-
-class Plan:
-    """The launches of a call, to be made again for equal calls.
-
-    results: places. A place counts what the call brings, then what its steps add: a tensor, or the totals of a launch.
-    """
-
-    def __init__(self, steps: Sequence[Step | Computed], results: Sequence[int | None]) -> None:
-        self.steps, self.results = steps, results
-
-    def __call__(self, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        pool: list[Any] = list(given)
-        device = pool[0].get_device()
-        for step in self.steps:
-            step.start(pool, device)
-        return tuple([None if place is None else pool[place] for place in self.results])
-
-
-class Recording:
-    """The steps of a call as they are made: launches that were started, and functions of torch; each with the tensors that it adds."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[Any, Any, Sequence[Tensor]]] = []
-
-    def plan(self, given: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> Plan | None:
-        """Return the plan of the call; None where it is more than these steps, or where two of its tensors are one."""
-        present = [t for t in given if t is not None]
-        if len({*map(id, present)}) < len(present):
-            return None
-        pool = [*given]
-        steps: list[Step | Computed] = []
-        places = {id(t): i for i, t in enumerate(pool) if t is not None}
-        try:
-            for done, how, added in self.steps:
-                if isinstance(done, Launch):
-                    if done.copies:
-                        return None
-                    steps.append(Step(done, how, [places[id(t)] for t in done.tensors]))
-                else:
-                    steps.append(Computed(done, [places[id(t)] for t in how]))
-                places |= {id(t): len(pool) + i for i, t in enumerate(added)}
-                pool += added
-            return Plan(steps, [None if t is None else places[id(t)] for t in results])
-        except KeyError:  # a tensor of neither
-            return None
-
-
-class _Current(threading.local):
-    recording: Recording | None = None
-
-
-_current = _Current()
-
-
-def planned(key: Any, given: Sequence[Tensor | None], prepare: Callable[..., Sequence[Any]], *arguments: Any) -> Any:
-    """Return the results of a call's launches, made again as they are planned under a key.
-
-    Args:
-        key: all that the launches follow from but the addresses of the tensors.
-        given: the call's tensors, and those that it writes.
-        prepare: from `arguments` to the function that starts the launches, followed by its arguments. The function returns new tensors or
-            some of those given.
-    """
-    plan = PLANS.get(key)
-    if plan:
-        return plan(given)
-    function, *values = prepare(*arguments)
-    if plan is False or _current.recording is not None:
-        return function(*values)
-    recording = _current.recording = Recording()
-    try:
-        found = function(*values)
-    finally:
-        _current.recording = None
-    remember(key, recording.plan(given, found or ()) or False)
-    return found
-
-
 def computed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Return what a function of torch makes of tensors, as a step of the plan that is recorded. It must be a new tensor."""
     found = function(*tensors)
-    if _current.recording is not None:
-        _current.recording.steps.append((function, tensors, [found]))
+    note(functools.partial(Computed, function), tensors, [found])
     return found
 
 

@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args, get_origin
 
-from lossforge.losses.base.record import Keeping, Template, TemplateDocs
+from torch import Tensor
+
+from lossforge.losses.base.record import CheckedCall, Keeping, Template, TemplateDocs
 from lossforge.losses.option_types import Range
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,6 +77,20 @@ class Declared:
     formula: str = ""
     hyper: Mapping[str, Any] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+
+    @property
+    def checks(self) -> bool:
+        """Whether the definition returns a checked call, not what the function returns."""
+        return get_origin(inspect.signature(self.definition).return_annotation) is CheckedCall
+
+    @property
+    def signature(self) -> Signature:
+        """Return the definition's signature, with what the public function returns."""
+        short = inspect.signature(self.definition)
+        if not self.checks:
+            return short
+        _, result = (*get_args(short.return_annotation), Tensor)[:2]
+        return short.replace(return_annotation=result)
 
 
 DECLARED: dict[str, Declared] = {}

@@ -1,13 +1,14 @@
 """Options that every loss has, their checks, the tensors they stand for, and what they make of a call."""
 
 import math
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.base.record import Deferred, Finish, Prepared, first
+from lossforge.losses.base.record import C, CheckedCall, R, first
 from lossforge.losses.option_types import Activation, BoxFormat, Empty, Gradient
 
 
@@ -171,18 +172,23 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def prepared(call: Any, options: Any, normalizer: Tensor | None, finish: Finish = first) -> Deferred:
-    """Return a checked call with what every template's options say of it, to be computed.
+@overload
+def checked_call(call: C, options: Any, normalizer: Tensor | None) -> CheckedCall[C]: ...
+@overload
+def checked_call(call: C, options: Any, normalizer: Tensor | None, finish: Callable[[Sequence[Tensor | None]], R]) -> CheckedCall[C, R]: ...
+def checked_call(call: C, options: Any, normalizer: Tensor | None, finish: Callable[..., Any] = first) -> CheckedCall[C, Any]:
+    """Return a checked call with what every template's options say of it.
 
-    normalizer: where it is a tensor. finish: see `Prepared`.
+    normalizer: where it is a tensor. finish: see `CheckedCall`.
     """
-    call = call._replace(
+    record: Any = call
+    record = record._replace(
         normalizer=normalizer,
-        loss_scale=call.loss_scale * factor(options),
+        loss_scale=record.loss_scale * factor(options),
         reduction=call.reduction if options.get("normalizer") is None else "sum",
         empty_is_zero=options.get("empty") == "zero",
     )
-    return Prepared(call, options, finish)
+    return CheckedCall(record, options, finish)
 
 
 def broadcast_weight(options: WeightedOptions, x: Tensor, of: str, shape: torch.Size, what: str) -> Tensor | None:

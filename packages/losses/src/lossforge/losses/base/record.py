@@ -16,6 +16,8 @@ from lossforge.kernels.call import Call, Head, Shape, end_of_tensors
 from lossforge.losses.state import KERNEL_DTYPES, backend
 
 C = TypeVar("C", bound=Call)
+R = TypeVar("R", default=Tensor)
+"""What a public function returns."""
 Several = tuple[Tensor | None, ...]
 Results = Tensor | tuple[Tensor | None, ...]
 
@@ -337,13 +339,12 @@ def of_one_row(results: Sequence[Tensor | None]) -> Tensor:
     return loss.squeeze(0) if loss.ndim else loss
 
 
-Finish = Callable[[Sequence[Tensor | None]], Any]
-Deferred = Any
-"""The type of a checked call, a `Prepared`, where a definition returns it in place of its result: the entry point computes it."""
+Finish = Callable[[Sequence[Tensor | None]], Tensor]
+"""From the results, None for what was not asked for, to a loss."""
 
 
-class Prepared(NamedTuple):
-    """A checked call, to be computed.
+class CheckedCall(NamedTuple, Generic[C, R]):
+    """A checked call, to be computed: what a definition returns.
 
     Attributes:
         call: its record.
@@ -351,6 +352,6 @@ class Prepared(NamedTuple):
         finish: from the results, None for what was not asked for, to what the public function returns.
     """
 
-    call: Any
+    call: C
     options: Mapping[str, Any]
-    finish: Finish = first
+    finish: Callable[[Sequence[Tensor | None]], R]

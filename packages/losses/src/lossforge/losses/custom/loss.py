@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from lossforge import kernels
 from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, constructor_of, whole_signature
 from lossforge.losses.base.module import LossModule
 from lossforge.losses.base.options import CornerOptions, WeightedElementwiseOptions
-from lossforge.losses.base.record import Template
+from lossforge.losses.base.record import CheckedCall, Template
 from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.written import with_written_gradient
 from lossforge.losses.formulas import FORMULAS, DeviceFormula
 from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.option_types import Reduction
 from lossforge.losses.registry import Loss
-from lossforge.losses.run import entry_point
+from lossforge.losses.run import compute, entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
@@ -109,7 +110,7 @@ def _of_elements(
     *,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     last = hyper.popitem() if hyper else None
     numbers = _numbers(hyper)
     numbers, parameter = (numbers, None) if last is None else with_parameter(numbers, *last, input)
@@ -125,7 +126,7 @@ def _of_rows(
     *,
     reduction: Reduction = "mean",
     **options: Unpack[ClassOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     return class_loss(formula, input, target, _numbers(hyper), reduction, options)
 
 
@@ -137,7 +138,7 @@ def _of_boxes(
     *,
     reduction: Reduction = "mean",
     **options: Unpack[CornerOptions],
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     return box_loss(BoxesCall(formula, boxes1, boxes2, hyper=_numbers(hyper), reduction=reduction), options)
 
 
@@ -145,8 +146,8 @@ def _numbers(hyper: dict[str, Any]) -> list[float]:
     return [checks.number(name, value) for name, value in hyper.items()]
 
 
-Computes = Callable[..., Tensor]
-"""(formula, hyper-parameters, the two tensors, options) → the loss."""
+Definition = Callable[..., CheckedCall[Any]]
+"""(formula, hyper-parameters, the two tensors, options) → a checked call."""
 
 
 @overload
@@ -270,7 +271,7 @@ def boxes(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference |
 
 def _made(
     template: Template[Any],
-    compute: Computes,
+    definition: Definition,
     formula: Any,
     given_hyper: Hyper,
     reference: Reference | None,
@@ -284,7 +285,7 @@ def _made(
     from lossforge.losses.custom.source import read, results
 
     source = read(formula)
-    *first, rest = list(inspect.signature(compute).parameters.values())[2:]
+    *first, rest = list(inspect.signature(definition).parameters.values())[2:]
     _check_arguments(source, template, hyper, {*(p.name for p in first), *get_args(rest.annotation)[0].__annotations__})
     kernel, given = differentiated(formula, template.slopes), results(source) > 1
     if given and template is ROWWISE:
@@ -296,17 +297,21 @@ def _made(
 
     known = (*accepted, *(p.name for p in first))
 
-    def loss(*tensors: Tensor, **options: Any) -> Tensor:
+    def checked(*tensors: Tensor, **options: Any) -> CheckedCall[Any]:
         for each in options:
             if each not in known:
                 raise checks.unexpected(source.name, each, accepted)
         numbers = {each: options.pop(each, default) for each, default in hyper.items()}
-        return compute(name, numbers, *tensors, **options)
+        return definition(name, numbers, *tensors, **options)
+
+    def loss(*tensors: Tensor, **options: Any) -> Tensor:
+        return compute(checked(*tensors, **options))
 
     loss.__name__ = loss.__qualname__ = source.name
     loss.__doc__ = ast.get_docstring(source.definition)
     own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
     public = entry_point(loss)
+    public.definition = checked  # type: ignore[attr-defined]  # what a layer's logits are checked by
     short = Signature([*first, *own, rest], return_annotation=Tensor)
     public.__signature__ = whole_signature(short, template.docs.keeping.settings)  # type: ignore[attr-defined]  # inspect reads it
     entry = Loss(name, template, name, public, CustomModule, hyper, domain=domain, without=template.without)

@@ -9,7 +9,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CallOptions
-from lossforge.losses.base.record import Deferred
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.option_types import NonNegative, Positive, Range, Reduction
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
 
@@ -18,7 +18,7 @@ WITHOUT = ("probabilities", "label_smoothing", "softcap", "z_loss", "target_b")
 Angle = Annotated[float, Range(least=0, most=math.pi)]
 
 
-def _of_cosines(call: RowwiseCall, scale: float, options: CallOptions) -> Deferred:
+def _of_cosines(call: RowwiseCall, scale: float, options: CallOptions) -> CheckedCall[RowwiseCall]:
     given: RowOptions = {**options, "scale": checks.number("scale", scale, 0.0, exclusive=True)}
     return rowwise_loss(call, given)
 
@@ -44,7 +44,7 @@ def arcface_loss(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     **options: Unpack[CallOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Additive angular margin loss of cosines, as insightface's ArcFace (Deng et al. 2019, arXiv 1801.07698).
 
     L = -w_t ln(exp(s ψ(x_t)) / (exp(s ψ(x_t)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, ψ(x) = cos(θ + m), s = scale, m = margin.
@@ -95,7 +95,7 @@ def cosface_loss(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     **options: Unpack[CallOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Additive cosine margin loss, as CosFace, also known as AM-Softmax (Wang et al. 2018, arXiv 1801.09414).
 
     L = -w_t ln(exp(s (x_t - m)) / (exp(s (x_t - m)) + Σⱼ exp(s xⱼ))), j ≠ t, x = cos θ, s = scale, m = margin.

@@ -20,10 +20,10 @@ from lossforge.losses.base.options import (
     ScalarOptions,
     WeightedElementwiseOptions,
     check_options,
+    checked_call,
     per_class,
-    prepared,
 )
-from lossforge.losses.base.record import first
+from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.device_names import logistic, power, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import (
@@ -73,7 +73,7 @@ def binary_cross_entropy_with_logits(
     label_smoothing: float = 0.0,
     target_threshold: float | None = None,
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Binary cross entropy on logits, as torch.nn.functional.binary_cross_entropy_with_logits.
 
     L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight. Exact at any logit.
@@ -112,7 +112,7 @@ def multilabel_soft_margin_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Multi-label soft margin loss, as torch.nn.functional.multilabel_soft_margin_loss: binary cross entropy, averaged over the classes.
 
     L = 1/C Σ w [y softplus(-x) + (1 - y) softplus(x)], the sum over the C classes of a row.
@@ -130,13 +130,13 @@ def multilabel_soft_margin_loss(
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     call = ElementwiseCall("bce_with_logits", input, target, weight=weight, hyper=[1.0], reduction=reduction)
-    prepared = elementwise_loss(call, options)
-    if not input.ndim or prepared.call.reduction == "mean":
-        return prepared
-    dim = prepared.call.dim
-    averaged = prepared.call._replace(loss_scale=per_class(prepared.call.loss_scale, input.shape[dim]))
+    checked = elementwise_loss(call, options)
+    if not input.ndim or checked.call.reduction == "mean":
+        return checked
+    dim = checked.call.dim
+    averaged = checked.call._replace(loss_scale=per_class(checked.call.loss_scale, input.shape[dim]))
     of_rows = functools.partial(summed_over, dim) if reduction == "none" else first
-    return prepared._replace(call=averaged, finish=of_rows)
+    return checked._replace(call=averaged, finish=of_rows)
 
 
 def _softened(
@@ -187,7 +187,7 @@ def smoothed_binary_cross_entropy(
     pos_weight: float | Tensor | None = None,  # broadcasts to input
     smooth_dense: bool = False,
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Binary cross entropy on logits of smoothed labels, as timm.loss.BinaryCrossEntropy (Wightman et al. 2021, arXiv 2110.00476).
 
     L = w [c y softplus(-x) + (1 - y) softplus(x)] with c = pos_weight and, of class indices, y = 1 - s + s / C in the row's class and
@@ -281,7 +281,7 @@ def sigmoid_focal_loss(
     gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Sigmoid focal loss, as torchvision.ops.sigmoid_focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
     L = α_t (1 - p_t)^γ BCE(x, y), p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is negative.
@@ -370,7 +370,7 @@ def asymmetric_loss_multi_label(
     weight: Tensor | None = None,  # broadcasts to input
     pos_weight: float | Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Asymmetric loss on logits, as timm.loss.AsymmetricLossMultiLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
 
     L = -w [c y (1 - p)^γ₊ ln p + (1 - y) s^γ₋ ln(1 - s)] with p = σ(x), s = max(p - clip, 0) and c = pos_weight, for y of 0 or 1. Between,
@@ -430,7 +430,7 @@ def poly_binary_cross_entropy(
     smoothing: float = 0.0,
     reduction: BatchReduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Poly-1 binary cross entropy on logits, as timm.loss.PolyBinaryCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
 
     L = w α_t (1 - p_t)^γ [BCE(x, y) + ε (1 - p_t)], p_t = p y + (1 - p)(1 - y), α_t = α y + (1 - α)(1 - y), or 1 where α is None or
@@ -476,7 +476,7 @@ def preference_bce_with_logits(
     group_weight: Tensor | None = None,  # (G,)
     reduction: Reduction = "mean",
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Preference-weighted binary cross entropy on logits.
 
     L = v g [y softplus(-x) + (1 - y) softplus(x)], v the element's preference weight, g = group_weight[group] the weight of its group,
@@ -521,7 +521,7 @@ def preference_bce(
     group_weight: Tensor | None = None,  # (G,)
     reduction: Reduction = "mean",
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Preference-weighted binary cross entropy on probabilities. Prefer the one on logits: it is exact at every confidence.
 
     L = -v g [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100 as in torch.nn.functional.binary_cross_entropy; the gradient
@@ -562,7 +562,7 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Binary cross entropy on probabilities, as torch.nn.functional.binary_cross_entropy. Prefer the one on logits, which is exact.
 
     L = -w [y ln p + (1 - y) ln(1 - p)], logarithms kept above -100; the gradient is that of preference_bce, finite at 0 and 1.
@@ -654,7 +654,7 @@ def distribution_balanced_loss(
     smoothing: float = 0.0,
     reduction: BatchReduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Distribution-balanced loss, as timm.loss.DistributionBalancedLoss (Wu et al. 2020, arXiv 2007.09654).
 
     L = w v b [y σ(-z)^γ softplus(-z) + (1 - y) σ(λz)^γ softplus(λz) / λ], z = x - κ / λ ln(S / n - 1). Class j has n = class_counts[j] of
@@ -696,10 +696,10 @@ def distribution_balanced_loss(
     if num_samples is None:
         raise ValueError("num_samples must be given where class_counts is, got None")
     counts = _counts(class_counts, num_samples, input, checks.whole_number("dim", options.get("dim", -1)))
-    prepared = elementwise_loss(call._replace(hyper=hyper, parameter=-shift * torch.log(num_samples / counts - 1)), options)
-    share = _rebalanced(1 / counts, prepared.call._replace(target=dense(target, input)), rising)
-    weight = prepared.call.weight
-    return prepared._replace(call=prepared.call._replace(weight=share if weight is None else share * weight))
+    checked = elementwise_loss(call._replace(hyper=hyper, parameter=-shift * torch.log(num_samples / counts - 1)), options)
+    share = _rebalanced(1 / counts, checked.call._replace(target=dense(target, input)), rising)
+    weight = checked.call.weight
+    return checked._replace(call=checked.call._replace(weight=share if weight is None else share * weight))
 
 
 def _counts(counts: Tensor, samples: float, x: Tensor, dim: int) -> Tensor:
@@ -760,7 +760,7 @@ def zlpr_loss(
     target: Tensor,  # as input
     reduction: Reduction = "mean",
     **options: Unpack[InplaceOptions],
-) -> Tensor:
+) -> CheckedCall[MultilabelCall]:
     """ZLPR loss, softmax cross entropy of samples with several labels, as timm.loss.ZlprLoss (Su et al. 2022, arXiv 2208.02955).
 
     L = ln(1 + Σⱼ exp xⱼ) + ln(1 + Σₖ exp(-xₖ)) with j over the negative classes of a sample and k over its positive ones, those with a
@@ -787,7 +787,7 @@ def zlpr_loss(
     x, y = (t if t.ndim == 2 else t.reshape(-1, t.shape[-1]) for t in (input, target))
     call = MultilabelCall("zlpr", x, y, reduction=reduction)
     shaped = len(lead) != 1 and reduction == "none"
-    return prepared(call, options, divisor, functools.partial(_of_shape, lead) if shaped else first)
+    return checked_call(call, options, divisor, functools.partial(_of_shape, lead) if shaped else first)
 
 
 def _of_shape(lead: Sequence[int], results: Sequence[Tensor | None]) -> Tensor:
@@ -806,7 +806,7 @@ def two_way_loss(
     tn: Positive = 1.0,
     reduction: ScalarReduction = "mean",
     **options: Unpack[ScalarOptions],
-) -> Tensor:
+) -> CheckedCall[MultilabelCall]:
     """Two-way multi-label loss, as timm.loss.TwoWayLoss (Kobayashi 2023, CVPR, "Two-way Multi-Label Loss").
 
     L = softplus(tn ln Σⱼ exp(xⱼ / tn) + tp ln Σₖ exp(-xₖ / tp)) with j over negatives and k over positives, those with a target above ½:
@@ -841,4 +841,4 @@ def two_way_loss(
         "paired": True,
         "reduction": reduction,
     }
-    return prepared(MultilabelCall("two_way", input, target, **numbers), options, None)
+    return checked_call(MultilabelCall("two_way", input, target, **numbers), options, None)

@@ -8,14 +8,14 @@ from torch import Tensor
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
-from lossforge.losses.autograd import compute
 from lossforge.losses.base.declare import Converted, Module, loss, public
 from lossforge.losses.base.options import check_options, of_classes, per_class, weights_of_classes
-from lossforge.losses.base.record import Prepared
+from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
 from lossforge.losses.reference import focused
+from lossforge.losses.run import compute
 from lossforge.losses.templates.divergence import VIEWS
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, RowOptions, class_loss, rowwise_loss
 
@@ -54,7 +54,7 @@ def softmax_focal_loss(
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     **options: Unpack[RowOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Focal loss of one class against the others under a softmax, as kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
     L = w_t α_t (1 - p_t)^γ (-ln p_t), p = softmax(x). α_t = α, for class 0, the background, 1 - α; 1 where α is None.
@@ -114,7 +114,7 @@ def poly_cross_entropy(
     *,
     smoothing: float | None = None,
     **options: Unpack[RowOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
 
     L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
@@ -177,7 +177,7 @@ def generalized_cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     **options: Unpack[RowOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Generalised cross entropy, for noisy labels (Zhang and Sabuncu 2018, arXiv 1805.07836).
 
     L = w_t (1 - p_t^q) / q, p = softmax(x): the cross entropy as q → 0, 1 - p_t, half the mean absolute error, at q = 1. Exact at small q
@@ -218,7 +218,7 @@ def taylor_reference(z: Tensor, order: float) -> Tensor:
 )
 def taylor_cross_entropy(
     input: Tensor, target: Tensor, order: Order = 2.0, reduction: Reduction = "mean", **options: Unpack[ClassOptions]
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Taylor cross entropy, for noisy labels (Feng et al. 2020, doi 10.24963/ijcai.2020/305).
 
     L = w_t Σₖ (1 - p_t)ᵏ / k for k from 1 to the order, p = softmax(x): 1 - p_t at order 1, towards the cross entropy as the order grows.
@@ -260,7 +260,7 @@ def symmetric_cross_entropy(
     log_zero: Annotated[float, Range(most=0)] = -4.0,
     reduction: Reduction = "mean",
     **options: Unpack[ClassOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Symmetric cross entropy, for noisy labels (Wang et al. 2019, arXiv 1908.06112).
 
     L = w_t [α (-ln p_t) + β (-A)(1 - p_t)], p = softmax(x). The second term is the reverse cross entropy -Σⱼ pⱼ ln qⱼ of the one-hot target
@@ -330,7 +330,7 @@ def logit_adjusted_cross_entropy(
     reduction: Reduction = "mean",
     label_smoothing: UnitInterval = 0.0,
     **options: Unpack[RowOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020, arXiv 2007.07314).
 
     L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the training set. Predict with x alone.
@@ -421,7 +421,7 @@ def asymmetric_loss_single_label(
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
     **options: Unpack[RowOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Asymmetric loss under a softmax, as timm.loss.AsymmetricLossSingleLabel (Ben-Baruch et al. 2020, arXiv 2009.14119).
 
     L = -w_t Σⱼ qⱼ aⱼ ln pⱼ with p = softmax(x), qⱼ = (1 - eps) [j = t] + eps / C, a_t = (1 - p_t)^γ₊, and aⱼ = pⱼ^γ₋ elsewhere.
@@ -508,6 +508,5 @@ def jsd_cross_entropy(
     smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
     call = RowwiseCall("cross_entropy", input[:samples], target, label_smoothing=smoothing, reduction="mean")
     clean = rowwise_loss(call, cast(RowOptions, options))
-    divergence = Prepared(ViewsCall("jsd", input, splits=num_splits, loss_scale=alpha), {"gradient": options.get("gradient")})
-    total: Tensor = compute(clean) + compute(divergence)
-    return total
+    call_of_views = ViewsCall("jsd", input, splits=num_splits, loss_scale=alpha)
+    return compute(clean) + compute(CheckedCall(call_of_views, {"gradient": options.get("gradient")}, first))

@@ -1,7 +1,7 @@
 """Contrastive losses: of a matrix of similarities, or of the features whose similarities are then in no memory."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,8 @@ from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
-from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, prepared
-from lossforge.losses.base.record import Deferred, first
+from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, checked_call
+from lossforge.losses.base.record import CheckedCall, Finish, first
 from lossforge.losses.option_types import Reduction
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
@@ -47,7 +47,7 @@ def siglip_loss(
     reduction: Reduction = "mean",
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Pairwise sigmoid loss of similarities, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
 
     L = w softplus(-z x), z = 1 where image i and text j belong together, -1 elsewhere; "mean" divides their sum by the number of rows N.
@@ -127,7 +127,7 @@ def clip_loss(
     offset: int = 0,
     reduction: Reduction = "mean",
     **options: Unpack[ContrastiveOptions],
-) -> Tensor:
+) -> CheckedCall[ContrastiveCall]:
     """Symmetric InfoNCE over one similarity matrix, the loss of CLIP, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
 
     L = ½ (ln Σⱼ exp xᵢⱼ - xᵢ,ᵢ₊ₒ) + ½ (ln Σₖ exp xₖ,ᵢ₊ₒ - xᵢ,ᵢ₊ₒ) with o = offset: the mean of the cross entropies over rows (image to
@@ -163,7 +163,7 @@ def clip_loss(
         raise ValueError(f"similarity must have shape (N, M) with 0 ≤ offset ≤ M - N, got {tuple(similarity.shape)} with offset {offset}")
     scale = checks.number("scale", options.get("scale", 1.0))
     call = ContrastiveCall("clip", similarity, offset=offset, logit_scale=scale, reduction=reduction)
-    return prepared(call, options, divisor)
+    return checked_call(call, options, divisor)
 
 
 Number = float | Tensor
@@ -206,9 +206,9 @@ def _softened(call: SimilarityCall, number: float, t: Tensor | None) -> Similari
     return call._replace(logit_scale=1.0 / number, scale=None if t is None else 1.0 / t)
 
 
-def _prepared(call: SimilarityCall, options: SharedOptions, of: str, finish: Any = first) -> Deferred:
+def _checked(call: SimilarityCall, options: SharedOptions, of: str, finish: Finish = first) -> CheckedCall[SimilarityCall]:
     divisor = check_options(call.a, call.reduction, options, SharedOptions, of)
-    return prepared(call, options, divisor, finish)
+    return checked_call(call, options, divisor, finish)
 
 
 def _whole_offset(offset: int, rows: int, columns: int, of: str) -> int:
@@ -238,7 +238,7 @@ def info_nce_loss(
     offset: int = 0,
     normalize: bool = True,
     **options: Unpack[SharedOptions],
-) -> Tensor:
+) -> CheckedCall[SimilarityCall]:
     """InfoNCE of features, as info_nce.info_nce and sentence-transformers' MultipleNegativesRankingLoss (arXiv 1807.03748).
 
     L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T, the sum over the positives of the batch and over the negatives, which all queries share.
@@ -277,7 +277,7 @@ def info_nce_loss(
         if negatives is None or symmetric or columns != rows:
             raise ValueError("in_batch=False needs negatives, as many positives as queries, and symmetric=False")
         call = call._replace(skip=OTHERS, pairs=columns)
-    return _prepared(_softened(call, *_number("temperature", temperature, a, 0.0)), options, "query")
+    return _checked(_softened(call, *_number("temperature", temperature, a, 0.0)), options, "query")
 
 
 @public(
@@ -292,7 +292,7 @@ def nt_xent_loss(
     *,
     normalize: bool = True,
     **options: Unpack[SharedOptions],
-) -> Tensor:
+) -> CheckedCall[SimilarityCall]:
     """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR (Chen et al. 2020, arXiv 2002.05709).
 
     L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: each view is compared with its sample's other view and with
@@ -315,7 +315,7 @@ def nt_xent_loss(
     checks.fits("input2", b, len(a) == len(b), "have the shape of input1, {}", a.shape)
     z, labels = torch.cat([a, b]), torch.arange(len(a), device=a.device).repeat(2)
     call = SimilarityCall("softmax", z, z, row_labels=labels, column_labels=labels, skip=OWN, reduction=reduction)
-    return _prepared(_softened(call, *_number("temperature", temperature, a, 0.0)), options, "input1")
+    return _checked(_softened(call, *_number("temperature", temperature, a, 0.0)), options, "input1")
 
 
 @public(
@@ -331,7 +331,7 @@ def supervised_contrastive_loss(
     *,
     normalize: bool = True,
     **options: Unpack[SharedOptions],
-) -> Tensor:
+) -> CheckedCall[SimilarityCall]:
     """Supervised contrastive loss, as SupContrast's SupConLoss (Khosla et al. 2020, arXiv 2004.11362).
 
     L = T / T₀ (ln Σⱼ exp xᵢⱼ - Σₚ xᵢₚ / |P|), j ≠ i, x = z · z / T, P the others of the same label, T₀ = base_temperature.
@@ -372,7 +372,7 @@ def supervised_contrastive_loss(
         return loss if base is None else loss * (number / base if t is None else t.to(loss.dtype) / base)
 
     number, t = _number("temperature", temperature, z, 0.0)
-    return _prepared(_softened(call, number, t), options, "features", finish)
+    return _checked(_softened(call, number, t), options, "features", finish)
 
 
 @public(
@@ -392,7 +392,7 @@ def clip_loss_from_features(
     offset: int = 0,
     normalize: bool = False,
     **options: Unpack[SharedOptions],
-) -> Tensor:
+) -> CheckedCall[SimilarityCall]:
     """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss (Radford et al. 2021, arXiv 2103.00020).
 
     L = ½ (ln Σⱼ exp xᵢⱼ - xᵢₚ) + ½ (ln Σₖ exp xₖₚ - xᵢₚ), x = logit_scale · images · textsᵀ, p = i + offset: clip_loss of x, a matrix that
@@ -419,7 +419,7 @@ def clip_loss_from_features(
     offset = _whole_offset(offset, len(a), len(b), "text_features")
     number, scale = _number("logit_scale", logit_scale, a)
     call = SimilarityCall("both_sides", a, b, scale=scale, logit_scale=number, offset=offset, reduction=reduction)
-    return _prepared(call, options, "image_features")
+    return _checked(call, options, "image_features")
 
 
 @public(
@@ -442,7 +442,7 @@ def siglip_loss_from_features(
     negative_only: bool = False,
     normalize: bool = False,
     **options: Unpack[SharedOptions],
-) -> Tensor:
+) -> CheckedCall[SimilarityCall]:
     """Pairwise sigmoid loss of image and text features, as open_clip's SigLipLoss (Zhai et al. 2023, arXiv 2303.15343).
 
     L = Σⱼ softplus(-z xᵢⱼ), x = logit_scale · images · textsᵀ + logit_bias, z = 1 where j = i + offset, else -1: siglip_loss of x, whose
@@ -469,4 +469,4 @@ def siglip_loss_from_features(
     (number, scale), (shift, bias) = _number("logit_scale", logit_scale, a), _number("logit_bias", logit_bias, a)
     offset = NOWHERE if negative_only else checks.whole_number("offset", offset)
     call = SimilarityCall("sigmoid", a, b, scale=scale, bias=bias, logit_scale=number, logit_bias=shift if bias is None else 0.0)
-    return _prepared(call._replace(offset=offset, reduction=reduction), options, "image_features")
+    return _checked(call._replace(offset=offset, reduction=reduction), options, "image_features")

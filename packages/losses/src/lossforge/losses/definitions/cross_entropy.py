@@ -9,7 +9,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options
-from lossforge.losses.base.record import first
+from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
@@ -80,7 +80,7 @@ def cross_entropy(
     return_log_p2: bool = False,
     return_mean_logit: bool = False,
     **options: Unpack[Options],
-) -> Tensor | CrossEntropyOutput:
+) -> CheckedCall[RowwiseCall, Tensor | CrossEntropyOutput]:
     """Cross entropy, as torch.nn.functional.cross_entropy.
 
     L = Σⱼ wⱼ qⱼ (lse(x) - xⱼ) + z_loss · lse(x)², lse(x) = ln Σ exp xⱼ, qⱼ = (1 - ε) yⱼ + ε / C with ε = label_smoothing. The mean divides

@@ -16,8 +16,9 @@ from lossforge.losses.base.options import (
     WeightedUnscoredOptions,
     broadcast_weight,
     check_options,
-    prepared,
+    checked_call,
 )
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Reduction
@@ -52,7 +53,7 @@ def quality_focal_loss(
     beta: NonNegative = 2.0,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedUnscoredOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Quality focal loss on logits, as mmdetection's quality_focal_loss (Li et al. 2020, arXiv 2006.04388).
 
     L = w |y - p|^β [y softplus(-x) + (1 - y) softplus(x)], p = σ(x). The factor |y - p|^β is differentiated as well.
@@ -110,7 +111,7 @@ def varifocal_loss(
     iou_weighted: bool = True,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedUnscoredOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al. 2021, arXiv 2008.13367).
 
     L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v = α p^γ elsewhere, p = σ(x). The factor p^γ is
@@ -162,7 +163,7 @@ def gaussian_focal_loss(
     neg_weight: NonNegative = 1.0,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Gaussian focal loss of heatmaps on logits, as mmdetection's gaussian_focal_loss (Law and Deng 2018, arXiv 1808.01244).
 
     L = w c₊ (1 - p)^α softplus(-x) where y = 1 and w c₋ (1 - y)^γ p^α softplus(x) elsewhere, p = σ(x), with c₊ = pos_weight and
@@ -213,7 +214,7 @@ def distribution_focal_loss(
     target: Tensor,  # (...)
     reduction: Reduction = "mean",
     **options: Unpack[DistributionOptions],
-) -> Tensor:
+) -> CheckedCall[DistributionCall]:
     """Distribution focal loss, as mmdetection's distribution_focal_loss (Li et al. 2020, arXiv 2006.04388).
 
     L = w Σⱼ max(0, 1 - |j - y|) (-ln pⱼ), p the softmax over the bins: between the bins i and i + 1, w [(i + 1 - y) (-ln pᵢ) +
@@ -247,4 +248,4 @@ def distribution_focal_loss(
     checks.fits("target", target, target.shape == shape, "have the shape of input without its bins, {}", shape)
     divisor = check_options(input, reduction, options, DistributionOptions)
     weight = broadcast_weight(options, input, "input", shape, "broadcast to the shape of target,")
-    return prepared(DistributionCall("cross_entropy", input, target, weight, reduction=reduction), options, divisor)
+    return checked_call(DistributionCall("cross_entropy", input, target, weight, reduction=reduction), options, divisor)

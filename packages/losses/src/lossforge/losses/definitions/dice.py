@@ -21,14 +21,14 @@ from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
-from lossforge.losses.autograd import compute
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionSettings
-from lossforge.losses.base.record import Prepared
+from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
 from lossforge.losses.reference import which_count
+from lossforge.losses.run import compute
 from lossforge.losses.templates.lovasz import LOVASZ, LOVASZ_MASKS, lovasz_loss
 from lossforge.losses.templates.overlap import OVERLAP, overlap_loss
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
@@ -52,7 +52,7 @@ def ohem_cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     **options: Unpack[RowOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Cross entropy with online hard example mining (OHEM; Shrivastava et al. 2016, arXiv 1604.03540), for segmentation.
 
     L = w_t (-ln p_t) [p_t < θ], p = softmax(x): rows with a smaller probability of their class than θ = threshold are kept; where these
@@ -90,7 +90,7 @@ def _hard_rows(call: RowwiseCall, limit: Tensor, min_kept: int) -> Tensor:
     """Return which rows have a loss above `limit`, or one of the min_kept largest."""
     counts = which_count(call)
     plain = call._replace(weight=None, normalizer=None, z_loss=0.0, loss_scale=1.0, reduction="none", mean_of_rows=False)
-    losses = compute(Prepared(plain, {}))
+    losses = compute(CheckedCall(plain, {}, first))
     hardness = torch.where(counts, losses.nan_to_num(nan=math.inf, posinf=math.inf), -math.inf)
     keep = hardness > limit
     if kept := min(min_kept, hardness.numel()):
@@ -119,7 +119,7 @@ def dice_loss(
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
     **options: Unpack[RegionOptions],
-) -> Tensor:
+) -> CheckedCall[OverlapCall]:
     """Soft Dice loss (Milletari et al. 2016, arXiv 1606.04797), as monai.losses.DiceLoss.
 
     L = 1 - (2 I + n) / (P + Y + d) with n = smooth_nr, d = smooth_dr. With batch=True, present_only=True and n = d = 2 s it is
@@ -155,7 +155,7 @@ def jaccard_loss(
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
     **options: Unpack[RegionOptions],
-) -> Tensor:
+) -> CheckedCall[OverlapCall]:
     """Soft Jaccard loss, 1 - IoU, as segmentation_models_pytorch's JaccardLoss.
 
     L = 1 - (I + n) / (P + Y - I + d) with n = smooth_nr, d = smooth_dr. monai.losses.DiceLoss(jaccard=True) is this with n and d halved.
@@ -191,7 +191,7 @@ def tversky_loss(
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
     **options: Unpack[RegionOptions],
-) -> Tensor:
+) -> CheckedCall[OverlapCall]:
     """Tversky loss (Salehi et al. 2017, arXiv 1706.05721), as monai.losses.TverskyLoss.
 
     L = 1 - (I + n) / (I + α (P - I) + β (Y - I) + d) with n = smooth_nr, d = smooth_dr; P - I are the false positives, Y - I the false
@@ -236,7 +236,7 @@ def focal_tversky_loss(
     smooth_nr: NonNegative = 1e-5,
     smooth_dr: NonNegative = 1e-5,
     **options: Unpack[RegionOptions],
-) -> Tensor:
+) -> CheckedCall[OverlapCall]:
     """Focal Tversky loss (Abraham and Khan 2018, arXiv 1810.07842).
 
     L = (1 - T)^γ, T = (I + n) / (I + α (P - I) + β (Y - I) + d) with n = smooth_nr, d = smooth_dr. γ is the exponent itself, as in the
@@ -277,7 +277,7 @@ def dice_ce_loss(
     lambda_dice: NonNegative = 1.0,
     lambda_ce: NonNegative = 1.0,
     **options: Unpack[RegionSettings],
-) -> Tensor:
+) -> CheckedCall[OverlapCall]:
     """Dice loss plus cross entropy from one pass over the logits, as monai.losses.DiceCELoss.
 
     L = λ_dice dice_loss + λ_ce CE. CE is cross_entropy of the logits where activation is "softmax", and
@@ -330,7 +330,7 @@ def lovasz_softmax_loss(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     **options: Unpack[CheckedOptions],
-) -> Tensor:
+) -> CheckedCall[LovaszCall]:
     """Lovász-softmax loss (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its multiclass mode.
 
     L = Σ gₖ eₖ over the pixels k of a region, the largest error first, e = |y - p|, p = softmax(x), gₖ = J({1…k}) - J({1…k - 1}), where
@@ -382,7 +382,7 @@ def lovasz_hinge_loss(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     **options: Unpack[CheckedOptions],
-) -> Tensor:
+) -> CheckedCall[LovaszCall]:
     """Lovász hinge loss of a mask (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its binary mode.
 
     L = Σ gₖ max(0, eₖ) over the pixels k, the largest error first, e = 1 - x (2 y - 1), with gₖ as in `lovasz_softmax_loss`.

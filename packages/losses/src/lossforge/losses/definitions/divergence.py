@@ -17,6 +17,7 @@ from lossforge.kernels.topk.call import TopKCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, Positive, UnitInterval
@@ -55,7 +56,7 @@ def kl_div_with_logits(
     temperature_squared: bool = True,
     ignore_index: int = -100,
     **options: Unpack[DivergenceOptions],
-) -> Tensor:
+) -> CheckedCall[DivergenceCall]:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
     L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q = softmax(target_logits / T); with `reverse` T² Σⱼ pⱼ (ln pⱼ - ln qⱼ).
@@ -104,7 +105,7 @@ def js_div_with_logits(
     temperature_squared: bool = False,
     ignore_index: int = -100,
     **options: Unpack[DivergenceOptions],
-) -> Tensor:
+) -> CheckedCall[DivergenceCall]:
     """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
 
     L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p = softmax(input / T), q = softmax(target_logits / T).
@@ -160,7 +161,7 @@ def total_variation_with_logits(
     temperature_squared: bool = False,
     ignore_index: int = -100,
     **options: Unpack[DivergenceOptions],
-) -> Tensor:
+) -> CheckedCall[DivergenceCall]:
     """Total variation distance of the student's softmax and the teacher's.
 
     L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T). Where p = q the gradient takes sign 0.
@@ -205,7 +206,7 @@ def total_variation(
     target: Tensor,  # as input, or class indices: as input without dim
     reduction: BatchReduction = "batchmean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Total variation distance of probabilities that are given, element by element.
 
     L = ½ w |x - y|, whose sum over the classes of a row is the distance. Where x = y the gradient takes sign 0.
@@ -269,7 +270,7 @@ def topk_kl_div_with_logits(
     temperature_squared: bool = True,
     ignore_index: int = -100,
     **options: Unpack[DivergenceOptions],
-) -> Tensor:
+) -> CheckedCall[TopKCall]:
     """Kullback-Leibler divergence from a teacher's top-K logits; no dense teacher is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).

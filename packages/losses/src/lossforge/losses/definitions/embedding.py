@@ -5,9 +5,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from lossforge.kernels.vectors.call import VectorsCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Positive, Real, Reduction
 from lossforge.losses.templates.vectors import VECTORS, vectors_loss
@@ -47,7 +49,7 @@ def cosine_embedding_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedOptions],
-) -> Tensor:
+) -> CheckedCall[VectorsCall]:
     """Cosine embedding loss of pairs of vectors, as torch.nn.functional.cosine_embedding_loss.
 
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
@@ -115,7 +117,7 @@ def triplet_margin_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedOptions],
-) -> Tensor:
+) -> CheckedCall[VectorsCall]:
     """Triplet margin loss, as torch.nn.functional.triplet_margin_loss (Schroff et al. 2015, arXiv 1503.03832).
 
     L = w max(0, m + d(a, p) - d(a, n)) with d(x, y) the norm of x - y + ε and m = margin; with `swap` the smaller of d(a, n) and d(p, n)

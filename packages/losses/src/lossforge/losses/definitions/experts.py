@@ -1,7 +1,7 @@
 """Losses of the router of a mixture of experts."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from lossforge.kernels.router.call import RouterCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import InplaceScalarOptions, check_options
-from lossforge.losses.base.record import Prepared, first
+from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.templates.router import ROUTER
 
 __all__ = ["LoadBalancingOutput"]
@@ -41,7 +41,7 @@ def load_balancing_loss(
     z_loss: float = 0.0,
     return_z_loss: bool = False,
     **options: Unpack[InplaceScalarOptions],
-) -> Tensor | LoadBalancingOutput:
+) -> CheckedCall[RouterCall, Tensor | LoadBalancingOutput]:
     """Load balancing of a router's experts, as transformers' load_balancing_loss_func (Fedus et al. 2021, arXiv 2101.03961), with the
     router z-loss (Zoph et al. 2022, arXiv 2202.08906).
 
@@ -94,8 +94,7 @@ def load_balancing_loss(
         empty_is_zero=options.get("empty") == "zero",
         outputs=[return_z_loss],
     )
-    checked: Any = Prepared(call, options, _with_z_loss if return_z_loss else first)
-    return checked
+    return CheckedCall(call, options, _with_z_loss if return_z_loss else first)
 
 
 def _with_z_loss(results: Sequence[Tensor | None]) -> LoadBalancingOutput:

@@ -11,6 +11,7 @@ from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CornerOptions, WeightedOptions
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.regression import smooth_l1_reference
 from lossforge.losses.device_names import apart, complement, hull, larger, length, overlap, smaller, tl, turned
 from lossforge.losses.formulas import DeviceFormula, formula
@@ -107,7 +108,7 @@ def box_iou_loss(
     *,
     log: bool = False,
     **options: Unpack[CornerOptions],
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """Loss of the intersection over union (IoU) of two boxes; no gradient where they do not overlap.
 
     L = w [1 - I/U] with I the area of the intersection, U that of the union; the linear form of Yu et al. 2016 (arXiv 1608.01471). With
@@ -150,7 +151,7 @@ def giou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
 )
 def generalized_box_iou_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """Generalized IoU loss (GIoU), as torchvision.ops.generalized_box_iou_loss (Rezatofighi et al. 2019, arXiv 1902.09630).
 
     L = w [1 - I/U + (C - U)/C] with C the area of the smallest box around both. torchvision adds eps to U and C, so that its loss of equal
@@ -181,7 +182,7 @@ def diou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
 )
 def distance_box_iou_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """Distance IoU loss (DIoU), as torchvision.ops.distance_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
 
     L = w [1 - I/U + ρ²/d²] with ρ the distance of the centres, d the diagonal of the smallest box around both; as in
@@ -218,7 +219,7 @@ def ciou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
 )
 def complete_box_iou_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """Complete IoU loss (CIoU), as torchvision.ops.complete_box_iou_loss (Zheng et al. 2020, arXiv 1911.08287).
 
     L = w [1 - I/U + ρ²/d² + αv] with v = 4/π² (atan w₂/h₂ - atan w₁/h₁)² and α = v / (1 - I/U + v), through which, as in torchvision, no
@@ -245,7 +246,7 @@ def eiou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
 @loss("eiou", BOXES, Module("EfficientBoxIoULoss", "Efficient IoU loss"), options=OPTIONS, paper="arXiv 2101.08158")
 def efficient_box_iou_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: NonNegative = 1e-7, **options: Unpack[CornerOptions]
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """Efficient IoU loss (EIoU; Zhang et al. 2022, arXiv 2101.08158).
 
     L = w [1 - I/U + ρ²/d² + (w₁-w₂)²/w_C² + (h₁-h₂)²/h_C²] with w_C and h_C the sides of the smallest box around both, d its diagonal,
@@ -321,7 +322,7 @@ def scylla_box_iou_loss(
     *,
     neg_gamma: bool = True,
     **options: Unpack[CornerOptions],
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """SCYLLA IoU loss (SIoU; Gevorgyan 2022, arXiv 2205.12740).
 
     L = w [1 - I/U + ½ Σ (1 - exp(-γ d²/C²) + (1 - exp(-|s₁ - s₂| / max(s₁, s₂)))⁴)] with, over both axes, the offset of the centres d, the
@@ -346,7 +347,9 @@ def box_l1_reference(b1: Tensor, b2: Tensor) -> Tensor:
 
 
 @loss("box_l1", BOXES, Module("BoxL1Loss", "Absolute error of boxes, summed over their coordinates"), paper="arXiv 2005.12872")
-def box_l1_loss(boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", **options: Unpack[WeightedOptions]) -> Tensor:
+def box_l1_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", **options: Unpack[WeightedOptions]
+) -> CheckedCall[BoxesCall]:
     """Absolute error of boxes or of their encoded offsets.
 
     L = w Σ |b₁ - b₂| over the four coordinates of a pair. As DETR's loss_bbox (arXiv 2005.12872) with normalizer = number of boxes, and
@@ -376,7 +379,7 @@ def box_smooth_l1_reference(b1: Tensor, b2: Tensor, beta: float) -> Tensor:
 )
 def box_smooth_l1_loss(
     boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", beta: NonNegative = 1.0, **options: Unpack[WeightedOptions]
-) -> Tensor:
+) -> CheckedCall[BoxesCall]:
     """Smooth L1 loss of boxes or of their encoded offsets (Girshick 2015, arXiv 1504.08083), as torchvision's RPN and RoI heads sum it.
 
     L = w Σ [½ d² / β if |d| < β else |d| - ½ β] over the four differences d of a pair's coordinates. β = 0 is box_l1_loss.

@@ -20,7 +20,7 @@ from lossforge.losses.base.options import (
     share,
     weights_of_classes,
 )
-from lossforge.losses.base.record import KEPT, SCALAR
+from lossforge.losses.base.record import KEPT, SCALAR, CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, Reduction
 from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
@@ -66,7 +66,7 @@ def nll_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[Options],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Negative log-likelihood of log-probabilities, as torch.nn.functional.nll_loss.
 
     L = -w_t x_t; the mean divides by the weights of the classes of the rows not ignored. Other classes' values do not matter, nan included.
@@ -120,8 +120,8 @@ def nll_loss(
             # 0 / 0 is nan, also in the gradient: weights of 0 alone would leave the rows out
             weight = torch.where(total == 0, torch.nan, weight)
     per_class = None if weight is None else weight.view(-1, *(1,) * (input.ndim - dim - 1))
-    prepared = elementwise_loss(ElementwiseCall("nll", input, target, weight=per_class, reduction=reduction), given, mean="rows")
-    return prepared._replace(finish=functools.partial(summed_over, dim)) if reduction == "none" else prepared
+    checked = elementwise_loss(ElementwiseCall("nll", input, target, weight=per_class, reduction=reduction), given, mean="rows")
+    return checked._replace(finish=functools.partial(summed_over, dim)) if reduction == "none" else checked
 
 
 @formula("kl_div", DeviceFormula("likelihood.kl_div", "likelihood.kl_div_log", "likelihood.is_log"))
@@ -148,7 +148,7 @@ def kl_div(
     reduction: BatchReduction = "mean",
     log_target: bool = False,
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Kullback-Leibler divergence of log-probabilities, element by element, as torch.nn.functional.kl_div.
 
     L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of probability 0 adds nothing, whatever x is (torch: nan at -inf).

@@ -15,10 +15,10 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from lossforge.kernels.call import Head
 from lossforge.losses import checks
-from lossforge.losses.autograd import FUSED, compute
+from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED, Module, public
 from lossforge.losses.base.module import LossModule
-from lossforge.losses.base.record import SCALAR, SETTINGS, Keeping, Prepared, TemplateDocs
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, TemplateDocs
 from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy
 from lossforge.losses.definitions.divergence import (
     js_div_with_logits,
@@ -28,6 +28,7 @@ from lossforge.losses.definitions.divergence import (
 )
 from lossforge.losses.definitions.tokens import TokenLogps, first_of, logps_beside, softened
 from lossforge.losses.option_types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
+from lossforge.losses.run import compute
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates import divergence
 from lossforge.losses.templates.elementwise import IGNORED
@@ -239,7 +240,7 @@ def _fused(
     teacher: Head | None = None,
     finish: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Check a call of a loss on the logits of a layer.
+    """Compute a loss of the logits of a layer.
 
     Args:
         given: the loss's other arguments by name, `targets` of them with an entry a row.
@@ -270,13 +271,12 @@ def _fused(
             teacher = teacher.with_input(teacher.input.index_select(0, kept))
     if teacher is not None:
         given[targets[0]] = teacher
-    prepared: Prepared = _definition(function)(head, **given)
-    if type(prepared.call) not in FUSED:
-        raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {prepared.call.loss}")
-    in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, prepared.finish, finish))
-    prepared = Prepared(prepared.call, prepared.options, in_shape)
-    # torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
-    return compute(prepared) if torch.compiler.is_compiling() else prepared
+    checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
+    if type(checked.call) not in FUSED:
+        raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
+    # computed here, as torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
+    in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, checked.finish, finish))
+    return compute(CheckedCall(checked.call, checked.options, in_shape))
 
 
 def _finished(first: Callable[[Any], Any], second: Callable[[Any], Any] | None, results: Any) -> Any:
@@ -296,7 +296,7 @@ def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what checks the calls of a public function: it takes a layer in place of logits."""
     if function.__module__ == FUNCTIONAL:
         return DECLARED[function.__name__].definition
-    return inspect.unwrap(function)
+    return getattr(function, "definition", function)  # a custom loss has one; others are definitions
 
 
 def fuse_linear(loss: Any) -> Callable[..., Any]:
@@ -409,10 +409,6 @@ class FusedLoss:
         self.accepted, self.flags = tuple(self.__signature__.parameters), checks.flags_of(self.__signature__)
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
-        return compute(self.prepared(*tensors, **named))
-
-    def prepared(self, *tensors: Any, **named: Any) -> Prepared:
-        """Check a call."""
         _check_loss(self.loss, self.function.__name__)  # a hook may have come since
         if len(tensors) > len(self.by_position):
             raise TypeError(f"{self.__name__}() takes {', '.join(self.by_position)} by position, and bias by name, got {len(tensors)}")
@@ -659,7 +655,7 @@ def linear_selective_log_softmax(
     x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
     x = x if head.bias is None else x + head.bias[near]
     target, place = first_of(x, index, classes, ignore_index)
-    first = compute(_fused(cross_entropy, head, {**given, "target": target}, linear, ("target",), finish=_logps))
+    first = _fused(cross_entropy, head, {**given, "target": target}, linear, ("target",), finish=_logps)
     known = (first.logps if isinstance(first, TokenLogps) else first, place)
     logps = logps_beside(x, index, classes, known, (given["scale"], given["softcap"]), ignore_index)
     return TokenLogps(logps, first.entropy) if isinstance(first, TokenLogps) else logps
@@ -730,7 +726,7 @@ class LinearDivergenceOptions(LinearOptions, total=False):
 def _of_teacher(
     function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, options: Any, **given: Any
 ) -> Any:
-    """Check a divergence of a layer's logits from a teacher. given: the divergence's own arguments."""
+    """Compute a divergence of a layer's logits from a teacher. given: the divergence's own arguments."""
     own, linear = _split(options)
     head, given = _layer(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):

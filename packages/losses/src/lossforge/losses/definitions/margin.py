@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.margins.call import MarginsCall
+from lossforge.kernels.pointwise.call import PointwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, WeightedOptions
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import logistic, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Real, Reduction
@@ -41,7 +43,7 @@ def soft_margin_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedOptions],
-) -> Tensor:
+) -> CheckedCall[PointwiseCall]:
     """Soft margin loss of labels 1 and -1, as torch.nn.functional.soft_margin_loss: binary cross entropy in other labels.
 
     L = w ln(1 + exp(-y x)). It is finite at any finite y x, where torch's overflows beyond 88.
@@ -88,7 +90,7 @@ def hinge_embedding_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedOptions],
-) -> Tensor:
+) -> CheckedCall[PointwiseCall]:
     """Hinge embedding loss of distances, as torch.nn.functional.hinge_embedding_loss.
 
     L = w [x if y = 1 else max(0, m - x)], m = margin; a label other than 1 and -1 has the sum of both, as in torch.
@@ -139,7 +141,7 @@ def margin_ranking_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedOptions],
-) -> Tensor:
+) -> CheckedCall[PointwiseCall]:
     """Margin ranking loss of two scores, as torch.nn.functional.margin_ranking_loss.
 
     L = w max(0, m - y (x₁ - x₂)), m = margin.
@@ -196,7 +198,7 @@ def multi_margin_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[CheckedOptions],
-) -> Tensor:
+) -> CheckedCall[MarginsCall]:
     """Multi-class margin loss, as torch.nn.functional.multi_margin_loss (Crammer and Singer 2001, doi 10.1162/15324430260185628).
 
     L = 1/C Σ w_t max(0, m - x_t + x_i)^p, the sum over the classes i that are not the target t; m = margin.
@@ -229,7 +231,7 @@ def multilabel_margin_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[CheckedOptions],
-) -> Tensor:
+) -> CheckedCall[MarginsCall]:
     """Multi-label margin loss, as torch.nn.functional.multilabel_margin_loss.
 
     L = 1/C Σ max(0, 1 - (x_j - x_i)), the sum over the row's classes j and all other classes i. A class that is listed twice counts twice.

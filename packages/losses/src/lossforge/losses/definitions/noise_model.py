@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge.kernels.pointwise.call import PointwiseCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Positive, Reduction
 from lossforge.losses.templates.pointwise import POINTWISE, beside, pointwise_loss
@@ -50,7 +52,7 @@ def gaussian_nll_loss(
     eps: Positive = 1e-6,
     reduction: Reduction = "mean",
     **options: Unpack[VarianceOptions],
-) -> Tensor:
+) -> CheckedCall[PointwiseCall]:
     """Gaussian negative log-likelihood, as torch.nn.functional.gaussian_nll_loss (Nix and Weigend 1994).
 
     L = w ½ [ln v + (x - y)²/v] with v = max(var, ε); `full` adds ½ ln 2π.
@@ -142,7 +144,7 @@ def poisson_nll_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedOptions],
-) -> Tensor:
+) -> CheckedCall[PointwiseCall]:
     """Poisson negative log-likelihood of counts, as torch.nn.functional.poisson_nll_loss.
 
     L = w [exp(x) - y x], or with log_input=False w [x - y ln(x + ε)]; `full` adds Stirling's y ln y - y + ½ ln 2πy where y > 1.

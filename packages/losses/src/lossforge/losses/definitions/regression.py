@@ -13,6 +13,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.broadcast import with_target
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import ElementwiseOptions, WeightedElementwiseOptions
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
@@ -46,7 +47,7 @@ def l1_loss(
     reduction: Reduction = "mean",
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Mean absolute error (MAE), as torch.nn.functional.l1_loss.
 
     L = w |x - y|; the mean divides by Σ w where weights are given. A class-index target stands for its one-hot vector: on softmax
@@ -89,7 +90,7 @@ def mse_loss(
     reduction: Reduction = "mean",
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Mean squared error (MSE), as torch.nn.functional.mse_loss.
 
     L = w (x - y)²; the mean divides by Σ w where weights are given. On softmax probabilities with class indices: the Brier score.
@@ -133,7 +134,7 @@ def huber_loss(
     delta: Positive = 1.0,
     weight: Tensor | None = None,  # broadcasts to input
     **options: Unpack[ElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Huber loss, as torch.nn.functional.huber_loss (Huber 1964, doi 10.1214/aoms/1177703732).
 
     L = w [½ d² if |d| ≤ δ else δ (|d| - ½ δ)] with d = x - y; as in torch the mean divides by the number of elements, also with weights.
@@ -178,7 +179,7 @@ def smooth_l1_loss(
     reduction: Reduction = "mean",
     beta: NonNegative = 1.0,
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Smooth L1 loss, as torch.nn.functional.smooth_l1_loss (Girshick 2015, arXiv 1504.08083): Huber's divided by β.
 
     L = w [½ d² / β if |d| < β else |d| - ½ β] with d = x - y; the mean divides by Σ w where weights are given. β = 0 is the L1 loss.
@@ -220,7 +221,7 @@ def log_cosh_loss(
     target: Tensor,  # as input, or class indices: as input without dim
     reduction: Reduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Log-cosh loss (Saleh and Saleh 2022, arXiv 2208.04564): ½ d² where d is small, |d| - ln 2 where it is large; smooth everywhere.
 
     L = w ln cosh(x - y); the mean divides by the number of elements, also with weights.
@@ -261,7 +262,7 @@ def quantile_loss(
     quantile: UnitInterval | Tensor = 0.5,  # number, or broadcasts to input
     reduction: Reduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """Quantile loss, also called pinball loss (Koenker and Bassett 1978, doi 10.2307/1913643).
 
     L = w max(τ (y - x), (τ - 1)(y - x)), τ = quantile; at x = y the gradient is ½ - τ, the middle of both sides. The mean divides by the
@@ -329,7 +330,7 @@ def general_robust_loss(
     scale: Positive = 1.0,
     reduction: Reduction = "mean",
     **options: Unpack[WeightedElementwiseOptions],
-) -> Tensor:
+) -> CheckedCall[ElementwiseCall]:
     """General and adaptive robust loss (Barron 2019, arXiv 1701.03077): one number chooses among squared, Charbonnier, Cauchy and others.
 
     L = w |α - 2| / α [((d / c)² / |α - 2| + 1)^(α/2) - 1] with d = x - y, c = scale. The limits: α = 2 is ½ (d / c)², α = 0 is

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
-from lossforge.losses.autograd import results_of
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options
+from lossforge.losses.run import compute
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
 __all__ = ["TokenLogps"]
@@ -91,11 +91,10 @@ def selective_log_softmax(
         target, place = first_of(near, index, logits.shape[-1], ignore_index)
     call = RowwiseCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
     call = call._replace(outputs=[False, False, return_entropy, *[False] * 4])
-    prepared = rowwise_results(call, options, logps_and_entropy, target_name="index")
+    found = compute(rowwise_results(call, options, logps_and_entropy, target_name="index"))
     if not several:
-        return prepared
-    first, _, _, entropy, *_ = results_of(prepared)
-    assert first is not None
+        return found
+    first, entropy = found if isinstance(found, TokenLogps) else (found, None)
     logps = logps_beside(near, index, logits.shape[-1], (first.view(lead), place), (scale, cap), ignore_index)
     return logps if entropy is None else TokenLogps(logps, entropy.view(lead))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Head
-from lossforge.kernels.plans import call_key, layout
+from lossforge.kernels.plans import PLANS, call_key, layout, recorded
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_classes, of_rows
@@ -232,8 +232,7 @@ class Chunks:
             return _by_reference(chunk, gradients[0], len(self.template.kept))
         tensors, numbers = self.template.flat(chunk)
         key = call_key(self.template.name, chunk.loss, tensors, numbers), "forward of a chunk", differentiated, keep
-        found: Several = kernels.planned(key, tensors, _launching, self.template.launches.forward, chunk, self.formulas, gradients, keep)
-        return found
+        return _by_plan(key, tensors, self.template.launches.forward, chunk, self.formulas, gradients, keep)
 
     def backward(self, chunk: Any, kept: Several, grads: Sequence[Tensor | None], **columns: tuple[int, int]) -> None:
         """Write the gradient of a chunk in the place of its logits."""
@@ -243,12 +242,17 @@ class Chunks:
         tensors, numbers = self.template.flat(chunk)
         key = call_key(self.template.name, chunk.loss, tensors, numbers), *map(layout, (*kept, *grads)), *columns.items()
         backward = functools.partial(self.template.launches.backward, **columns)
-        kernels.planned(key, (*tensors, *kept, *grads), _launching, backward, chunk, self.formulas, kept, grads, [chunk.x])
+        _by_plan(key, (*tensors, *kept, *grads), backward, chunk, self.formulas, kept, grads, [chunk.x])
 
 
-def _launching(*function: Any) -> tuple[Any, ...]:
-    """Return a function that launches, followed by its arguments."""
-    return function
+def _by_plan(key: Any, given: Several, launch: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function gives that launches, made again by the plan of its key."""
+    plan = PLANS.get(key)
+    if plan is not None:
+        return plan(given)
+    with recorded(key, given) as made:
+        made.results = launch(*arguments)
+    return made.results
 
 
 def teacher_of(call: Any) -> Head | None:
@@ -298,7 +302,7 @@ def _by_product(function: Callable[..., Any], call: Any, more: Several, *argumen
     tensors, numbers = own.flat(call)
     static = [each for each in arguments if isinstance(each, (bool, int))]
     key = call_key(own.name, call.loss, tensors, numbers), function.__name__, *map(layout, more), *static
-    return kernels.planned(key, (*tensors, *more), _launching, function, call, *arguments)
+    return _by_plan(key, (*tensors, *more), function, call, *arguments)
 
 
 def _divisor(call: Any) -> tuple[Tensor | None, float]:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, prepared
-from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
+from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, checked_call
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, corners, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
@@ -18,7 +18,7 @@ FORMATS = ("xyxy", "cxcywh")
 
 def corner_loss(
     formula: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, options: CornerOptions, *hyper: float
-) -> Deferred:
+) -> CheckedCall[BoxesCall]:
     """Check a loss of how boxes overlap, which bounds its denominators by eps. hyper: what its formula takes after eps."""
     if options.get("validate") is None:
         options["validate"] = checks.VALIDATE
@@ -26,7 +26,7 @@ def corner_loss(
     return box_loss(BoxesCall(formula, boxes1, boxes2, hyper=numbers, reduction=reduction), options)
 
 
-def box_loss(call: BoxesCall, options: WeightedOptions | CornerOptions) -> Deferred:
+def box_loss(call: BoxesCall, options: WeightedOptions | CornerOptions) -> CheckedCall[BoxesCall]:
     """Check arguments. call: with the function's arguments as they are."""
     boxes1, boxes2, format = call.boxes1, call.boxes2, options.get("format", "xyxy")
     checks.whole("boxes1", boxes1)
@@ -40,7 +40,7 @@ def box_loss(call: BoxesCall, options: WeightedOptions | CornerOptions) -> Defer
             checks.unflipped(name, boxes, format == "cxcywh")
     divisor = check_options(boxes1, call.reduction, options, CornerOptions, "boxes1")
     weight = broadcast_weight(options, boxes1, "boxes1", shape[:-1], "hold one weight a pair and broadcast to")
-    return prepared(call._replace(weight=weight, centered=format == "cxcywh"), {"empty": "zero", **options}, divisor)
+    return checked_call(call._replace(weight=weight, centered=format == "cxcywh"), {"empty": "zero", **options}, divisor)
 
 
 def boxes_reference(a: BoxesCall) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,14 +11,13 @@ from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.topk.call import TopKCall
 from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import DivergenceOptions, check_options, of_classes, prepared, rows_of
+from lossforge.losses.base.options import DivergenceOptions, check_options, checked_call, of_classes, rows_of
 from lossforge.losses.base.record import (
     SCALAR,
-    Deferred,
+    CheckedCall,
     Fusing,
     Keeping,
     Make,
-    Prepared,
     Sample,
     Template,
     TemplateDocs,
@@ -30,9 +29,10 @@ from lossforge.losses.reference import accurate, reduced, reduced_call, relative
 from lossforge.losses.reference.infinite import with_call
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
+C = TypeVar("C", DivergenceCall, TopKCall)
 
 
-def divergence_loss(call: DivergenceCall | TopKCall, options: DivergenceOptions, temperature_squared: bool) -> Deferred:
+def divergence_loss(call: C, options: DivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
     """Check arguments and compute. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
     x = call.x
     call = call._replace(weight=options.get("weight"), labels=options.get("labels"))
@@ -53,7 +53,7 @@ def divergence_loss(call: DivergenceCall | TopKCall, options: DivergenceOptions,
             scale = scale * n
     if x.ndim == 1:
         call = call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None})
-    checked: Prepared = prepared(call._replace(loss_scale=scale), options, divisor, of_one_row if x.ndim == 1 else first)
+    checked = checked_call(call._replace(loss_scale=scale), options, divisor, of_one_row if x.ndim == 1 else first)
     if not temperature_squared:
         return checked
     scale = checked.call.loss_scale * temperature * temperature

@@ -10,8 +10,8 @@ from torch import Tensor
 from lossforge.kernels.call import ROW_MEAN, Head
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import ElementwiseOptions, check_options, prepared, row_score, rows_of, share
-from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
+from lossforge.losses.base.options import ElementwiseOptions, check_options, checked_call, row_score, rows_of, share
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, counted, reduced, which_count
 from lossforge.losses.reference.infinite import with_factor
@@ -66,7 +66,7 @@ def elementwise_loss(
     mean: Literal["elements", "weights", "rows"] = "elements",
     diagonal: bool = False,
     weight: str = "weight",
-) -> Deferred:
+) -> CheckedCall[ElementwiseCall]:
     """Check arguments. call: with the function's arguments as they are. options: WeightedElementwiseOptions.
 
     mean: what a mean divides by: the elements not ignored, the weights that count, where weights are given, or the rows not ignored.
@@ -93,7 +93,7 @@ def elementwise_loss(
         call = call._replace(lam=of_row)
     if mean == "rows" and reduces:
         call = call._replace(reduction=ROW_MEAN)
-    return prepared(call, options, divisor)
+    return checked_call(call, options, divisor)
 
 
 def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, diagonal: bool) -> ElementwiseCall:

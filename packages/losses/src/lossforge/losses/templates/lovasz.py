@@ -8,14 +8,14 @@ from torch import Tensor
 
 from lossforge.kernels.lovasz.call import LovaszCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import CheckedOptions, check_options, prepared
-from lossforge.losses.base.record import SCALAR, Deferred, Keeping, Make, Sample, Template, TemplateDocs
+from lossforge.losses.base.options import CheckedOptions, check_options, checked_call
+from lossforge.losses.base.record import SCALAR, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
 from lossforge.losses.reference.infinite import with_call
 
 
-def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> Deferred:
+def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> CheckedCall[LovaszCall]:
     """Check arguments. call: with the function's arguments as they are; of logits without classes, x is (N, 1, d…)."""
     x, target = call.x, call.target
     divisor = check_options(x, call.reduction, options, CheckedOptions)
@@ -35,7 +35,7 @@ def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: Checked
     if listed is None and classes not in ("present", "all"):
         raise ValueError(f'classes must be "present", "all", or a list of class indices, got {classes!r}')
     call = call._replace(x=x, target=target, included=listed, ignore_index=ignore_index)
-    return prepared(call._replace(present=classes == "present"), options, divisor)
+    return checked_call(call._replace(present=classes == "present"), options, divisor)
 
 
 def _listed(classes: Sequence[int], channels: int, x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 from lossforge.kernels.margins.call import MarginsCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
-from lossforge.losses.base.options import CheckedOptions, check_options, prepared, weights_of_classes
-from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs, first, of_one_row
+from lossforge.losses.base.options import CheckedOptions, check_options, checked_call, weights_of_classes
+from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs, first, of_one_row
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call
 from lossforge.losses.reference.infinite import with_call
@@ -19,7 +19,7 @@ MOST_LISTED = 16384
 """The most classes of rows with lists of targets, which a program of the kernel holds in registers."""
 
 
-def margins_loss(call: MarginsCall, options: CheckedOptions, lists: bool) -> Deferred:
+def margins_loss(call: MarginsCall, options: CheckedOptions, lists: bool) -> CheckedCall[MarginsCall]:
     """Check arguments. call: with the function's arguments as they are. lists: whether a row has a list of targets."""
     x, target = call.x, call.target
     checks.whole("input", x)
@@ -36,7 +36,7 @@ def margins_loss(call: MarginsCall, options: CheckedOptions, lists: bool) -> Def
     if one:
         x, target = x.view(1, classes), target.view(1, classes) if lists else target.view(1)
     call = call._replace(x=x, target=_used(target) if lists else target, weight=weight)
-    return prepared(call, options, divisor, of_one_row if one and not alone else first)
+    return checked_call(call, options, divisor, of_one_row if one and not alone else first)
 
 
 def _used(lists: Tensor) -> Tensor:

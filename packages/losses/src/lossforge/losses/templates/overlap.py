@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, prepared, rows_of, weights_of_classes
-from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Keeping, Make, Sample, Template, TemplateDocs
+from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, checked_call, rows_of, weights_of_classes
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced
 
@@ -17,7 +17,7 @@ ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> Deferred:
+def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> CheckedCall[OverlapCall]:
     """Check arguments and compute. call: with the function's arguments as they are. options: RegionSettings beside a cross entropy."""
     call = call._replace(**{name: options[name] for name in Regions.__annotations__ if name in options})
     input, target, activation = call.x, call.target, call.activation
@@ -49,7 +49,7 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> De
         target = checks.indices("target", target, input, allowed, rows_of(input, 1), INDICES)
     weight = weights_of_classes("weight", call.weight, input, classes)
     call = call._replace(target=target, weight=weight, hyper=numbers, ignore_index=ignore_index)
-    return prepared(call, options, normalizer)
+    return checked_call(call, options, normalizer)
 
 
 def overlap_reference(a: OverlapCall) -> Tensor:

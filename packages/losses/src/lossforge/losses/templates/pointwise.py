@@ -9,8 +9,8 @@ from torch import Tensor
 from lossforge.kernels.pointwise.call import PointwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.broadcast import of_one_shape
-from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, prepared
-from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
+from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
+from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
@@ -18,7 +18,7 @@ from lossforge.losses.reference.infinite import with_call
 
 def pointwise_loss(
     formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: WeightedOptions, labels: str = ""
-) -> Deferred:
+) -> CheckedCall[PointwiseCall]:
     """Check arguments.
 
     Args:
@@ -36,7 +36,7 @@ def pointwise_loss(
     x, y, *z = of_one_shape(tensors)
     weight = broadcast_weight(options, x, first, x.shape, f"broadcast to the shape of {first},")
     call = PointwiseCall(formula, x, y, z[0] if z else None, weight=weight, hyper=hyper, reduction=reduction)
-    return prepared(call, options, divisor)
+    return checked_call(call, options, divisor)
 
 
 def beside(name: str, value: object, x: Tensor, of: str) -> Tensor:

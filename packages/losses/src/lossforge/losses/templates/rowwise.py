@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import Options, check_options, of_classes, prepared, rows_of, share, weights_of_classes
-from lossforge.losses.base.record import SCALAR, SETTINGS, Deferred, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
+from lossforge.losses.base.options import Options, check_options, checked_call, of_classes, rows_of, share, weights_of_classes
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
@@ -41,7 +41,7 @@ def rowwise_results(
     finish: Callable[[Sequence[Tensor | None]], Any] = first,
     probabilities: bool = False,
     target_name: str = "target",
-) -> Deferred:
+) -> CheckedCall[RowwiseCall, Any]:
     """Check arguments of a loss whose results are the template's, None where `call.outputs` has not asked for one.
 
     call: with the function's arguments as they are, x (C,), (N, C) or (N, C, d…); mean_of_rows: a mean divides by the number of rows not
@@ -87,19 +87,21 @@ def rowwise_results(
         call = call._replace(
             x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
         )
-    return prepared(call, options, divisor, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
+    return checked_call(call, options, divisor, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
 
 
 def _of_one_row(finish: Callable[[Sequence[Tensor | None]], Any], results: Sequence[Tensor | None]) -> Any:
     return finish([t if t is None or t.ndim == 0 else t.squeeze(0) for t in results])
 
 
-def rowwise_loss(call: RowwiseCall, options: RowOptions, probabilities: bool = False) -> Deferred:
+def rowwise_loss(call: RowwiseCall, options: RowOptions, probabilities: bool = False) -> CheckedCall[RowwiseCall]:
     """Check arguments of a loss that is returned alone."""
     return rowwise_results(call, options, probabilities=probabilities)
 
 
-def class_loss(formula: str, input: Tensor, target: Tensor, hyper: list[float], reduction: str, options: ClassOptions) -> Deferred:
+def class_loss(
+    formula: str, input: Tensor, target: Tensor, hyper: list[float], reduction: str, options: ClassOptions
+) -> CheckedCall[RowwiseCall]:
     """Check a loss of the probability of a row's class, whose mean divides by the weights of the classes."""
     call = RowwiseCall(formula, input, target, hyper=hyper, weight=options.get("weight"), reduction=reduction)
     of_call = ("weight", "ignore_index")

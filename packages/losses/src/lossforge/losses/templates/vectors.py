@@ -9,8 +9,8 @@ from torch import Tensor
 from lossforge.kernels.vectors.call import VectorsCall
 from lossforge.losses import checks
 from lossforge.losses.base.broadcast import of_one_shape
-from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, prepared
-from lossforge.losses.base.record import SCALAR, Deferred, Make, Sample, Template, TemplateDocs
+from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
+from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
@@ -19,7 +19,7 @@ from lossforge.losses.templates.pointwise import beside
 
 def vectors_loss(
     formula: str, tensors: dict[str, Any], hyper: list[float], reduction: str, options: WeightedOptions, label: object = None
-) -> Deferred:
+) -> CheckedCall[VectorsCall]:
     """Check arguments.
 
     Args:
@@ -43,7 +43,7 @@ def vectors_loss(
         checks.fits("target", labels, labels.shape == rows, "have one label a row, shape {}", rows)
     weight = broadcast_weight(options, x, first, rows, "hold one weight a row and broadcast to")
     call = VectorsCall(formula, x, y, z[0] if z else None, labels, weight, hyper=hyper, reduction=reduction)
-    return prepared(call, options, divisor)
+    return checked_call(call, options, divisor)
 
 
 def vectors_reference(a: VectorsCall) -> Tensor:
