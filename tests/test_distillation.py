@@ -168,7 +168,7 @@ def test_a_teacher_of_another_task_is_refused(make_trainer, run_folder, quiet):
         ([], "task.teacher: must be given"),
         (["task.teacher=x.pt", "loss=focal"], "loss=focal with task=distillation"),
         (["task.teacher=x.pt", "task.temperature=0"], "task.temperature"),
-        (["task.teacher=x.pt", "data=digit_scenes"], "task=distillation takes .*, digits, "),
+        (["task.teacher=x.pt", "data=digit_scenes"], "task=distillation takes digits, "),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, said):

@@ -150,6 +150,7 @@ DIRECT = {
     "lab/data/pixels.py": "reads images, after refuse_pipe",
     "lab/tasks/detection/data.py": "opens an image of an annotation file, by lab.data.images",
     "lab/data/cells.py": "reads a table again, after refuse_special",
+    "lab/data/annotations/rows.py": "reads a table's first line, after refuse_special",
     "lab/data/sources/shards.py": "reads shards, after refuse_special",
 }
 

@@ -47,7 +47,10 @@ KNOWN_TO_CONFIGS = [
     (["data=folder", "data.root=~/cats"], ["data.root=~/cats: a value with such characters", "\"data.root='~/cats'\""]),
     (
         ["task=detection", "data=coco", "data.image_size=64"],
-        ["data.image_size", "There is also data.image_size of data=digits, data.image_size of data=folder, data.image_size of data=hf."],
+        [
+            "data.image_size",
+            "There is also data.image_size of data=digits, data.image_size of data=cifar10, data.image_size of data=cifar100.",
+        ],
     ),
     (["loss.name=focal"], ["loss=focal"]),
     (["model=timm"], ["model.name"]),

@@ -184,7 +184,7 @@ def test_it_trains_and_evaluates(make, run_folder, quiet):
     ("words", "said"),
     [
         (["loss=ce"], "loss=ce with task=multilabel"),
-        (["data=digits"], "task=multilabel takes digit_scenes, coco, table"),
+        (["data=digits"], "task=multilabel takes digit_scenes, coco, boxes, table"),
         (["model=fcos_tiny"], "task=multilabel takes a classifier"),
         (["box_loss=giou"], "only task=detection has boxes"),
     ],
