@@ -10,7 +10,7 @@ from typing import Any
 NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Home": {"": ("index", "install", "troubleshooting", "changelog", "glossary")},
     "Learn": {
-        "Use the losses": ("learn/replace_your_loss", "learn/preferences_and_policies", "learn/write_your_own_loss"),
+        "Use the losses": ("learn/replace_your_loss", "learn/preferences_and_policies", "learn/write_your_own_loss", "learn/small_losses"),
         "Train": (
             *("learn/first_training", "learn/train_on_your_images", "learn/detect", "learn/segment", "learn/sweep_and_compare"),
             *("learn/reproductions", "learn/mlflow", "learn/evaluate_and_predict", "learn/resume", "your_own", "settings"),

@@ -166,11 +166,24 @@ def policy_objectives() -> str:
     return tables.markdown(("`loss_type`", "ℓ of a token", "what weighs the same", "when", "source"), rows)
 
 
+SMALL = ROOT / "examples" / "losses"
+
+
+def small_losses() -> str:
+    """Return the files of examples/losses, each under its title."""
+    texts = []
+    for path in sorted(SMALL.glob("*.py")):
+        code = path.read_text(encoding="utf-8")
+        texts.append(f"## {path.stem.capitalize()}\n\n```python\n# examples/losses/{path.name}\n{code}```")
+    return "\n\n".join(texts)
+
+
 NOT_MEASURED = "Not measured yet."
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "losses": (losses,),
     "families": (families,),
     "functions": (functions,),
+    "small losses": (small_losses,),
     "pair objectives": (pair_objectives,),
     "policy objectives": (policy_objectives,),
     **reported.SECTIONS,

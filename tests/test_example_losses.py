@@ -1,0 +1,161 @@
+"""The losses of examples/losses against their papers' formulas, one number at a time: values and gradients in float64, and by kernels."""
+
+import math
+
+import pytest
+import torch
+from pages import ROOT
+from torch.distributions import Dirichlet, kl_divergence
+
+from lossforge.losses.custom.find import named
+
+FOLDER = ROOT / "examples" / "losses"
+G = torch.Generator().manual_seed(0)
+PAIR = [torch.randn(4, 5, generator=G, dtype=torch.float64) * 3, torch.rand(4, 5, generator=G, dtype=torch.float64)]
+LOW = torch.rand(2, 6, 2, generator=G, dtype=torch.float64)
+BOXES = [torch.cat([low, low + 0.3 + torch.rand(6, 2, generator=G, dtype=torch.float64)], 1) for low in LOW]
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def example(file, name):
+    return named(f"{FOLDER / file}.py:{name}")
+
+
+def wing(x, y, w=10.0, e=2.0):
+    d = abs(x - y)
+    return w * math.log(1 + d / e) if d < w else d - (w - w * math.log(1 + w / e))
+
+
+def adaptive_wing(x, y, omega=14.0, theta=0.5, e=1.0, alpha=2.1):
+    d, p = abs(x - y), alpha - y
+    a = omega / (1 + (theta / e) ** p) * p * (theta / e) ** (p - 1) / e
+    return omega * math.log(1 + (d / e) ** p) if d < theta else a * d - (theta * a - omega * math.log(1 + (theta / e) ** p))
+
+
+def berhu(x, y, c=0.2):
+    d = abs(x - y)
+    return d if d <= c else (d * d + c * c) / (2 * c)
+
+
+def expectile(x, y, tau=0.7):
+    return abs(tau - (y < x)) * (x - y) ** 2
+
+
+def charbonnier(x, y, e=1e-3):
+    return math.hypot(x - y, e)
+
+
+def log_l1(x, y):
+    return math.log(1 + abs(x - y))
+
+
+def center_and_size(box):
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2, box[2] - box[0], box[3] - box[1]
+
+
+def nwd(a, b, c=12.8):
+    (ax, ay, aw, ah), (bx, by, bw, bh) = center_and_size(a), center_and_size(b)
+    return 1 - math.exp(-math.sqrt((ax - bx) ** 2 + (ay - by) ** 2 + ((aw - bw) ** 2 + (ah - bh) ** 2) / 4 + 1e-7) / c)
+
+
+def inner_iou(a, b, ratio=0.75):
+    (ax, ay, aw, ah), (bx, by, bw, bh) = center_and_size(a), center_and_size(b)
+    aw, ah, bw, bh = (ratio * side for side in (aw, ah, bw, bh))
+    width = min(ax + aw / 2, bx + bw / 2) - max(ax - aw / 2, bx - bw / 2)
+    height = min(ay + ah / 2, by + bh / 2) - max(ay - ah / 2, by - bh / 2)
+    shared = max(width, 0) * max(height, 0)
+    return 1 - shared / (aw * ah + bw * bh - shared + 1e-7)
+
+
+OF_FORMULAS = {
+    **{f.__name__: ("regression", f, PAIR) for f in (wing, adaptive_wing, berhu, expectile, charbonnier, log_l1)},
+    **{f.__name__: ("overlap", f, BOXES) for f in (nwd, inner_iou)},
+}
+
+
+@pytest.mark.parametrize("name", OF_FORMULAS)
+def test_formulas(name):
+    file, paper, given = OF_FORMULAS[name]
+    loss = example(file, name)
+    one_by_one = zip(*(t.tolist() if file == "overlap" else t.flatten().tolist() for t in given), strict=True)
+    expected = torch.tensor([paper(*each) for each in one_by_one], dtype=torch.float64)
+    torch.testing.assert_close(loss(*given, reduction="none").flatten(), expected, rtol=1e-9, atol=1e-9)
+    x = given[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(x, given[1], reduction="none"), x, atol=1e-4)
+    single = given[0].float().requires_grad_()  # by kernels, here interpreted
+    loss(single, given[1].float(), reduction="sum").backward()
+    loss(x, given[1], reduction="sum").backward()
+    torch.testing.assert_close(single.grad.double(), x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_inputs_have_finite_gradients():
+    for name, (file, _, given) in OF_FORMULAS.items():
+        x = given[1].float().requires_grad_()
+        out = example(file, name)(x, given[1].float())
+        assert torch.autograd.grad(out, x)[0].isfinite().all(), name
+
+
+def test_keypoints():
+    x, y = normal(2, 3, 4, 2).abs() * 9
+    visible, area, sigmas = (
+        torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]),
+        torch.tensor([80.0, 50.0, 9.0]),
+        torch.tensor([0.3, 0.5, 0.2, 0.9]),
+    )
+    terms = [[math.exp(-float(((x - y)[i, k] ** 2).sum()) / (2 * area[i] * (2 * sigmas[k]) ** 2)) for k in range(4)] for i in range(3)]
+    rows = [
+        sum(t for t, v in zip(row, seen, strict=True) if v) / max(sum(seen), 1) for row, seen in zip(terms, visible.tolist(), strict=True)
+    ]
+    loss = example("keypoints", "oks_loss")
+    assert loss(x, y, visible, area, sigmas).item() == pytest.approx(1 - sum(rows) / 3, rel=1e-6)
+    assert loss(y, y, visible[:1], area[:1], sigmas).item() == 0
+    assert torch.autograd.gradcheck(lambda x: loss(x, y, visible, area.double(), sigmas.double()), x.requires_grad_())
+
+
+def test_ordinal():
+    x, y = normal(5, 3), torch.tensor([0, 3, 1, 2, 2])
+
+    def bce(value, above):
+        return math.log(1 + math.exp(-value if above else value))
+
+    items = [[bce(float(x[i, k]), y[i] > k) for k in range(3)] for i in range(5)]
+    kept = [items[i][k] for i in range(5) for k in range(3) if y[i] >= k]
+    coral, corn = (example("ordinal", name) for name in ("coral_loss", "corn_loss"))
+    assert coral(x, y).item() == pytest.approx(sum(map(sum, items)) / 5)
+    assert corn(x, y).item() == pytest.approx(sum(kept) / len(kept))
+    for loss in (coral, corn):
+        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y), x.clone().requires_grad_())
+
+
+def test_ranking():
+    x, y = normal(2, 3, 4)
+    net, mle = 0.0, 0.0
+    for scores, relevance in zip(x.tolist(), y.tolist(), strict=True):
+        p, q = ([math.exp(v) / sum(map(math.exp, row)) for v in row] for row in (scores, relevance))
+        net -= sum(b * math.log(a) for a, b in zip(p, q, strict=True)) / 3
+        order = sorted(range(4), key=lambda i: -relevance[i])
+        mle -= sum(math.log(math.exp(scores[i]) / sum(math.exp(scores[j]) for j in order[place:])) for place, i in enumerate(order)) / 3
+    listnet, listmle = (example("ranking", name) for name in ("listnet_loss", "listmle_loss"))
+    assert listnet(x, y).item() == pytest.approx(net)
+    assert listmle(x, y).item() == pytest.approx(mle)
+    for loss in (listnet, listmle):
+        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y), x.clone().requires_grad_())
+
+
+def test_evidential():
+    """The expected cross entropy under the Dirichlet distribution, and torch's own divergence."""
+    x, y = normal(5, 3), torch.tensor([0, 2, 1, 2, 2])
+    alpha = 1 + torch.nn.functional.softplus(x)
+    wrong = alpha.clone()
+    wrong[torch.arange(5), y] = 1
+    divergence = kl_divergence(Dirichlet(wrong), Dirichlet(torch.ones_like(wrong)))
+    loss = example("evidential", "evidential_loss")
+    risk = loss(x, y, 0.0)
+    assert loss(x, y, 0.4).item() == pytest.approx((risk + 0.4 * divergence.mean()).item())
+    torch.manual_seed(0)
+    sampled = -Dirichlet(alpha).sample((200_000,))[:, torch.arange(5), y].log().mean()
+    assert risk.item() == pytest.approx(sampled.item(), rel=0.01)
+    assert torch.autograd.gradcheck(lambda x: loss(x, y), x.clone().requires_grad_())
