@@ -13,11 +13,20 @@ from lossforge.losses.option_types import Empty
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class LossModule(nn.Module):
-    """A function whose options are attributes, which each call reads. An option that holds a tensor is a buffer.
+class OfFunction:
+    """What computes a function: a module, or a loss that a user wrote.
 
     Attributes:
         function: what a call computes.
+    """
+
+    function: Callable[..., Any]
+
+
+class LossModule(OfFunction, nn.Module):
+    """A function whose options are attributes, which each call reads. An option that holds a tensor is a buffer.
+
+    Attributes:
         shared: options, with their defaults, that are shown only where they have other values.
         reductions: what the option `reduction` may be.
         option_names: the names of the options.
@@ -26,7 +35,6 @@ class LossModule(nn.Module):
     """
 
     empty: Empty
-    function: Callable[..., Any]
     shared: Mapping[str, Any] = {}
     reductions: ClassVar[tuple[str, ...]] = checks.REDUCTIONS
     option_names: tuple[str, ...] = ()

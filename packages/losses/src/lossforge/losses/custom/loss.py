@@ -16,7 +16,7 @@ from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, constructor_of, whole_signature
-from lossforge.losses.base.module import LossModule
+from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.options import CornerOptions, WeightedElementwiseOptions
 from lossforge.losses.base.record import CheckedCall, Template
 from lossforge.losses.custom.error import FormulaError
@@ -39,7 +39,7 @@ Decorator = Callable[[Any], "CustomLoss"]
 Domain = Literal["logits", "probabilities"]
 
 
-class CustomLoss:
+class CustomLoss(OfFunction):
     """A loss made from a formula: call it as a function, or make a module with `module(...)`.
 
     Attributes:
