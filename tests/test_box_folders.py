@@ -4,18 +4,22 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from box_folders import CLASSES, LAYOUTS, drawn, kaggle_voc, pictures, roboflow_csv, roboflow_yolo, voc, write_labels, xml, yolo
+from box_folders import CLASSES, COLOURS, LAYOUTS, drawn, kaggle_voc, pictures, roboflow_csv, roboflow_yolo, voc, write_labels, xml, yolo
 from PIL import Image
 
 import evaluate
 import predict
 import train
+from lab.base.drawing import colour_of
 from lab.base.errors import UserError
 from lab.config.detection_schema import BoxesConfig
+from lab.config.settings import load as settings
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
+from lab.tasks.detection.task import build
 
 CPU, GREY = torch.device("cpu"), Norm([0.5] * 3, [0.5] * 3)
 
@@ -230,6 +234,27 @@ def test_keypoints_after_the_box(tmp_path):
     assert file.boxes[file.rows(position)].tolist() == [[24, 24, 48, 16]]
 
 
+def test_the_first_batch_is_drawn_with_its_boxes(tmp_path):
+    """Each box's edge has its class's colour where the model's image has the drawn rectangle."""
+    words = ["task=detection", "model=yolo_tiny", "data=boxes", f"data.root={yolo(tmp_path)}", "data.workers=0", "data.augment=false"]
+    task = build(settings([*words, "data.shortest=128", "data.longest=192", "data.batch_size=4"]).config, CPU, None)
+    batch = next(iter(task.data.train))
+    found = task.first_batch(batch)
+    assert len(found) == 4
+    edges = 0
+    for (image, title), boxes, labels in zip(found, batch.boxes, batch.labels, strict=True):
+        pixels = np.asarray(image)
+        _, drawn_boxes = drawn(int(Path(title).stem))
+        for (label, left, top, width, height), box, known in zip(drawn_boxes, boxes, labels, strict=False):
+            assert int(known) == label
+            assert box.tolist() == pytest.approx([2 * left, 2 * top, 2 * (left + width), 2 * (top + height)], abs=1e-3)
+            assert tuple(pixels[2 * (top + height) - 1, 2 * left + width]) == colour_of(label)
+            inside = pixels[2 * top + height, 2 * left + width].astype(int)
+            assert abs(inside - np.array(COLOURS[label])).max() < 6
+            edges += 1
+    assert edges >= 4
+
+
 def test_train_evaluate_and_predict(tmp_path, capsys):
     root = roboflow_yolo(tmp_path / "data")
     runs = tmp_path / "runs"
@@ -239,6 +264,7 @@ def test_train_evaluate_and_predict(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "YOLO's data.yaml, 3 classes: 10 train images of train/images, 6 val images of valid/images" in said
     (run,) = runs.iterdir()
+    assert Image.open(run / "first_batch.png").size == (4 * 326 + 6, 346 + 6)
     assert evaluate.main([f"checkpoint={run}", *few]) == 0
     assert evaluate.main([f"checkpoint={run}", "data.held_out=0.5", *few]) == 1
     assert "the model was trained with data.held_out=0.2" in capsys.readouterr().err

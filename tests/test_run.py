@@ -111,6 +111,7 @@ def test_store_holds_the_run(ran):
     assert {item.path for item in client.list_artifacts(run.info.run_id, "pictures")} == {
         "pictures/confusion_matrix.png",
         "pictures/calibration.png",
+        "pictures/first_batch.png",
     }
     assert [item.path for item in client.list_artifacts(run.info.run_id, "checkpoints")] == ["checkpoints/best.pt"]
 

@@ -50,3 +50,29 @@ def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], names: Sequ
 def _readable(ground: Colour) -> str:
     """Return black or white, whichever differs more from the ground."""
     return "black" if 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2] > 140 else "white"
+
+
+def page_of(pictures: Sequence[Image.Image], titles: Sequence[str], columns: int = 4, side: int = 320) -> Image.Image:
+    """Return one page with pictures in rows, each under its title.
+
+    Args:
+        pictures: images in RGB, of any sizes.
+        titles: a line above each; what is longer than the picture is cut off.
+        columns: pictures in a row.
+        side: pixels of each picture's longer side.
+    """
+    font = font_for(titles)
+    letters, gap, head = ImageFont.truetype(font, 13), 6, 20
+    rows = -(-len(pictures) // columns)
+    page = Image.new("RGB", (min(columns, len(pictures)) * (side + gap) + gap, rows * (side + head + gap) + gap), "white")
+    pen = ImageDraw.Draw(page)
+    for number, (picture, title) in enumerate(zip(pictures, titles, strict=True)):
+        ratio = side / max(picture.size)
+        left, top = gap + number % columns * (side + gap), gap + number // columns * (side + head + gap)
+        size = max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio))
+        text = drawable(title, font)
+        while text and pen.textlength(text, font=letters) > side:
+            text = text[:-1]
+        pen.text((left, top), text, fill="black", font=letters)
+        page.paste(picture.resize(size, Image.Resampling.NEAREST if ratio > 1 else Image.Resampling.BILINEAR), (left, top + head))
+    return page

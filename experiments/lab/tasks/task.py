@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from lab.config.loss_schema import SigmoidConfig
@@ -15,6 +16,9 @@ from lab.tasks.heads import HeadInput, open_head
 from lab.tasks.losses import Criterion
 from lab.tasks.models import build_model, set_prior
 from lab.tasks.test_time import mean_of_probabilities
+
+SHOWN = 16
+"""The most images of the first training batch that are drawn."""
 
 
 class Task(Protocol):
@@ -67,6 +71,10 @@ class Task(Protocol):
     def pictures(self, result: Any, folder: Path) -> list[Path]:
         """Draw an evaluation's pictures into a folder, and return their paths."""
 
+    def first_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
+        """Return images of a prepared training batch as the model sees them, with labels drawn in or as a title; empty for none."""
+        return []
+
     def headline(self, result: Any) -> str:
         """Return an evaluation in one line."""
         return self.line.format_map(result.values)
@@ -109,6 +117,13 @@ class BaseTask(Task):
         model = cast(ClassifierConfig, self.config.model)
         return build_model(model, channels=self.data.channels, classes=classes, image_size=image_size)
 
+    def seen(self, batch: Any) -> list[Image.Image]:
+        """Return the first images of a batch as pictures in RGB, without normalisation; of several channels three, of one its grey."""
+        images, norm = batch.images[:SHOWN].detach().float().cpu(), self.data.norm
+        mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (norm.mean, norm.std))
+        pixels = ((images * std + mean).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        return [Image.fromarray(each[..., :3] if each.shape[2] >= 3 else each[..., 0]).convert("RGB") for each in pixels]
+
     def whole_loss(self, output: Any, batch: Any) -> tuple[Tensor, Tensor]:
         """Return a batch's loss before division, and its part of the divisor, for an evaluation."""
         share = self.normalizer(batch)
@@ -124,6 +139,22 @@ class ClassifierTask(BaseTask):
     def __init__(self, config: TrainConfig, data: Any, criterion: Criterion, image_size: int, device: torch.device) -> None:
         super().__init__(config, data, device)
         self.criterion, self.image_size = criterion, image_size
+
+    def first_batch(self, batch: Batch) -> list[tuple[Image.Image, str]]:
+        """Return images with their class; of a mixup both classes, with their shares, of several labels all."""
+        images, classes = self.seen(batch), dict(enumerate(self.data.classes))
+        target, other, share = (getattr(batch, name, None) for name in ("target", "target_b", "lam"))
+        if target is None:
+            return []
+        if target.ndim > 1:
+            labels = [(row > 0.5).nonzero().view(-1).tolist() for row in target[: len(images)].cpu()]
+            titles = [", ".join(str(classes.get(label, label)) for label in each) or "no class" for each in labels]
+        else:
+            titles = [str(classes.get(label, label)) for label in target[: len(images)].tolist()]
+        if other is not None and share is not None:
+            mixed = [classes.get(label, label) for label in other[: len(images)].tolist()]
+            titles = [f"{one} {share:.2f}, {two} {1 - share:.2f}" for one, two in zip(titles, mixed, strict=True)]
+        return list(zip(images, titles, strict=True))
 
     def prior(self) -> float:
         """Return the probability with which a class starts under a loss of sigmoids."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from math import isnan
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.base.drawing import page_of
 from lab.base.errors import NonFiniteError, UserError
+from lab.base.files import write_whole
 from lab.base.seeds import host_state, set_host_state
 from lab.base.stop import Stop, StoppedError
 from lab.config.schema import TrainConfig
@@ -78,6 +80,7 @@ class Trainer:
         self.skipped = 0
         self.unexported: dict[str, str] = {}  # rows of the table: what could not be exported, and why
         self.stop: Stop | None = None
+        self.draws = False  # the next batch
         self.callbacks = Callbacks()
         self.notes: list[str] = []  # messages about the model, for the user
         self.frozen_norms = frozen_norms(self.model) if config.model.freeze else []
@@ -93,6 +96,7 @@ class Trainer:
             UserError: a checkpoint cannot be written.
         """
         self.folder, self.console, self.stop = folder, console, stop
+        self.draws = self.done == 0 and distributed.rank() == 0
         self.profile = Profile(folder, self.device, self.clock.warmup) if self.settings.profile and distributed.rank() == 0 else None
         self.saved_at = time.monotonic()
         try:
@@ -135,6 +139,8 @@ class Trainer:
         left = min(self.per_epoch * self.epoch, self.updates) - self.done
         for group in islice(self.groups(), left):
             self.callbacks("on_before_update", self)
+            if self.draws:
+                self.draw(group[0])
             self.update(group)
             self.batch += len(group)
             self.callbacks("on_update", self)
@@ -151,6 +157,15 @@ class Trainer:
                 self.end_if_wanted()
         if self.clock.window_updates:
             self.report()
+
+    def draw(self, batch: Tensors) -> None:
+        """Draw the run's first training batch with its labels, which shows a wrong turn, scale or class at once."""
+        self.draws = False
+        if found := self.task.first_batch(batch):
+            page = page_of([picture for picture, _ in found], [title for _, title in found])
+            path: Path = self.folder.path / "first_batch.png"
+            write_whole(path, partial(page.save, format="PNG"))
+            self.folder.artifact(path, "pictures")
 
     def end_epoch(self) -> None:
         """Evaluate and save, if they are due."""

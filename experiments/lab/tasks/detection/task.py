@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from lab.base.drawing import colour_of, with_boxes
 from lab.base.errors import UserError
 from lab.base.fonts import letters_of
 from lab.config.detection_schema import DetectionDataConfig
@@ -58,6 +60,17 @@ class Detection(BaseTask):
         batch.matched = None if self.detector.matches_output else self.detector.match(batch)
         return batch
 
+    def first_batch(self, batch: DetectionBatch) -> list[tuple[Image.Image, str]]:
+        """Return images with their boxes, with the padding that the model sees; the file's name is the title."""
+        found, files = [], self.data.train.file.files
+        boxes, labels, index = batch.boxes.cpu(), batch.labels.cpu(), batch.index.tolist()
+        for number, image in enumerate(self.seen(batch)):
+            there = labels[number] >= 0
+            known = labels[number][there].tolist()
+            names, colours = [self.data.classes[label] for label in known], [colour_of(label) for label in known]
+            found.append((with_boxes(image, boxes[number][there].tolist(), names, colours), Path(files[index[number]]).name))
+        return found
+
     def normalizer(self, batch: DetectionBatch) -> Tensor:
         """Return the number of positives; of boxes, where only a prediction has positives."""
         return (batch.labels >= 0).sum(dtype=torch.float32) if batch.matched is None else batch.matched.positives
@@ -88,7 +101,7 @@ class Detection(BaseTask):
     def pictures(self, result: DetectionResult, folder: Path) -> list[Path]:
         """Draw the pictures, and write all detections as COCO results."""
         found, curves, results = folder / "detections.png", folder / "precision_recall.png", folder / "detections.json"
-        confusion = folder / "confusion.png"
+        confusion = folder / "confusion_matrix.png"
         assert result.truth is not None
         detections_picture(result, result.truth, self.data.classes, found, images=self.settings.pictures)
         with letters_of(self.data.classes):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -98,6 +99,17 @@ class Segmentation(BaseTask):
         size = cast(MasksConfig, self.config.data).image_size
         architecture = cast(SegmenterConfig, self.config.model)
         return build_segmenter(architecture, channels=self.data.channels, classes=len(self.data.classes), image_size=size)
+
+    def first_batch(self, batch: Batch) -> list[tuple[Image.Image, str]]:
+        """Return images blended with the colours of their masks, pixels without a class as they are; the classes are the title."""
+        colours = (torch.tensor(palette(len(self.data.classes))) * 255).round()
+        found = []
+        for image, mask in zip(self.seen(batch), batch.target.cpu(), strict=False):
+            pixels, there = torch.from_numpy(np.array(image)).float(), mask != OUTSIDE
+            pixels[there] = (pixels[there] + colours[mask[there]]) / 2
+            names = [self.data.classes[label] for label in mask[there].unique().tolist()]
+            found.append((Image.fromarray(pixels.byte().numpy()), ", ".join(names)))
+        return found
 
     def normalizer(self, batch: Batch) -> Tensor:
         return self.criterion.normalizer(batch.target)
