@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 
 import train
 from lab.base.errors import UserError
-from lab.base.files import UnfitFileError, locked, open_to_append, open_to_read, open_to_write, read_bytes, write_text
+from lab.base.files import UnfitFileError, locked, open_to_append, open_to_read, open_to_write, read_bytes, try_lock, write_text
 from lab.base.records import read_history
 from lab.run.saved import open_checkpoint
 from lab.tracking.places import leads_outside, outside
@@ -97,6 +97,22 @@ def test_a_store_that_is_a_link_makes_no_store_of_another_file(here, precious, c
 def test_a_store_behind_a_link_is_used(here, whole):
     (here / "mlflow.db").symlink_to(whole / "mlflow.db")
     assert client_of(f"sqlite:///{here}/mlflow.db").get_experiment_by_name("lossforge")
+
+
+def test_a_lock_ends_with_its_block_whatever_was_forked_within_it(tmp_path):
+    """As a data worker is, while the thread that sends to MLflow makes the store."""
+    with locked(tmp_path / "lock"):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        file = try_lock(tmp_path / "lock")
+        assert file is not None
+        assert try_lock(tmp_path / "lock") is None
+        file.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("what", ["link", "dangling link", "pipe", "folder"])

@@ -112,7 +112,10 @@ def locked(path: Path) -> Iterator[None]:
     """Wait for the lock of a file, and hold it inside the block; the file's contents stay. Raise as `open_to_write`."""
     with open_to_append(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a data worker that was forked meanwhile has the file open, too
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], T]) -> T:
