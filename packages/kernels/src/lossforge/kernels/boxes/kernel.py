@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.engine.layout import address, load, load_tile
 
 
@@ -113,9 +113,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     w = 1.0
     if given.weight.ptr is not None:
         w = load(given.weight, at, mask, 0.0).to(tl.float32)
-    factor = w * given.factor
-    if given.outputs.grad_output.ptr is not None:
-        factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
+    factor = with_upstream(w * given.factor, at, mask, given.outputs)
     factor = unless_zero(factor, w, given.weight)
     if given.inputs.gradient1.ptr is not None:
         store_gradient(given.inputs.gradient1, at, rest, factor, of_weight(dx1, dy1, dx2, dy2, w, given.weight), given.inputs.CENTERED)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.boxes.kernel import Boxes
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.engine.layout import Strided, address, load, load_tile, longer
 from lossforge.kernels.math import LOG2E, exp2, log, reciprocal
 
@@ -116,9 +116,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     value = tl.where(share > 0.0, share * value, 0.0)  # a bin of share 0 may have p = 0 and φ = inf
     slope = tl.where(share > 0.0, share * slope, 0.0)
     if given.inputs.gradient.ptr is not None:
-        factor = w * given.factor
-        if given.outputs.grad_output.ptr is not None:
-            factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
+        factor = with_upstream(w * given.factor, at, mask, given.outputs)
         slope *= factor[:, None]
         first, second = tl.split(slope)
         of_p = (first + second) * reciprocal(sum)

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import triton
@@ -18,21 +18,13 @@ from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, n
 from lossforge.kernels.engine.layout import Results, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
 from lossforge.kernels.engine.template import Launches
-from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
+from lossforge.kernels.rowwise.layout import RowLayout, Wanted, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
 from lossforge.kernels.topk.call import TopKCall
 
 Call = DivergenceCall | TopKCall
 C = TypeVar("C", DivergenceCall, TopKCall)
-
-
-class Wanted(NamedTuple):
-    """What a launch takes and gives beside call and Outputs. divisor: 0-d; counted: in its place the launch counts so many labels."""
-
-    divisor: Tensor | None
-    counted: int
-    gradient: Tensor | None
 
 
 def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:

@@ -241,6 +241,14 @@ def is_background(ahead, targets, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def with_upstream(factor, at, mask, outputs):
+    """Return the factor times the upstream gradient of each element, where each has one."""
+    if outputs.grad_output.ptr is not None:
+        factor *= widened(load(outputs.grad_output, at, mask, 0.0))
+    return factor
+
+
+@triton.jit
 def settled(part, value, slope, at, mask, outputs, scale):
     """Add the values of a tile to `part`, 0 where masked, and store gradient and values where they are asked for."""
     if outputs.gradient.ptr is not None:

@@ -85,6 +85,12 @@ def matrix_address(t, row, column):
 
 
 @triton.jit
+def load_matrix(t, row, column, mask, other):
+    """Load the elements (row, column) of a matrix in float32; `other` outside of the mask."""
+    return tl.load(matrix_address(t, row, column), mask=mask, other=other).to(tl.float32)
+
+
+@triton.jit
 def place_in_groups(index, down, across, GROUP: tl.constexpr):
     """Return the row and column of a tile among (down, across). GROUP rows of tiles run together, so that the cache has their columns."""
     group = index // (GROUP * across)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.engine.layout import END, Strided, load, store
 from lossforge.kernels.math import widened
 
@@ -36,9 +36,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     w = 1.0
     if given.weight.ptr is not None:
         w = widened(load(given.weight, at, mask, 0.0))
-    factor = w * given.factor
-    if given.outputs.grad_output.ptr is not None:
-        factor *= widened(load(given.outputs.grad_output, at, mask, 0.0))
+    factor = with_upstream(w * given.factor, at, mask, given.outputs)
     if given.inputs.z.ptr is None:
         value, dx, dy = formula.value(x, y, *given.hyper)
     else:

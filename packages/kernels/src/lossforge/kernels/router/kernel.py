@@ -14,7 +14,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import matrix_address
+from lossforge.kernels.engine.layout import load_matrix, matrix_address
 from lossforge.kernels.engine.reduce import over
 from lossforge.kernels.math import LOG2E, exp2, log
 
@@ -33,7 +33,7 @@ def read(x, experts, mask_ptr, row, expert, tokens):
     if mask_ptr is not None:
         mask = tl.load(mask_ptr + row, mask=inside, other=0.0).to(tl.float32)
     here = expert[None, :] < experts
-    tile = tl.load(matrix_address(x, row, expert), mask=inside[:, None] & here, other=0.0).to(tl.float32)
+    tile = load_matrix(x, row, expert, inside[:, None] & here, 0.0)
     tile = tl.where(here, tl.where(mask[:, None] == 0.0, 0.0, tile), float("-inf"))
     top = tl.max(tile, 1)
     e = exp2((tile - top[:, None]) * LOG2E)

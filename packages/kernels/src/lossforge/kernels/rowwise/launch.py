@@ -13,18 +13,9 @@ from lossforge.kernels.engine.layout import Results, Strided, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.rowwise.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
-from lossforge.kernels.rowwise.layout import RowLayout, mean_of_rows, row_layout
+from lossforge.kernels.rowwise.layout import RowLayout, Wanted, mean_of_rows, row_layout
 from lossforge.kernels.rowwise.rows import Labels, Logits, RowLoss, Target
 from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
-
-
-class Wanted(NamedTuple):
-    """What a launch takes and gives beside call and Outputs. divisor: 0-d; counted: in its place the launch counts the class indices."""
-
-    divisor: Tensor | None
-    counted: bool
-    gradient: Tensor | None
-
 
 Columns = tuple[int | None, int | None]
 """Which classes the logits are of, for a backward launch of a part of them: from which on, and of how many in all."""
@@ -120,9 +111,8 @@ def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, formulas: Formulas) -
         return None
     sums = sums_of(call)
     totals = sum(one is not None for one in sums)
-    counted = call.target.numel() if wanted.counted else 0
     if wanted.gradient is not None and totals < 2 and not any(one is not None for one in out):
-        resident = _resident(call, counted, p)
+        resident = _resident(call, wanted.counted, p)
         if resident is not None:
             return resident
     focus, dense, adjacent = p.given[1].labels.focus is not None, p.constants["DENSE"], p.at.adjacent
@@ -131,7 +121,7 @@ def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, formulas: Formulas) -
     if focus and not adjacent:
         tiles = tiles._replace(rows=min(tiles.rows, 64))  # of more, registers do not hold a pair's terms
     arguments = (*p.given, out, sums, p.loss)
-    return p.at.launch(rowwise_kernel, tiles, arguments, counted, totals, STAGES=tiles.stages, **flags_of(out), **p.constants)
+    return p.at.launch(rowwise_kernel, tiles, arguments, wanted.counted, totals, STAGES=tiles.stages, **flags_of(out), **p.constants)
 
 
 def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
@@ -194,7 +184,7 @@ def forward(call: RowwiseCall, formulas: Formulas, gradients: Tensors, keep: boo
     itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
     divisor = None if itself else _divisor(call)
     out = outputs_of(call, call.x, keep)
-    totals = addressed(_make, call, Wanted(divisor, itself, gradients[0]), out, formulas).start()
+    totals = addressed(_make, call, Wanted(divisor, call.target.numel() if itself else 0, gradients[0]), out, formulas).start()
     return results_of(out, totals, divisor if call.counted else None)
 
 
@@ -227,4 +217,4 @@ def backward(
     given = gradients_of(grad_outputs)
     known = Kept(stats, None if given.entropy is None else row_entropy)
     make = functools.partial(_make_backward, columns)
-    addressed(make, call, Wanted(divisor, False, gradients[0]), known, given, formulas).start()
+    addressed(make, call, Wanted(divisor, 0, gradients[0]), known, given, formulas).start()

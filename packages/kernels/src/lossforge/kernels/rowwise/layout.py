@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from lossforge.kernels.call import rows_of, scale_of
 from lossforge.kernels.engine.launch import Launch, aligned
 from lossforge.kernels.engine.layout import Strided, broadcast, collapse, per_row
@@ -80,6 +82,20 @@ class RowLayout(NamedTuple):
         multiple = 16 if self.adjacent and self.rows % 16 == 0 else 1
         config = Config(tiles.rows, tiles.classes, WIDE=self.wide, ALIGN=self.align, SHIFT=shift, MULTIPLE=multiple, **constants)
         return Launch(kernel, grid, arguments, totals=totals, config=config, num_warps=tiles.warps, **limits)
+
+
+class Wanted(NamedTuple):
+    """What a launch takes and gives beside call and Outputs.
+
+    Attributes:
+        divisor: 0-d, or None.
+        counted: number of class indices that the launch counts in its place, or 0.
+        gradient: the tensor that it writes, or None.
+    """
+
+    divisor: Tensor | None
+    counted: int
+    gradient: Tensor | None
 
 
 def row_layout(shape: Sequence[int], tensors: Sequence[Any], read: int, written: Any) -> RowLayout | None:

@@ -5,11 +5,11 @@ from typing import Any
 import triton
 
 from lossforge.kernels.divergence.kernel import GradOutput, Outputs
-from lossforge.kernels.divergence.launch import FromTeacher, Wanted, formula_of
+from lossforge.kernels.divergence.launch import FromTeacher, formula_of
 from lossforge.kernels.divergence.rows import Marks
 from lossforge.kernels.engine.launch import Launch, sum_slots
 from lossforge.kernels.engine.template import Launches
-from lossforge.kernels.rowwise.layout import row_layout
+from lossforge.kernels.rowwise.layout import Wanted, row_layout
 from lossforge.kernels.rowwise.rows import Logits
 from lossforge.kernels.tiles import forward_tiles
 from lossforge.kernels.topk.call import TopKCall

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from lossforge.kernels.boxes.kernel import Boxes
 from lossforge.kernels.distribution.kernel import of_bins
-from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero
+from lossforge.kernels.elementwise.kernel import coordinates, every_tile, settled, unless_zero, with_upstream
 from lossforge.kernels.engine.layout import Strided, load
 
 
@@ -95,9 +95,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
     w = 1.0 + 0.0 * r.to(tl.float32)
     if given.weight.ptr is not None:
         w = load(given.weight, at, mask, 0.0).to(tl.float32)
-    factor = w * given.factor
-    if given.outputs.grad_output.ptr is not None:
-        factor *= load(given.outputs.grad_output, at, mask, 0.0).to(tl.float32)
+    factor = with_upstream(w * given.factor, at, mask, given.outputs)
     j = tl.arange(0, given.inputs.SIZE)[None, :]
     inside = exists & (j < given.inputs.COUNT)
     if given.inputs.SIZE >= given.inputs.COUNT:

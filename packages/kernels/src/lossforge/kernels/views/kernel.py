@@ -12,7 +12,7 @@ cache: for the log-sum-exps, and for the loss and Σ p g. The second launch writ
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import matrix_address
+from lossforge.kernels.engine.layout import load_matrix, matrix_address
 from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import LOG2E, exp2, log
 from lossforge.kernels.rowwise.rows import LOWEST, add_exponential
@@ -25,7 +25,7 @@ def read(x, sample, view, column, samples, classes, S: tl.constexpr):
     """Load a tile of all views of a sample, `samples` rows from a view to the next; -inf outside. Return its rows and which exist, too."""
     inside = (view < S)[:, None] & (column < classes)[None, :]
     row = view.to(tl.int64) * samples + sample
-    return row, inside, tl.load(matrix_address(x, row, column), mask=inside, other=float("-inf")).to(tl.float32)
+    return row, inside, load_matrix(x, row, column, inside, float("-inf"))
 
 
 @triton.jit

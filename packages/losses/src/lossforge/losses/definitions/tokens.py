@@ -150,7 +150,8 @@ def logps_beside(
 ) -> Tensor:
     """Return the log-probabilities of several tokens a row from one of them, because differences lose no digits to a common offset.
 
-    known: the log-probability of one token of each row (…), and its place (…, 1). Others as in `logps_at`.
+    x, index: the tokens' logits and classes, (…, K). known: the log-probability of one token of each row (…), and its place (…, 1). read:
+    the logits' scale and cap, as `softened` returns them.
     """
     logps, place = known
     scale, softcap = read

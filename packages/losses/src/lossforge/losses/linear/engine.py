@@ -68,7 +68,7 @@ def element_size(layer: Head) -> int:
 def rows_a_chunk(call: Any, spare: int, saved: int) -> int:
     """Return how many rows are computed at a time: all of them where that takes no more memory than chunks would.
 
-    spare: bytes of a gradient that the logits of a chunk may lie in, until it is written. saved: of a sum over chunks that one needs not.
+    spare: bytes of a gradient that the logits of a chunk may lie in, until it is written. saved: bytes saved when one chunk suffices.
     """
     rows = max(call.x.input.shape[0], 1)
     if call.x.chunk:
