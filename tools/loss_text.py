@@ -131,6 +131,6 @@ def whole_docstring(each: Declared) -> str:
     source = source_of(each)
     end = [f"Source: {source}."] if source else []
     if any(meanings.get(name) == COMMON[name] for name in OPTIONS):
-        end.append("More on the options: `help(lossforge.losses.functional)`.")
+        end.append("`help(lossforge.losses.functional)` explains the options.")
     whole = [*map(filled, text.split("\n\n")), *(f"{heading}:\n{textwrap.indent(part, '    ')}" for heading, part in parts.items())]
     return "\n\n".join([*whole, filled(" ".join(end))] if end else whole)

@@ -211,8 +211,8 @@ def l1_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> l1_loss(prediction, measured).backward()
 
-    Source: in place of torch.nn.functional.l1_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.l1_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.regression.l1_loss(
         input, target, size_average, reduce, reduction, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -274,8 +274,8 @@ def mse_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> mse_loss(prediction, measured).backward()
 
-    Source: in place of torch.nn.functional.mse_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.mse_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.regression.mse_loss(
         input, target, size_average, reduce, reduction, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -336,8 +336,8 @@ def huber_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> huber_loss(prediction, measured).backward()
 
-    Source: in place of torch.nn.functional.huber_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.huber_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.regression.huber_loss(
         input, target, reduction, delta, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
@@ -401,8 +401,8 @@ def smooth_l1_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> smooth_l1_loss(prediction, measured).backward()
 
-    Source: in place of torch.nn.functional.smooth_l1_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.smooth_l1_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.regression.smooth_l1_loss(
         input, target, size_average, reduce, reduction, beta, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
@@ -461,8 +461,8 @@ def log_cosh_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> log_cosh_loss(prediction, measured).backward()
 
-    Source: arXiv 2208.04564. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2208.04564. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.regression.log_cosh_loss(
         input, target, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
@@ -525,8 +525,8 @@ def quantile_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> quantile_loss(prediction, measured).backward()
 
-    Source: doi 10.2307/1913643. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: doi 10.2307/1913643. `help(lossforge.losses.functional)` explains
+    the options.
     """
     checked = definitions.regression.quantile_loss(
         input, target, quantile, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -598,8 +598,8 @@ def general_robust_loss(
         >>> prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)
         >>> general_robust_loss(prediction, measured).backward()
 
-    Source: arXiv 1701.03077. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1701.03077. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.regression.general_robust_loss(
         input, target, alpha, scale, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -668,7 +668,7 @@ def binary_cross_entropy_with_logits(
         >>> binary_cross_entropy_with_logits(logits, torch.randint(10, (8,))).backward()
 
     Source: in place of torch.nn.functional.binary_cross_entropy_with_logits.
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.binary_cross_entropy_with_logits(
         input, target, weight, size_average, reduce, reduction, pos_weight, label_smoothing=label_smoothing,
@@ -731,8 +731,8 @@ def multilabel_soft_margin_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> multilabel_soft_margin_loss(logits, torch.randint(10, (8,))).backward()
 
-    Source: in place of torch.nn.functional.multilabel_soft_margin_loss. More on
-    the options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.multilabel_soft_margin_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.multilabel_soft_margin_loss(
         input, target, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -802,8 +802,8 @@ def smoothed_binary_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> smoothed_binary_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2110.00476; in place of timm.loss.BinaryCrossEntropy. More on
-    the options: `help(lossforge.losses.functional)`.
+    Source: arXiv 2110.00476; in place of timm.loss.BinaryCrossEntropy.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.smoothed_binary_cross_entropy(
         input, target, smoothing, target_threshold, weight, reduction, sum_classes, pos_weight, smooth_dense, empty=empty,
@@ -873,7 +873,7 @@ def sigmoid_focal_loss(
         >>> sigmoid_focal_loss(logits, torch.randint(10, (8,)), reduction="mean").backward()
 
     Source: arXiv 1708.02002; in place of torchvision.ops.sigmoid_focal_loss.
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.sigmoid_focal_loss(
         inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -950,7 +950,7 @@ def asymmetric_loss_multi_label(
         >>> asymmetric_loss_multi_label(logits, torch.randint(10, (8,))).backward()
 
     Source: arXiv 2009.14119; in place of timm.loss.AsymmetricLossMultiLabel.
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.asymmetric_loss_multi_label(
         input, target, gamma_neg, gamma_pos, clip, eps, disable_torch_grad_focal_loss, smoothing, reduction, weight, pos_weight,
@@ -1020,8 +1020,8 @@ def poly_binary_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> poly_binary_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2204.12511; in place of timm.loss.PolyBinaryCrossEntropy. More
-    on the options: `help(lossforge.losses.functional)`.
+    Source: arXiv 2204.12511; in place of timm.loss.PolyBinaryCrossEntropy.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.poly_binary_cross_entropy(
         input, target, epsilon, gamma, alpha, smoothing, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
@@ -1086,7 +1086,7 @@ def preference_bce_with_logits(
         >>> preference_bce_with_logits(logits, torch.randint(10, (8,))).backward()
 
     Source: in place of torch.nn.functional.binary_cross_entropy_with_logits.
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.preference_bce_with_logits(
         input, target, preference, group=group, group_weight=group_weight, reduction=reduction, empty=empty, gradient=gradient,
@@ -1148,8 +1148,8 @@ def preference_bce(
         >>> p = torch.rand(8, 10, requires_grad=True)
         >>> preference_bce(p, torch.randint(10, (8,)), preference=torch.rand(8, 1)).backward()
 
-    Source: in place of torch.nn.functional.binary_cross_entropy. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.binary_cross_entropy.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.preference_bce(
         input, target, preference, group=group, group_weight=group_weight, reduction=reduction, empty=empty, gradient=gradient,
@@ -1212,8 +1212,8 @@ def binary_cross_entropy(
         >>> p = torch.rand(8, 10, requires_grad=True)
         >>> binary_cross_entropy(p, torch.randint(10, (8,))).backward()
 
-    Source: in place of torch.nn.functional.binary_cross_entropy. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.binary_cross_entropy.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.binary_cross_entropy(
         input, target, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -1301,8 +1301,8 @@ def distribution_balanced_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> distribution_balanced_loss(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2007.09654. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2007.09654. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.binary.distribution_balanced_loss(
         input, target, class_counts, num_samples, map_alpha, map_beta, map_mu, neg_scale, init_bias, focal_gamma, focal_balance, smoothing,
@@ -1358,7 +1358,7 @@ def zlpr_loss(
         >>> logits = torch.randn(8, 80, requires_grad=True)
         >>> zlpr_loss(logits, torch.rand(8, 80) > 0.9).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.zlpr_loss(input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer)
     return compute(checked)
@@ -1409,7 +1409,7 @@ def two_way_loss(
         >>> logits = torch.randn(8, 80, requires_grad=True)
         >>> two_way_loss(logits, torch.rand(8, 80) > 0.9).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.binary.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient)
     return compute(checked)
@@ -1465,8 +1465,8 @@ def nll_loss(
         >>> log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)
         >>> nll_loss(log_p, torch.randint(10, (8,))).backward()
 
-    Source: in place of torch.nn.functional.nll_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.nll_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.likelihood.nll_loss(
         input, target, weight, size_average, ignore_index, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace,
@@ -1530,8 +1530,8 @@ def kl_div(
         >>> log_p = torch.randn(8, 10, requires_grad=True).log_softmax(1)
         >>> kl_div(log_p, torch.rand(8, 10).softmax(1), reduction="batchmean").backward()
 
-    Source: in place of torch.nn.functional.kl_div. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.kl_div.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.likelihood.kl_div(
         input, target, size_average, reduce, reduction, log_target, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
@@ -1595,8 +1595,8 @@ def gaussian_nll_loss(
         >>> gaussian_nll_loss(mean, torch.randn(8, 10), var).backward()
 
     Source: doi 10.1109/ICNN.1994.374138; in place of
-    torch.nn.functional.gaussian_nll_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    torch.nn.functional.gaussian_nll_loss. `help(lossforge.losses.functional)`
+    explains the options.
     """
     checked = definitions.noise_model.gaussian_nll_loss(
         input, target, var, full, eps, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, validate=validate,
@@ -1653,8 +1653,8 @@ def poisson_nll_loss(
         >>> log_rates = torch.randn(8, 10, requires_grad=True)
         >>> poisson_nll_loss(log_rates, torch.poisson(4 * torch.rand(8, 10))).backward()
 
-    Source: in place of torch.nn.functional.poisson_nll_loss. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.poisson_nll_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.noise_model.poisson_nll_loss(
         input, target, log_input, full, size_average, eps, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
@@ -1707,8 +1707,8 @@ def soft_margin_loss(
         >>> x = torch.randn(8, 10, requires_grad=True)
         >>> soft_margin_loss(x, torch.randn(8, 10).sign()).backward()
 
-    Source: in place of torch.nn.functional.soft_margin_loss. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.soft_margin_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.margin.soft_margin_loss(
         input, target, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
@@ -1764,8 +1764,8 @@ def hinge_embedding_loss(
         >>> x = torch.randn(8, 10, requires_grad=True)
         >>> hinge_embedding_loss(x, torch.randn(8, 10).sign()).backward()
 
-    Source: in place of torch.nn.functional.hinge_embedding_loss. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.hinge_embedding_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.margin.hinge_embedding_loss(
         input, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
@@ -1817,8 +1817,8 @@ def margin_ranking_loss(
         >>> scores = torch.randn(2, 8, requires_grad=True)
         >>> margin_ranking_loss(scores[0], scores[1], torch.randn(8).sign()).backward()
 
-    Source: in place of torch.nn.functional.margin_ranking_loss. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.margin_ranking_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.margin.margin_ranking_loss(
         input1, input2, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
@@ -1875,8 +1875,8 @@ def multi_margin_loss(
         >>> multi_margin_loss(logits, torch.randint(10, (8,))).backward()
 
     Source: doi 10.1162/15324430260185628; in place of
-    torch.nn.functional.multi_margin_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    torch.nn.functional.multi_margin_loss. `help(lossforge.losses.functional)`
+    explains the options.
     """
     checked = definitions.margin.multi_margin_loss(
         input, target, p, margin, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
@@ -1928,8 +1928,8 @@ def multilabel_margin_loss(
         >>> target = torch.tensor([[3, 0, -1, -1], [1, -1, -1, -1]])
         >>> multilabel_margin_loss(logits, target).backward()
 
-    Source: in place of torch.nn.functional.multilabel_margin_loss. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.multilabel_margin_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.margin.multilabel_margin_loss(
         input, target, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate,
@@ -1984,8 +1984,8 @@ def cosine_embedding_loss(
         >>> pairs = torch.randn(2, 8, 16, requires_grad=True)
         >>> cosine_embedding_loss(pairs[0], pairs[1], torch.randn(8).sign()).backward()
 
-    Source: in place of torch.nn.functional.cosine_embedding_loss. More on the
-    options: `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.cosine_embedding_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.embedding.cosine_embedding_loss(
         input1, input2, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
@@ -2046,8 +2046,8 @@ def triplet_margin_loss(
         >>> triplet_margin_loss(triplets[0], triplets[1], triplets[2]).backward()
 
     Source: arXiv 1503.03832; in place of
-    torch.nn.functional.triplet_margin_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    torch.nn.functional.triplet_margin_loss. `help(lossforge.losses.functional)`
+    explains the options.
     """
     checked = definitions.embedding.triplet_margin_loss(
         anchor, positive, negative, margin, p, eps, swap, size_average, reduce, reduction, empty=empty, gradient=gradient,
@@ -2113,8 +2113,8 @@ def quality_focal_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> quality_focal_loss(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2006.04388. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2006.04388. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.detection.quality_focal_loss(
         input, target, score, beta, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -2181,8 +2181,8 @@ def varifocal_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> varifocal_loss(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2008.13367. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2008.13367. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.detection.varifocal_loss(
         input, target, score, alpha, gamma, iou_weighted, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
@@ -2253,8 +2253,8 @@ def gaussian_focal_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> gaussian_focal_loss(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 1808.01244. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1808.01244. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.detection.gaussian_focal_loss(
         input, target, alpha, gamma, pos_weight, neg_weight, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
@@ -2311,8 +2311,8 @@ def distribution_focal_loss(
         >>> sides = torch.randn(32, 4, 17, requires_grad=True)
         >>> distribution_focal_loss(sides, 16 * torch.rand(32, 4)).backward()
 
-    Source: arXiv 2006.04388. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2006.04388. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.detection.distribution_focal_loss(
         input, target, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, inplace=inplace,
@@ -2479,8 +2479,8 @@ def cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: in place of torch.nn.functional.cross_entropy. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: in place of torch.nn.functional.cross_entropy.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.cross_entropy.cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, scale=scale, softcap=softcap, z_loss=z_loss,
@@ -2554,8 +2554,8 @@ def softmax_focal_loss(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> softmax_focal_loss(logits, torch.randint(10, (8,)), reduction="mean").backward()
 
-    Source: arXiv 1708.02002. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1708.02002. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.classification.softmax_focal_loss(
         input, target, alpha, gamma, reduction, weight, ignore_index, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -2626,8 +2626,8 @@ def poly_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> poly_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2204.12511. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2204.12511. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.classification.poly_cross_entropy(
         input, target, epsilon, weight, ignore_index, reduction, label_smoothing, smoothing=smoothing, empty=empty, gradient=gradient,
@@ -2691,8 +2691,8 @@ def generalized_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> generalized_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 1805.07836. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1805.07836. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.classification.generalized_cross_entropy(
         input, target, q, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -2756,8 +2756,8 @@ def taylor_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> taylor_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: doi 10.24963/ijcai.2020/305. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: doi 10.24963/ijcai.2020/305. `help(lossforge.losses.functional)`
+    explains the options.
     """
     checked = definitions.classification.taylor_cross_entropy(
         input, target, order, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
@@ -2825,8 +2825,8 @@ def symmetric_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> symmetric_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 1908.06112. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1908.06112. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.classification.symmetric_cross_entropy(
         input, target, alpha, beta, log_zero, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -2898,8 +2898,8 @@ def logit_adjusted_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> logit_adjusted_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2007.07314. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2007.07314. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.classification.logit_adjusted_cross_entropy(
         input, target, log_prior, tau, weight, ignore_index, reduction, label_smoothing, empty=empty, gradient=gradient, inplace=inplace,
@@ -2971,8 +2971,8 @@ def asymmetric_loss_single_label(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> asymmetric_loss_single_label(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2009.14119. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2009.14119. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.classification.asymmetric_loss_single_label(
         input, target, gamma_pos, gamma_neg, eps, reduction, weight=weight, ignore_index=ignore_index, empty=empty, gradient=gradient,
@@ -3028,7 +3028,7 @@ def jsd_cross_entropy(
         >>> logits = torch.randn(3 * 8, 10, requires_grad=True)
         >>> jsd_cross_entropy(logits, torch.randint(10, (3 * 8,))).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.classification.jsd_cross_entropy(input, target, num_splits, alpha, smoothing, gradient=gradient, validate=validate)
 
@@ -3094,8 +3094,8 @@ def arcface_loss(
         >>> cosines = (features @ centres.T).requires_grad_()
         >>> arcface_loss(cosines, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 1801.07698. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1801.07698. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.angular.arcface_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -3159,8 +3159,8 @@ def cosface_loss(
         >>> cosines = (features @ centres.T).requires_grad_()
         >>> cosface_loss(cosines, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 1801.09414. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1801.09414. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.angular.cosface_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
@@ -3230,8 +3230,8 @@ def box_iou_loss(
         >>> boxes, targets = torch.cat([corners, corners + 0.5], -1)
         >>> box_iou_loss(boxes, targets, reduction="mean").backward()
 
-    Source: arXiv 1608.01471. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1608.01471. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.iou.box_iou_loss(
         boxes1, boxes2, reduction, eps, log=log, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
@@ -3295,8 +3295,8 @@ def generalized_box_iou_loss(
         >>> generalized_box_iou_loss(boxes, targets, reduction="mean").backward()
 
     Source: arXiv 1902.09630; in place of
-    torchvision.ops.generalized_box_iou_loss. More on the options:
-    `help(lossforge.losses.functional)`.
+    torchvision.ops.generalized_box_iou_loss.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.iou.generalized_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
@@ -3360,7 +3360,7 @@ def distance_box_iou_loss(
         >>> distance_box_iou_loss(boxes, targets, reduction="mean").backward()
 
     Source: arXiv 1911.08287; in place of torchvision.ops.distance_box_iou_loss.
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.iou.distance_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
@@ -3425,7 +3425,7 @@ def complete_box_iou_loss(
         >>> complete_box_iou_loss(boxes, targets, reduction="mean").backward()
 
     Source: arXiv 1911.08287; in place of torchvision.ops.complete_box_iou_loss.
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.iou.complete_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
@@ -3487,8 +3487,8 @@ def efficient_box_iou_loss(
         >>> boxes, targets = torch.cat([corners, corners + 0.5], -1)
         >>> efficient_box_iou_loss(boxes, targets, reduction="mean").backward()
 
-    Source: arXiv 2101.08158. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2101.08158. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.iou.efficient_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
@@ -3555,8 +3555,8 @@ def scylla_box_iou_loss(
         >>> boxes, targets = torch.cat([corners, corners + 0.5], -1)
         >>> scylla_box_iou_loss(boxes, targets, reduction="mean").backward()
 
-    Source: arXiv 2205.12740. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2205.12740. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.iou.scylla_box_iou_loss(
         boxes1, boxes2, reduction, eps, neg_gamma=neg_gamma, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
@@ -3610,8 +3610,8 @@ def box_l1_loss(
         >>> boxes, targets = torch.cat([corners, corners + 0.5], -1)
         >>> box_l1_loss(boxes, targets, reduction="mean").backward()
 
-    Source: arXiv 2005.12872. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2005.12872. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.iou.box_l1_loss(boxes1, boxes2, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight)
     return compute(checked)
@@ -3663,8 +3663,8 @@ def box_smooth_l1_loss(
         >>> boxes, targets = torch.cat([corners, corners + 0.5], -1)
         >>> box_smooth_l1_loss(boxes, targets, reduction="mean").backward()
 
-    Source: arXiv 1504.08083. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1504.08083. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.iou.box_smooth_l1_loss(
         boxes1, boxes2, reduction, beta, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
@@ -3737,8 +3737,8 @@ def ohem_cross_entropy(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> ohem_cross_entropy(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 1604.03540. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1604.03540. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.ohem_cross_entropy(
         input, target, threshold, min_kept, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace,
@@ -3812,8 +3812,8 @@ def dice_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> dice_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    Source: arXiv 1606.04797. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1606.04797. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.dice_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
@@ -3885,8 +3885,8 @@ def jaccard_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> jaccard_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    Source: doi 10.1007/978-3-319-50835-1_22. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: doi 10.1007/978-3-319-50835-1_22.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.dice.jaccard_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
@@ -3959,8 +3959,8 @@ def tversky_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> tversky_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    Source: arXiv 1706.05721. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1706.05721. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.tversky_loss(
         input, target, alpha=alpha, beta=beta, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
@@ -4038,8 +4038,8 @@ def focal_tversky_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> focal_tversky_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    Source: arXiv 1810.07842. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1810.07842. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.focal_tversky_loss(
         input, target, alpha=alpha, beta=beta, gamma=gamma, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
@@ -4114,8 +4114,8 @@ def dice_ce_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> dice_ce_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    Source: arXiv 1809.10486. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1809.10486. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.dice_ce_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr, lambda_dice=lambda_dice,
@@ -4186,8 +4186,8 @@ def lovasz_softmax_loss(
         >>> maps = torch.randn(2, 5, 32, 32, requires_grad=True)
         >>> lovasz_softmax_loss(maps, torch.randint(5, (2, 32, 32))).backward()
 
-    Source: arXiv 1705.08790. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1705.08790. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.lovasz_softmax_loss(
         input, target, classes, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
@@ -4245,8 +4245,8 @@ def lovasz_hinge_loss(
         >>> maps = torch.randn(2, 32, 32, requires_grad=True)
         >>> lovasz_hinge_loss(maps, torch.randint(2, (2, 32, 32))).backward()
 
-    Source: arXiv 1705.08790. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1705.08790. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.dice.lovasz_hinge_loss(
         input, target, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate,
@@ -4314,8 +4314,8 @@ def kl_div_with_logits(
         >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
         >>> kl_div_with_logits(student, teacher).backward()
 
-    Source: arXiv 1503.02531. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1503.02531. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.divergence.kl_div_with_logits(
         input, target_logits, temperature, reduction, reverse=reverse, temperature_squared=temperature_squared, ignore_index=ignore_index,
@@ -4387,8 +4387,8 @@ def js_div_with_logits(
         >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
         >>> js_div_with_logits(student, teacher).backward()
 
-    Source: arXiv 2306.13649. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2306.13649. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.divergence.js_div_with_logits(
         input, target_logits, beta, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index,
@@ -4454,8 +4454,8 @@ def total_variation_with_logits(
         >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
         >>> total_variation_with_logits(student, teacher).backward()
 
-    Source: arXiv 2307.15190. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2307.15190. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.divergence.total_variation_with_logits(
         input, target_logits, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index, weight=weight,
@@ -4518,8 +4518,8 @@ def total_variation(
         >>> logits = torch.randn(8, 10, requires_grad=True)
         >>> total_variation(logits, torch.randint(10, (8,))).backward()
 
-    Source: arXiv 2307.15190. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2307.15190. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.divergence.total_variation(
         input, target, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
@@ -4594,8 +4594,8 @@ def topk_kl_div_with_logits(
         >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10).log_softmax(1)
         >>> topk_kl_div_with_logits(student, *teacher.topk(3, dim=1)).backward()
 
-    Source: arXiv 1503.02531. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 1503.02531. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.divergence.topk_kl_div_with_logits(
         input, values, indices, temperature, reduction, renormalize=renormalize, tail=tail, temperature_squared=temperature_squared,
@@ -4674,8 +4674,8 @@ def siglip_loss(
         >>> similarities = torch.randn(8, 8, requires_grad=True)  # scale * images @ texts.T + bias
         >>> siglip_loss(similarities).backward()
 
-    Source: arXiv 2303.15343. More on the options:
-    `help(lossforge.losses.functional)`.
+    Source: arXiv 2303.15343. `help(lossforge.losses.functional)` explains the
+    options.
     """
     checked = definitions.contrastive.siglip_loss(
         input, target, offset=offset, negative_only=negative_only, reduction=reduction, weight=weight, empty=empty, gradient=gradient,
@@ -4734,7 +4734,7 @@ def clip_loss(
         >>> similarities = torch.randn(8, 8, requires_grad=True)  # scale * images @ texts.T
         >>> clip_loss(similarities).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.contrastive.clip_loss(
         similarity, offset, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer, scale=scale,
@@ -4797,7 +4797,7 @@ def info_nce_loss(
         >>> query, positive = torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)
         >>> info_nce_loss(query, positive, torch.randn(100, 32)).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.contrastive.info_nce_loss(
         query, positive, negatives, temperature, reduction, in_batch=in_batch, symmetric=symmetric, offset=offset, normalize=normalize,
@@ -4847,7 +4847,7 @@ def nt_xent_loss(
         >>> from lossforge.losses import nt_xent_loss
         >>> nt_xent_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.contrastive.nt_xent_loss(
         input1, input2, temperature, reduction, normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer,
@@ -4900,7 +4900,7 @@ def supervised_contrastive_loss(
         >>> from lossforge.losses import supervised_contrastive_loss
         >>> supervised_contrastive_loss(torch.randn(8, 32, requires_grad=True), torch.arange(8) % 3).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.contrastive.supervised_contrastive_loss(
         features, labels, temperature, base_temperature, reduction, normalize=normalize, empty=empty, gradient=gradient,
@@ -4957,7 +4957,7 @@ def clip_loss_from_features(
         >>> images, texts = (torch.nn.functional.normalize(torch.randn(8, 32)) for _ in range(2))
         >>> clip_loss_from_features(images.requires_grad_(), texts, logit_scale=100.0).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.contrastive.clip_loss_from_features(
         image_features, text_features, logit_scale, reduction, offset=offset, normalize=normalize, empty=empty, gradient=gradient,
@@ -5011,7 +5011,7 @@ def siglip_loss_from_features(
         >>> images, texts = (torch.nn.functional.normalize(torch.randn(8, 32)) for _ in range(2))
         >>> siglip_loss_from_features(images.requires_grad_(), texts, 10.0, -10.0).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.contrastive.siglip_loss_from_features(
         image_features, text_features, logit_scale, logit_bias, reduction, offset=offset, negative_only=negative_only, normalize=normalize,
@@ -5086,7 +5086,7 @@ def load_balancing_loss(
         >>> router_logits = torch.randn(4, 128, 8, requires_grad=True)
         >>> load_balancing_loss(router_logits, top_k=2, z_loss=1e-3).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     checked = definitions.experts.load_balancing_loss(
         router_logits, top_k, attention_mask, balance=balance, z_loss=z_loss, return_z_loss=return_z_loss, empty=empty, gradient=gradient,
@@ -5158,7 +5158,7 @@ def selective_log_softmax(
         >>> logits = torch.randn(2, 6, 100, requires_grad=True)
         >>> selective_log_softmax(logits, torch.randint(100, (2, 6))).mean().backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.tokens.selective_log_softmax(
         logits, index, temperature=temperature, return_entropy=return_entropy, softcap=softcap, lse=lse, ignore_index=ignore_index,
@@ -5343,7 +5343,7 @@ def linear_cross_entropy(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_cross_entropy(hidden, head.weight, torch.randint(100, (6,)), head.bias).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_cross_entropy(
         input, weight, target, bias, loss_weight=loss_weight, ignore_index=ignore_index, reduction=reduction,
@@ -5429,7 +5429,7 @@ def linear_selective_log_softmax(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_selective_log_softmax(hidden, head.weight, torch.randint(100, (6,)), head.bias).mean().backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_selective_log_softmax(
         input, weight, index, bias, temperature=temperature, softcap=softcap, return_entropy=return_entropy, ignore_index=ignore_index,
@@ -5557,7 +5557,7 @@ def linear_kl_div(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_kl_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_kl_div(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, reverse=reverse,
@@ -5627,7 +5627,7 @@ def linear_js_div(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_js_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_js_div(
         input, weight, teacher, bias, beta=beta, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
@@ -5695,7 +5695,7 @@ def linear_total_variation(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_total_variation(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
@@ -5873,7 +5873,7 @@ def grpo_loss(
         >>> logps = -torch.rand(4, 12, requires_grad=True)
         >>> grpo_loss(logps, torch.randn(4), mask=torch.ones(4, 12, dtype=torch.bool)).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.grpo.grpo_loss(
         per_token_logps, advantages, old_per_token_logps, ref_per_token_logps, mask, epsilon, epsilon_high, beta, importance_sampling_level,
@@ -5945,7 +5945,7 @@ def ppo_value_loss(
         >>> values = torch.randn(4, 12, requires_grad=True)
         >>> ppo_value_loss(values, torch.randn(4, 12), torch.randn(4, 12)).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.grpo.ppo_value_loss(
         values, returns, old_values, mask, cliprange_value, reduction, return_stats=return_stats, normalizer=normalizer, empty=empty,
@@ -6023,7 +6023,7 @@ def kto_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> kto_loss(chosen, rejected, None, -torch.rand(8), -torch.rand(8), None, kl=0.1).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.kto.kto_loss(
         policy_chosen_logps, policy_rejected_logps, policy_KL_logps, reference_chosen_logps, reference_rejected_logps, reference_KL_logps,
@@ -6074,7 +6074,7 @@ def bradley_terry_loss(
         >>> chosen, rejected = torch.randn(2, 8, requires_grad=True)
         >>> bradley_terry_loss(chosen, rejected, margin=0.1).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.pairwise.bradley_terry_loss(
         rewards_chosen, rewards_rejected, margin, label_smoothing, center_rewards_coefficient, reduction, normalizer=normalizer,
@@ -6178,7 +6178,7 @@ def dpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> dpo_loss(chosen, rejected, -torch.rand(8), -torch.rand(8), beta=0.1).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.pairwise.dpo_loss(
         policy_chosen_logps, policy_rejected_logps, reference_chosen_logps, reference_rejected_logps, beta, label_smoothing, loss_type,
@@ -6236,7 +6236,7 @@ def cpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> cpo_loss(chosen, rejected).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.pairwise.cpo_loss(
         policy_chosen_logps, policy_rejected_logps, beta, label_smoothing, loss_type, cpo_alpha, policy_nll_loss, reduction,
@@ -6296,7 +6296,7 @@ def simpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> simpo_loss(chosen, rejected).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.pairwise.simpo_loss(
         policy_chosen_logps, policy_rejected_logps, beta, gamma, label_smoothing, loss_type, reduction, alpha=alpha, normalizer=normalizer,
@@ -6354,7 +6354,7 @@ def tpo_loss(
         >>> chosen, rejected, gold = -torch.rand(3, 8, requires_grad=True)
         >>> tpo_loss(chosen, rejected, gold).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.pairwise.tpo_loss(
         policy_chosen_logps, policy_rejected_logps, policy_gold_logps, beta, label_smoothing, loss_type, tpo_alpha, tpo_l_gamma, reduction,
@@ -6409,7 +6409,7 @@ def orpo_loss(
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
         >>> orpo_loss(chosen, rejected).backward()
 
-    More on the options: `help(lossforge.losses.functional)`.
+    `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.preference.pairwise.orpo_loss(
         policy_chosen_logps, policy_rejected_logps, beta, alpha, policy_nll_loss, reduction, normalizer=normalizer, empty=empty,
