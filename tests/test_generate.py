@@ -112,7 +112,7 @@ def test_a_line_that_is_too_long_for_the_help_is_named():
 def test_a_generated_function_passes_every_argument_on():
     made = " ".join(function_of(FOCAL).split())
     assert made.startswith("@entry_point def sigmoid_focal_loss( inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, ")
-    assert "checked = definitions.binary.sigmoid_focal_loss( inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, " in made
+    assert "return compute(definitions.binary.sigmoid_focal_loss( inputs, targets, alpha, gamma, reduction, weight=weight, " in made
 
 
 def test_a_file_of_definitions_that_nothing_imports_is_named(tmp_path):

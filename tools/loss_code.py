@@ -104,12 +104,12 @@ def function_of(each: Declared) -> str:
     overloads = variants(parameters, flags, short.return_annotation) if (flags := flags_of(short)) else ()
     lines = [packed(f"@overload\ndef {name}(", declared(taken), f") -> {written(result)}: ...") for taken, result in overloads]
     given = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else f"{p.name}={p.name}" for p in parameters]
+    start = "compute(" if each.checks else ""
     lines += [
         "@entry_point_of_layer" if each.docs.autocast else "@entry_point" if each.repeats else "@checks.named",
         packed(f"def {name}(", declared(parameters), f") -> {written(short.return_annotation)}:"),
         documented(whole_docstring(each)),
-        packed(f"{'checked =' if each.checks else 'return'} {place_of(each.definition)}.{name}(", given, ")", "    "),
-        *["    return compute(checked)"] * each.checks,
+        packed(f"return {start}{place_of(each.definition)}.{name}(", given, "))" if start else ")", "    "),
     ]
     return "\n".join(lines)
 
@@ -210,18 +210,20 @@ def module_of(each: Declared, module: Module) -> str:
 
 
 def _module_docstring(each: Declared, module: Module, constructor: Signature) -> str:
-    about = f"{module.summary}: see {each.definition.__name__}.{module.remark} `forward` takes that function's tensors."
-    first, *rest = re.split(r"(?<=\.) (?=[A-Z`])", about, maxsplit=1)
+    about = f"{module.summary}: see {each.definition.__name__}.{module.remark}"
+    paragraphs = map(filled, re.split(r"(?<=\.) (?=[A-Z`])", about, maxsplit=1))
     meanings = arguments(each) | {name: how.meaning for name, how in module.converted.items()}
     names = {name: module.converted[name].name if name in module.converted else name for name in constructor.parameters}
     told = "\n".join(line(shown, meanings[name]) for name, shown in names.items())
-    return "\n\n".join([filled(first), filled(" ".join(rest)), f"Args:\n{textwrap.indent(told, '    ')}"])
+    return "\n\n".join([*paragraphs, f"Args:\n{textwrap.indent(told, '    ')}"])
 
 
 ABOUT_MODULES = '''"""The losses as modules: functions of lossforge.losses.functional that keep their options, of which tensors are buffers.
 
 Options are attributes that each call reads: `criterion.label_smoothing = 0.0` changes the next call, and a tensor may take a number's
 place.
+
+`forward` takes the tensors of the module's function, whose help says more on each.
 
 Every module takes, keyword-only, the options that every function has (empty, gradient, inplace, validate, and dim where targets may be
 class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, score, preference, group, normalizer) and any

@@ -214,11 +214,10 @@ def l1_loss(
     Source: in place of torch.nn.functional.l1_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.regression.l1_loss(
+    return compute(definitions.regression.l1_loss(
         input, target, size_average, reduce, reduction, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -277,11 +276,10 @@ def mse_loss(
     Source: in place of torch.nn.functional.mse_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.regression.mse_loss(
+    return compute(definitions.regression.mse_loss(
         input, target, size_average, reduce, reduction, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -339,11 +337,10 @@ def huber_loss(
     Source: in place of torch.nn.functional.huber_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.regression.huber_loss(
+    return compute(definitions.regression.huber_loss(
         input, target, reduction, delta, weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -404,11 +401,10 @@ def smooth_l1_loss(
     Source: in place of torch.nn.functional.smooth_l1_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.regression.smooth_l1_loss(
+    return compute(definitions.regression.smooth_l1_loss(
         input, target, size_average, reduce, reduction, beta, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -464,11 +460,10 @@ def log_cosh_loss(
     Source: arXiv 2208.04564. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.regression.log_cosh_loss(
+    return compute(definitions.regression.log_cosh_loss(
         input, target, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -528,11 +523,10 @@ def quantile_loss(
     Source: doi 10.2307/1913643. `help(lossforge.losses.functional)` explains
     the options.
     """
-    checked = definitions.regression.quantile_loss(
+    return compute(definitions.regression.quantile_loss(
         input, target, quantile, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -601,11 +595,10 @@ def general_robust_loss(
     Source: arXiv 1701.03077. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.regression.general_robust_loss(
+    return compute(definitions.regression.general_robust_loss(
         input, target, alpha, scale, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -670,12 +663,11 @@ def binary_cross_entropy_with_logits(
     Source: in place of torch.nn.functional.binary_cross_entropy_with_logits.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.binary_cross_entropy_with_logits(
+    return compute(definitions.binary.binary_cross_entropy_with_logits(
         input, target, weight, size_average, reduce, reduction, pos_weight, label_smoothing=label_smoothing,
         target_threshold=target_threshold, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -734,11 +726,10 @@ def multilabel_soft_margin_loss(
     Source: in place of torch.nn.functional.multilabel_soft_margin_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.multilabel_soft_margin_loss(
+    return compute(definitions.binary.multilabel_soft_margin_loss(
         input, target, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -805,11 +796,10 @@ def smoothed_binary_cross_entropy(
     Source: arXiv 2110.00476; in place of timm.loss.BinaryCrossEntropy.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.smoothed_binary_cross_entropy(
+    return compute(definitions.binary.smoothed_binary_cross_entropy(
         input, target, smoothing, target_threshold, weight, reduction, sum_classes, pos_weight, smooth_dense, empty=empty,
         gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -875,11 +865,10 @@ def sigmoid_focal_loss(
     Source: arXiv 1708.02002; in place of torchvision.ops.sigmoid_focal_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.sigmoid_focal_loss(
+    return compute(definitions.binary.sigmoid_focal_loss(
         inputs, targets, alpha, gamma, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -952,12 +941,11 @@ def asymmetric_loss_multi_label(
     Source: arXiv 2009.14119; in place of timm.loss.AsymmetricLossMultiLabel.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.asymmetric_loss_multi_label(
+    return compute(definitions.binary.asymmetric_loss_multi_label(
         input, target, gamma_neg, gamma_pos, clip, eps, disable_torch_grad_focal_loss, smoothing, reduction, weight, pos_weight,
         empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
         score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1023,11 +1011,10 @@ def poly_binary_cross_entropy(
     Source: arXiv 2204.12511; in place of timm.loss.PolyBinaryCrossEntropy.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.poly_binary_cross_entropy(
+    return compute(definitions.binary.poly_binary_cross_entropy(
         input, target, epsilon, gamma, alpha, smoothing, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1088,11 +1075,10 @@ def preference_bce_with_logits(
     Source: in place of torch.nn.functional.binary_cross_entropy_with_logits.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.preference_bce_with_logits(
+    return compute(definitions.binary.preference_bce_with_logits(
         input, target, preference, group=group, group_weight=group_weight, reduction=reduction, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1151,11 +1137,10 @@ def preference_bce(
     Source: in place of torch.nn.functional.binary_cross_entropy.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.preference_bce(
+    return compute(definitions.binary.preference_bce(
         input, target, preference, group=group, group_weight=group_weight, reduction=reduction, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1215,11 +1200,10 @@ def binary_cross_entropy(
     Source: in place of torch.nn.functional.binary_cross_entropy.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.binary_cross_entropy(
+    return compute(definitions.binary.binary_cross_entropy(
         input, target, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1304,12 +1288,11 @@ def distribution_balanced_loss(
     Source: arXiv 2007.09654. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.binary.distribution_balanced_loss(
+    return compute(definitions.binary.distribution_balanced_loss(
         input, target, class_counts, num_samples, map_alpha, map_beta, map_mu, neg_scale, init_bias, focal_gamma, focal_balance, smoothing,
         reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1360,8 +1343,9 @@ def zlpr_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.zlpr_loss(input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer)
-    return compute(checked)
+    return compute(definitions.binary.zlpr_loss(
+        input, target, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer,
+    ))
 
 
 @entry_point
@@ -1411,8 +1395,7 @@ def two_way_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.binary.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient)
-    return compute(checked)
+    return compute(definitions.binary.two_way_loss(input, target, tp, tn, reduction, empty=empty, gradient=gradient))
 
 
 @entry_point
@@ -1468,11 +1451,10 @@ def nll_loss(
     Source: in place of torch.nn.functional.nll_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.likelihood.nll_loss(
+    return compute(definitions.likelihood.nll_loss(
         input, target, weight, size_average, ignore_index, reduce, reduction, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1533,11 +1515,10 @@ def kl_div(
     Source: in place of torch.nn.functional.kl_div.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.likelihood.kl_div(
+    return compute(definitions.likelihood.kl_div(
         input, target, size_average, reduce, reduction, log_target, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1598,10 +1579,9 @@ def gaussian_nll_loss(
     torch.nn.functional.gaussian_nll_loss. `help(lossforge.losses.functional)`
     explains the options.
     """
-    checked = definitions.noise_model.gaussian_nll_loss(
+    return compute(definitions.noise_model.gaussian_nll_loss(
         input, target, var, full, eps, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1656,11 +1636,10 @@ def poisson_nll_loss(
     Source: in place of torch.nn.functional.poisson_nll_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.noise_model.poisson_nll_loss(
+    return compute(definitions.noise_model.poisson_nll_loss(
         input, target, log_input, full, size_average, eps, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1710,10 +1689,9 @@ def soft_margin_loss(
     Source: in place of torch.nn.functional.soft_margin_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.margin.soft_margin_loss(
+    return compute(definitions.margin.soft_margin_loss(
         input, target, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1767,10 +1745,9 @@ def hinge_embedding_loss(
     Source: in place of torch.nn.functional.hinge_embedding_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.margin.hinge_embedding_loss(
+    return compute(definitions.margin.hinge_embedding_loss(
         input, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1820,11 +1797,10 @@ def margin_ranking_loss(
     Source: in place of torch.nn.functional.margin_ranking_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.margin.margin_ranking_loss(
+    return compute(definitions.margin.margin_ranking_loss(
         input1, input2, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1878,11 +1854,10 @@ def multi_margin_loss(
     torch.nn.functional.multi_margin_loss. `help(lossforge.losses.functional)`
     explains the options.
     """
-    checked = definitions.margin.multi_margin_loss(
+    return compute(definitions.margin.multi_margin_loss(
         input, target, p, margin, weight, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1931,10 +1906,9 @@ def multilabel_margin_loss(
     Source: in place of torch.nn.functional.multilabel_margin_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.margin.multilabel_margin_loss(
+    return compute(definitions.margin.multilabel_margin_loss(
         input, target, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -1987,11 +1961,10 @@ def cosine_embedding_loss(
     Source: in place of torch.nn.functional.cosine_embedding_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.embedding.cosine_embedding_loss(
+    return compute(definitions.embedding.cosine_embedding_loss(
         input1, input2, target, margin, size_average, reduce, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2049,11 +2022,10 @@ def triplet_margin_loss(
     torch.nn.functional.triplet_margin_loss. `help(lossforge.losses.functional)`
     explains the options.
     """
-    checked = definitions.embedding.triplet_margin_loss(
+    return compute(definitions.embedding.triplet_margin_loss(
         anchor, positive, negative, margin, p, eps, swap, size_average, reduce, reduction, empty=empty, gradient=gradient,
         normalizer=normalizer, weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2116,11 +2088,10 @@ def quality_focal_loss(
     Source: arXiv 2006.04388. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.detection.quality_focal_loss(
+    return compute(definitions.detection.quality_focal_loss(
         input, target, score, beta, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2184,11 +2155,10 @@ def varifocal_loss(
     Source: arXiv 2008.13367. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.detection.varifocal_loss(
+    return compute(definitions.detection.varifocal_loss(
         input, target, score, alpha, gamma, iou_weighted, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2256,11 +2226,10 @@ def gaussian_focal_loss(
     Source: arXiv 1808.01244. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.detection.gaussian_focal_loss(
+    return compute(definitions.detection.gaussian_focal_loss(
         input, target, alpha, gamma, pos_weight, neg_weight, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2314,10 +2283,9 @@ def distribution_focal_loss(
     Source: arXiv 2006.04388. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.detection.distribution_focal_loss(
+    return compute(definitions.detection.distribution_focal_loss(
         input, target, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, inplace=inplace,
-    )
-    return compute(checked)
+    ))
 
 
 @overload
@@ -2482,13 +2450,12 @@ def cross_entropy(
     Source: in place of torch.nn.functional.cross_entropy.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.cross_entropy.cross_entropy(
+    return compute(definitions.cross_entropy.cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, scale=scale, softcap=softcap, z_loss=z_loss,
         return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy, return_correct=return_correct,
         return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2557,11 +2524,10 @@ def softmax_focal_loss(
     Source: arXiv 1708.02002. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.classification.softmax_focal_loss(
+    return compute(definitions.classification.softmax_focal_loss(
         input, target, alpha, gamma, reduction, weight, ignore_index, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2629,11 +2595,10 @@ def poly_cross_entropy(
     Source: arXiv 2204.12511. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.classification.poly_cross_entropy(
+    return compute(definitions.classification.poly_cross_entropy(
         input, target, epsilon, weight, ignore_index, reduction, label_smoothing, smoothing=smoothing, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2694,11 +2659,10 @@ def generalized_cross_entropy(
     Source: arXiv 1805.07836. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.classification.generalized_cross_entropy(
+    return compute(definitions.classification.generalized_cross_entropy(
         input, target, q, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2759,11 +2723,10 @@ def taylor_cross_entropy(
     Source: doi 10.24963/ijcai.2020/305. `help(lossforge.losses.functional)`
     explains the options.
     """
-    checked = definitions.classification.taylor_cross_entropy(
+    return compute(definitions.classification.taylor_cross_entropy(
         input, target, order, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss, weight=weight, ignore_index=ignore_index,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2828,12 +2791,11 @@ def symmetric_cross_entropy(
     Source: arXiv 1908.06112. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.classification.symmetric_cross_entropy(
+    return compute(definitions.classification.symmetric_cross_entropy(
         input, target, alpha, beta, log_zero, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss, weight=weight,
         ignore_index=ignore_index,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2901,11 +2863,10 @@ def logit_adjusted_cross_entropy(
     Source: arXiv 2007.07314. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.classification.logit_adjusted_cross_entropy(
+    return compute(definitions.classification.logit_adjusted_cross_entropy(
         input, target, log_prior, tau, weight, ignore_index, reduction, label_smoothing, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -2974,11 +2935,10 @@ def asymmetric_loss_single_label(
     Source: arXiv 2009.14119. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.classification.asymmetric_loss_single_label(
+    return compute(definitions.classification.asymmetric_loss_single_label(
         input, target, gamma_pos, gamma_neg, eps, reduction, weight=weight, ignore_index=ignore_index, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3097,11 +3057,10 @@ def arcface_loss(
     Source: arXiv 1801.07698. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.angular.arcface_loss(
+    return compute(definitions.angular.arcface_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3162,11 +3121,10 @@ def cosface_loss(
     Source: arXiv 1801.09414. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.angular.cosface_loss(
+    return compute(definitions.angular.cosface_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3233,11 +3191,10 @@ def box_iou_loss(
     Source: arXiv 1608.01471. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.iou.box_iou_loss(
+    return compute(definitions.iou.box_iou_loss(
         boxes1, boxes2, reduction, eps, log=log, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3298,11 +3255,10 @@ def generalized_box_iou_loss(
     torchvision.ops.generalized_box_iou_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.iou.generalized_box_iou_loss(
+    return compute(definitions.iou.generalized_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3362,11 +3318,10 @@ def distance_box_iou_loss(
     Source: arXiv 1911.08287; in place of torchvision.ops.distance_box_iou_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.iou.distance_box_iou_loss(
+    return compute(definitions.iou.distance_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3427,11 +3382,10 @@ def complete_box_iou_loss(
     Source: arXiv 1911.08287; in place of torchvision.ops.complete_box_iou_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.iou.complete_box_iou_loss(
+    return compute(definitions.iou.complete_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3490,11 +3444,10 @@ def efficient_box_iou_loss(
     Source: arXiv 2101.08158. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.iou.efficient_box_iou_loss(
+    return compute(definitions.iou.efficient_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3558,11 +3511,10 @@ def scylla_box_iou_loss(
     Source: arXiv 2205.12740. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.iou.scylla_box_iou_loss(
+    return compute(definitions.iou.scylla_box_iou_loss(
         boxes1, boxes2, reduction, eps, neg_gamma=neg_gamma, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
         format=format, validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3613,8 +3565,9 @@ def box_l1_loss(
     Source: arXiv 2005.12872. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.iou.box_l1_loss(boxes1, boxes2, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight)
-    return compute(checked)
+    return compute(definitions.iou.box_l1_loss(
+        boxes1, boxes2, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
+    ))
 
 
 @entry_point
@@ -3666,10 +3619,9 @@ def box_smooth_l1_loss(
     Source: arXiv 1504.08083. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.iou.box_smooth_l1_loss(
+    return compute(definitions.iou.box_smooth_l1_loss(
         boxes1, boxes2, reduction, beta, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3740,11 +3692,10 @@ def ohem_cross_entropy(
     Source: arXiv 1604.03540. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.ohem_cross_entropy(
+    return compute(definitions.dice.ohem_cross_entropy(
         input, target, threshold, min_kept, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace,
         validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, scale=scale, softcap=softcap, z_loss=z_loss,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3815,12 +3766,11 @@ def dice_loss(
     Source: arXiv 1606.04797. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.dice_loss(
+    return compute(definitions.dice.dice_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3888,12 +3838,11 @@ def jaccard_loss(
     Source: doi 10.1007/978-3-319-50835-1_22.
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.dice.jaccard_loss(
+    return compute(definitions.dice.jaccard_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -3962,12 +3911,11 @@ def tversky_loss(
     Source: arXiv 1706.05721. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.tversky_loss(
+    return compute(definitions.dice.tversky_loss(
         input, target, alpha=alpha, beta=beta, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4041,12 +3989,11 @@ def focal_tversky_loss(
     Source: arXiv 1810.07842. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.focal_tversky_loss(
+    return compute(definitions.dice.focal_tversky_loss(
         input, target, alpha=alpha, beta=beta, gamma=gamma, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr,
         include_background=include_background, activation=activation, batch=batch, weight=weight, ignore_index=ignore_index,
         present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4117,12 +4064,11 @@ def dice_ce_loss(
     Source: arXiv 1809.10486. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.dice_ce_loss(
+    return compute(definitions.dice.dice_ce_loss(
         input, target, squared_pred=squared_pred, reduction=reduction, smooth_nr=smooth_nr, smooth_dr=smooth_dr, lambda_dice=lambda_dice,
         lambda_ce=lambda_ce, include_background=include_background, activation=activation, batch=batch, weight=weight,
         ignore_index=ignore_index, present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4189,11 +4135,10 @@ def lovasz_softmax_loss(
     Source: arXiv 1705.08790. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.lovasz_softmax_loss(
+    return compute(definitions.dice.lovasz_softmax_loss(
         input, target, classes, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
         validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4248,10 +4193,9 @@ def lovasz_hinge_loss(
     Source: arXiv 1705.08790. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.dice.lovasz_hinge_loss(
+    return compute(definitions.dice.lovasz_hinge_loss(
         input, target, per_image, ignore_index, reduction, empty=empty, gradient=gradient, normalizer=normalizer, validate=validate,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4317,11 +4261,10 @@ def kl_div_with_logits(
     Source: arXiv 1503.02531. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.divergence.kl_div_with_logits(
+    return compute(definitions.divergence.kl_div_with_logits(
         input, target_logits, temperature, reduction, reverse=reverse, temperature_squared=temperature_squared, ignore_index=ignore_index,
         weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4390,11 +4333,10 @@ def js_div_with_logits(
     Source: arXiv 2306.13649. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.divergence.js_div_with_logits(
+    return compute(definitions.divergence.js_div_with_logits(
         input, target_logits, beta, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index,
         weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4457,11 +4399,10 @@ def total_variation_with_logits(
     Source: arXiv 2307.15190. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.divergence.total_variation_with_logits(
+    return compute(definitions.divergence.total_variation_with_logits(
         input, target_logits, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index, weight=weight,
         labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4521,11 +4462,10 @@ def total_variation(
     Source: arXiv 2307.15190. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.divergence.total_variation(
+    return compute(definitions.divergence.total_variation(
         input, target, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
         target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4597,12 +4537,11 @@ def topk_kl_div_with_logits(
     Source: arXiv 1503.02531. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.divergence.topk_kl_div_with_logits(
+    return compute(definitions.divergence.topk_kl_div_with_logits(
         input, values, indices, temperature, reduction, renormalize=renormalize, tail=tail, temperature_squared=temperature_squared,
         ignore_index=ignore_index, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4677,11 +4616,10 @@ def siglip_loss(
     Source: arXiv 2303.15343. `help(lossforge.losses.functional)` explains the
     options.
     """
-    checked = definitions.contrastive.siglip_loss(
+    return compute(definitions.contrastive.siglip_loss(
         input, target, offset=offset, negative_only=negative_only, reduction=reduction, weight=weight, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point
@@ -4736,10 +4674,9 @@ def clip_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.contrastive.clip_loss(
+    return compute(definitions.contrastive.clip_loss(
         similarity, offset, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer, scale=scale,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point_of_layer
@@ -4799,11 +4736,10 @@ def info_nce_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.contrastive.info_nce_loss(
+    return compute(definitions.contrastive.info_nce_loss(
         query, positive, negatives, temperature, reduction, in_batch=in_batch, symmetric=symmetric, offset=offset, normalize=normalize,
         empty=empty, gradient=gradient, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point_of_layer
@@ -4849,10 +4785,9 @@ def nt_xent_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.contrastive.nt_xent_loss(
+    return compute(definitions.contrastive.nt_xent_loss(
         input1, input2, temperature, reduction, normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point_of_layer
@@ -4902,11 +4837,10 @@ def supervised_contrastive_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.contrastive.supervised_contrastive_loss(
+    return compute(definitions.contrastive.supervised_contrastive_loss(
         features, labels, temperature, base_temperature, reduction, normalize=normalize, empty=empty, gradient=gradient,
         normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point_of_layer
@@ -4959,11 +4893,10 @@ def clip_loss_from_features(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.contrastive.clip_loss_from_features(
+    return compute(definitions.contrastive.clip_loss_from_features(
         image_features, text_features, logit_scale, reduction, offset=offset, normalize=normalize, empty=empty, gradient=gradient,
         normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @entry_point_of_layer
@@ -5013,11 +4946,10 @@ def siglip_loss_from_features(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.contrastive.siglip_loss_from_features(
+    return compute(definitions.contrastive.siglip_loss_from_features(
         image_features, text_features, logit_scale, logit_bias, reduction, offset=offset, negative_only=negative_only, normalize=normalize,
         empty=empty, gradient=gradient, normalizer=normalizer,
-    )
-    return compute(checked)
+    ))
 
 
 @overload
@@ -5088,11 +5020,10 @@ def load_balancing_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    checked = definitions.experts.load_balancing_loss(
+    return compute(definitions.experts.load_balancing_loss(
         router_logits, top_k, attention_mask, balance=balance, z_loss=z_loss, return_z_loss=return_z_loss, empty=empty, gradient=gradient,
         inplace=inplace,
-    )
-    return compute(checked)
+    ))
 
 
 @overload

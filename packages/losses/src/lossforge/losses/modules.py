@@ -6,6 +6,8 @@
 Options are attributes that each call reads: `criterion.label_smoothing = 0.0` changes the next call, and a tensor may take a number's
 place.
 
+`forward` takes the tensors of the module's function, whose help says more on each.
+
 Every module takes, keyword-only, the options that every function has (empty, gradient, inplace, validate, and dim where targets may be
 class indices along a chosen dimension), and `forward` the per-call tensors (target_b, lam, score, preference, group, normalizer) and any
 option for that call alone. Those of boxes take empty and gradient, and `forward` weight and normalizer.
@@ -118,8 +120,6 @@ Result = TypeVar("Result", default=Tensor, covariant=True)
 class ArcFaceLoss(TargetModule):
     """Additive angular margin loss of cosines: see arcface_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         margin: m in [0, π], the angle in radians that is added to the target's;
             0 for a scaled cross entropy.
@@ -160,8 +160,6 @@ class ArcFaceLoss(TargetModule):
 class AsymmetricLossMultiLabel(TargetModule):
     """Asymmetric loss as timm.loss.AsymmetricLossMultiLabel: see
     asymmetric_loss_multi_label.
-
-    `forward` takes that function's tensors.
 
     Args:
         gamma_neg: γ₋ of at least 0, the focusing exponent of negatives.
@@ -219,8 +217,6 @@ class AsymmetricLossSingleLabel(TargetModule):
     """Asymmetric loss as timm.loss.AsymmetricLossSingleLabel: see
     asymmetric_loss_single_label.
 
-    `forward` takes that function's tensors.
-
     Args:
         gamma_pos: γ₊ of at least 0, the focusing exponent of the target's
             class.
@@ -271,8 +267,6 @@ class BCELoss(TargetModule):
     """Binary cross entropy on probabilities as torch.nn.BCELoss: see
     binary_cross_entropy.
 
-    `forward` takes that function's tensors.
-
     Args:
         weight: broadcasts to input, a factor of each element's loss. An element
             of weight 0 adds nothing, whatever it holds.
@@ -309,8 +303,6 @@ class BCELoss(TargetModule):
 class BCEWithLogitsLoss(TargetModule):
     """Binary cross entropy on logits as torch.nn.BCEWithLogitsLoss: see
     binary_cross_entropy_with_logits.
-
-    `forward` takes that function's tensors.
 
     Args:
         weight: broadcasts to input, a factor of each element's loss. An element
@@ -358,8 +350,6 @@ class BCEWithLogitsLoss(TargetModule):
 class BinaryCrossEntropy(TargetModule):
     """Binary cross entropy of smoothed labels as timm.loss.BinaryCrossEntropy: see
     smoothed_binary_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         smoothing: s in [0, 1], the share of the target that is spread.
@@ -409,8 +399,7 @@ class BinaryCrossEntropy(TargetModule):
 class BoxIoULoss(BoxModule):
     """IoU loss of two boxes: see box_iou_loss.
 
-    As there and in torchvision, the default reduction is "none". `forward`
-    takes that function's tensors.
+    As there and in torchvision, the default reduction is "none".
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
@@ -448,8 +437,6 @@ class BoxIoULoss(BoxModule):
 class BoxL1Loss(BoxModule):
     """Absolute error of boxes, summed over their coordinates: see box_l1_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
         empty: what a mean over no pairs gives: "zero", as in torchvision, or
@@ -470,8 +457,6 @@ class BoxL1Loss(BoxModule):
 class BoxSmoothL1Loss(BoxModule):
     """Smooth L1 loss of boxes, summed over their coordinates: see
     box_smooth_l1_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
@@ -498,7 +483,7 @@ class BoxSmoothL1Loss(BoxModule):
 class BradleyTerryLoss(PreferenceModule):
     """Bradley-Terry loss of a reward model: see bradley_terry_loss.
 
-    The margin is given per call. `forward` takes that function's tensors.
+    The margin is given per call.
 
     Args:
         label_smoothing: ε in [0, 0.5], the expected share of swapped labels;
@@ -525,8 +510,6 @@ class BradleyTerryLoss(PreferenceModule):
 
 class CPOLoss(PreferenceModule):
     """Contrastive preference optimisation: see cpo_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         beta: β above 0.
@@ -558,8 +541,6 @@ class ClipFeaturesLoss(LossModule):
     """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss: see
     clip_loss_from_features.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         normalize: divide each row by its length first.
@@ -589,8 +570,7 @@ class ClipFeaturesLoss(LossModule):
 class ClipLoss(LossModule):
     """Symmetric InfoNCE over one similarity matrix: see clip_loss.
 
-    Its input is the matrix, open_clip's are the features. `forward` takes that
-    function's tensors.
+    Its input is the matrix, open_clip's are the features.
 
     Args:
         reduction: "mean", "sum" or "none".
@@ -623,8 +603,6 @@ class ClipLoss(LossModule):
 
 class CompleteBoxIoULoss(BoxModule):
     """Complete IoU loss: see complete_box_iou_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
@@ -659,8 +637,6 @@ class CompleteBoxIoULoss(BoxModule):
 
 class CosFaceLoss(TargetModule):
     """Additive cosine margin loss: see cosface_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         margin: m of at least 0, by how much the target's cosine must exceed the
@@ -703,8 +679,6 @@ class CosineEmbeddingLoss(PairModule):
     """Cosine embedding loss as torch.nn.CosineEmbeddingLoss: see
     cosine_embedding_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         margin: m, the cosine below which a pair that does not belong together
             adds nothing.
@@ -736,7 +710,7 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
     cross_entropy.
 
     For type checkers a call gives a Tensor, or with a return_…
-    CrossEntropyOutput. `forward` takes that function's tensors.
+    CrossEntropyOutput.
 
     Args:
         weight: (C,), a factor of each class, which the mean divides by.
@@ -895,8 +869,6 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
 class DPOLoss(PreferenceModule):
     """Direct preference optimisation: see dpo_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         beta: β above 0, in the papers also τ for "ipo" and 1 / η for
             "sppo_hard".
@@ -937,8 +909,6 @@ class DPOLoss(PreferenceModule):
 
 class DiceCELoss(TargetModule):
     """Dice loss plus cross entropy as monai.losses.DiceCELoss: see dice_ce_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
@@ -1002,8 +972,6 @@ class DiceCELoss(TargetModule):
 class DiceLoss(TargetModule):
     """Soft Dice loss as monai.losses.DiceLoss: see dice_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
         reduction: "mean" and "sum" over images and classes, or "none": (N, C),
@@ -1063,8 +1031,6 @@ class DiceLoss(TargetModule):
 class DistanceBoxIoULoss(BoxModule):
     """Distance IoU loss: see distance_box_iou_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it
@@ -1099,8 +1065,6 @@ class DistanceBoxIoULoss(BoxModule):
 class DistributionBalancedLoss(TargetModule):
     """Distribution-balanced loss as timm.loss.DistributionBalancedLoss: see
     distribution_balanced_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         class_counts: (C,), the positive samples of each class in the training
@@ -1169,8 +1133,6 @@ class DistributionBalancedLoss(TargetModule):
 class DistributionFocalLoss(TargetModule):
     """Distribution focal loss as mmdetection's: see distribution_focal_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "mean" over the targets, "sum" or "none".
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -1193,8 +1155,6 @@ class DistributionFocalLoss(TargetModule):
 
 class EfficientBoxIoULoss(BoxModule):
     """Efficient IoU loss: see efficient_box_iou_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
@@ -1229,8 +1189,6 @@ class EfficientBoxIoULoss(BoxModule):
 
 class FocalTverskyLoss(TargetModule):
     """Focal Tversky loss; gamma is the exponent: see focal_tversky_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         alpha: weight of false positives, at least 0.
@@ -1297,7 +1255,7 @@ class GRPOLoss(LossModule, Generic[Result]):
     """Group-relative policy optimisation: see grpo_loss.
 
     For type checkers a call gives a Tensor, or with return_stats
-    PolicyLossOutput. `forward` takes that function's tensors.
+    PolicyLossOutput.
 
     Args:
         epsilon: in [0, 1]; 1 is no lower bound. For "gmpo" a bound of ln r, for
@@ -1422,8 +1380,6 @@ class GaussianFocalLoss(TargetModule):
     """Gaussian focal loss of heatmaps as mmdetection's, on logits: see
     gaussian_focal_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         alpha: α of at least 0, the focusing exponent.
         gamma: γ of at least 0; the larger, the less pixels around a peak count.
@@ -1469,8 +1425,6 @@ class GaussianNLLLoss(LossModule):
     """Gaussian negative log-likelihood as torch.nn.GaussianNLLLoss: see
     gaussian_nll_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         full: add the constant ½ ln 2π.
         eps: ε above 0, the least variance.
@@ -1507,8 +1461,6 @@ class GaussianNLLLoss(LossModule):
 
 class GeneralRobustLoss(TargetModule):
     """Barron's general robust loss: see general_robust_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         alpha: α, the shape; any number, or -inf. Or a tensor that broadcasts to
@@ -1550,8 +1502,6 @@ class GeneralRobustLoss(TargetModule):
 class GeneralizedBoxIoULoss(BoxModule):
     """Generalized IoU loss: see generalized_box_iou_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it
@@ -1585,8 +1535,6 @@ class GeneralizedBoxIoULoss(BoxModule):
 
 class GeneralizedCrossEntropyLoss(TargetModule):
     """Generalised cross entropy for noisy labels: see generalized_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         q: in [0, 1]; 0 is the cross entropy, 1 the mean absolute error.
@@ -1633,8 +1581,6 @@ class HingeEmbeddingLoss(TargetModule):
     """Hinge embedding loss as torch.nn.HingeEmbeddingLoss: see
     hinge_embedding_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         margin: m, the distance beyond which a pair that does not belong
             together adds nothing.
@@ -1663,8 +1609,6 @@ class HingeEmbeddingLoss(TargetModule):
 
 class HuberLoss(TargetModule):
     """Huber loss as torch.nn.HuberLoss: see huber_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         reduction: "mean", "sum" or "none".
@@ -1701,8 +1645,6 @@ class HuberLoss(TargetModule):
 
 class InfoNCELoss(LossModule):
     """InfoNCE of queries, positives and negatives: see info_nce_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         temperature: T above 0, a number or a tensor of one element, which gets
@@ -1747,8 +1689,6 @@ class JSDivWithLogitsLoss(TargetModule):
     """Generalised Jensen-Shannon divergence from a teacher's logits: see
     js_div_with_logits.
 
-    `forward` takes that function's tensors.
-
     Args:
         beta: β in [0, 1].
         temperature: T above 0.
@@ -1791,8 +1731,6 @@ class JSDivWithLogitsLoss(TargetModule):
 
 class JaccardLoss(TargetModule):
     """Soft Jaccard loss, 1 - IoU: see jaccard_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         squared_pred: P = Σ p² and Y = Σ y² in place of Σ p and Σ y.
@@ -1854,8 +1792,6 @@ class KLDivLoss(TargetModule):
     """Kullback-Leibler divergence of log-probabilities as torch.nn.KLDivLoss: see
     kl_div.
 
-    `forward` takes that function's tensors.
-
     Args:
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
@@ -1896,8 +1832,6 @@ class KLDivLoss(TargetModule):
 
 class KLDivWithLogitsLoss(TargetModule):
     """Kullback-Leibler divergence from a teacher's logits: see kl_div_with_logits.
-
-    `forward` takes that function's tensors.
 
     Args:
         temperature: T above 0.
@@ -1942,8 +1876,7 @@ class KLDivWithLogitsLoss(TargetModule):
 class KTOLoss(PreferenceModule):
     """Kahneman-Tversky optimisation: see kto_loss.
 
-    Weights per completion are given per call, as is the baseline kl. `forward`
-    takes that function's tensors.
+    Weights per completion are given per call, as is the baseline kl.
 
     Args:
         beta: β above 0.
@@ -1974,8 +1907,6 @@ class KTOLoss(PreferenceModule):
 
 class L1Loss(TargetModule):
     """Mean absolute error as torch.nn.L1Loss: see l1_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         size_average: torch's deprecated argument, in place of reduction.
@@ -2013,8 +1944,7 @@ class L1Loss(TargetModule):
 class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     """Cross entropy of a linear layer's output: see linear_cross_entropy.
 
-    The layer's tensors belong to the call. `forward` takes that function's
-    tensors.
+    The layer's tensors belong to the call.
 
     Args:
         loss_weight: (C,), the class weights of cross_entropy.
@@ -2193,8 +2123,7 @@ class LinearJSDivLoss(LinearModule):
     """Generalised Jensen-Shannon divergence of a linear layer's output: see
     linear_js_div.
 
-    The layer's tensors belong to the call. `forward` takes that function's
-    tensors.
+    The layer's tensors belong to the call.
 
     Args:
         beta: β in [0, 1].
@@ -2257,8 +2186,7 @@ class LinearKLDivLoss(LinearModule):
     """Kullback-Leibler divergence of a linear layer's output from a teacher's: see
     linear_kl_div.
 
-    The layer's tensors belong to the call. `forward` takes that function's
-    tensors.
+    The layer's tensors belong to the call.
 
     Args:
         temperature: T above 0.
@@ -2328,8 +2256,7 @@ class LinearTotalVariationLoss(LinearModule):
     """Total variation distance of a linear layer's output: see
     linear_total_variation.
 
-    The layer's tensors belong to the call. `forward` takes that function's
-    tensors.
+    The layer's tensors belong to the call.
 
     Args:
         temperature: T above 0.
@@ -2389,8 +2316,6 @@ class LinearTotalVariationLoss(LinearModule):
 class LogCoshLoss(TargetModule):
     """Log-cosh loss: see log_cosh_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "mean", "sum" or "none".
         weight: broadcasts to input, a factor of each element's loss. An element
@@ -2422,8 +2347,6 @@ class LogCoshLoss(TargetModule):
 class LogitAdjustedCrossEntropyLoss(TargetModule):
     """Logit-adjusted cross entropy for long-tailed classes: see
     logit_adjusted_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         class_counts: samples of each class in the training set, or their
@@ -2478,8 +2401,6 @@ class LovaszHingeLoss(TargetModule):
     """Lovász hinge loss, as segmentation_models_pytorch's LovaszLoss of one class:
     see lovasz_hinge_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         per_image: a region is of one image, and the mean that of the images'
             losses; else of the whole batch.
@@ -2515,8 +2436,6 @@ class LovaszHingeLoss(TargetModule):
 class LovaszSoftmaxLoss(TargetModule):
     """Lovász-softmax loss, as segmentation_models_pytorch's LovaszLoss of several
     classes: see lovasz_softmax_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         classes: "present" averages the classes that have pixels, "all" every
@@ -2559,8 +2478,6 @@ class LovaszSoftmaxLoss(TargetModule):
 class MSELoss(TargetModule):
     """Mean squared error as torch.nn.MSELoss: see mse_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
@@ -2597,8 +2514,6 @@ class MSELoss(TargetModule):
 class MarginRankingLoss(PairModule):
     """Margin ranking loss as torch.nn.MarginRankingLoss: see margin_ranking_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         margin: m, by how much one score must exceed the other.
         size_average: torch's deprecated argument, in place of reduction.
@@ -2628,8 +2543,6 @@ class MultiLabelMarginLoss(TargetModule):
     """Multi-label margin loss as torch.nn.MultiLabelMarginLoss: see
     multilabel_margin_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
@@ -2658,8 +2571,6 @@ class MultiLabelMarginLoss(TargetModule):
 class MultiLabelSoftMarginLoss(TargetModule):
     """Binary cross entropy averaged over the classes as
     torch.nn.MultiLabelSoftMarginLoss: see multilabel_soft_margin_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         weight: broadcasts to input, a factor of each element's loss. An element
@@ -2696,8 +2607,6 @@ class MultiLabelSoftMarginLoss(TargetModule):
 
 class MultiMarginLoss(TargetModule):
     """Multi-class margin loss as torch.nn.MultiMarginLoss: see multi_margin_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         p: the power, 1 or 2.
@@ -2736,8 +2645,6 @@ class NLLLoss(TargetModule):
     """Negative log-likelihood of log-probabilities as torch.nn.NLLLoss: see
     nll_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         weight: (C,), a factor of each class, which the mean divides by.
         size_average: torch's deprecated argument, in place of reduction.
@@ -2774,8 +2681,6 @@ class NLLLoss(TargetModule):
 class NTXentLoss(LossModule):
     """Normalised temperature-scaled cross entropy of two views: see nt_xent_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         temperature: T above 0, a number or a tensor of one element, which gets
             a gradient.
@@ -2808,8 +2713,6 @@ class NTXentLoss(LossModule):
 
 class OHEMCrossEntropyLoss(TargetModule):
     """Cross entropy with online hard example mining: see ohem_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         threshold: θ in [0, 1], the probability below which a row is hard.
@@ -2860,8 +2763,6 @@ class OHEMCrossEntropyLoss(TargetModule):
 class ORPOLoss(PreferenceModule):
     """Odds-ratio preference optimisation: see orpo_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         beta: β of at least 0, λ in the paper.
         alpha: α of at least 0, the paper's 1; 0 for the odds-ratio term alone.
@@ -2883,7 +2784,7 @@ class PPOValueLoss(LossModule, Generic[Result]):
     """Clipped value loss of PPO: see ppo_value_loss.
 
     For type checkers a call gives a Tensor, or with return_stats
-    ValueLossOutput. `forward` takes that function's tensors.
+    ValueLossOutput.
 
     Args:
         cliprange_value: c above 0.
@@ -2929,8 +2830,6 @@ class PoissonNLLLoss(TargetModule):
     """Poisson negative log-likelihood as torch.nn.PoissonNLLLoss: see
     poisson_nll_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         log_input: input holds logarithms.
         full: add Stirling's approximation of ln y!.
@@ -2964,8 +2863,6 @@ class PoissonNLLLoss(TargetModule):
 class PolyBinaryCrossEntropy(TargetModule):
     """Poly-1 binary cross entropy as timm.loss.PolyBinaryCrossEntropy: see
     poly_binary_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         epsilon: ε, the coefficient of the polynomial's first term; 0 is the
@@ -3015,8 +2912,6 @@ class PolyBinaryCrossEntropy(TargetModule):
 
 class PolyCrossEntropyLoss(TargetModule):
     """Poly-1 cross entropy as timm.loss.PolyCrossEntropy: see poly_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         epsilon: ε, the coefficient of the polynomial's first term; 0 is the
@@ -3070,8 +2965,6 @@ class PreferenceBCELoss(TargetModule):
     """Preference-weighted binary cross entropy on probabilities, with a weight per
     group: see preference_bce.
 
-    `forward` takes that function's tensors.
-
     Args:
         group_weight: (G,), the weight of each group.
         reduction: "mean", "sum" or "none".
@@ -3105,8 +2998,6 @@ class PreferenceBCEWithLogitsLoss(TargetModule):
     """Preference-weighted binary cross entropy on logits, with a weight per group:
     see preference_bce_with_logits.
 
-    `forward` takes that function's tensors.
-
     Args:
         group_weight: (G,), the weight of each group.
         reduction: "mean", "sum" or "none".
@@ -3138,8 +3029,6 @@ class PreferenceBCEWithLogitsLoss(TargetModule):
 
 class QualityFocalLoss(TargetModule):
     """Quality focal loss as mmdetection's: see quality_focal_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         beta: β of at least 0, the exponent of the distance to the quality.
@@ -3179,8 +3068,6 @@ class QualityFocalLoss(TargetModule):
 class QuantileLoss(TargetModule):
     """Quantile (pinball) loss: see quantile_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         quantile: τ in [0, 1], the share of targets that should lie below the
             prediction. Or a tensor that broadcasts to input.
@@ -3217,8 +3104,6 @@ class QuantileLoss(TargetModule):
 
 class ScyllaBoxIoULoss(BoxModule):
     """SCYLLA IoU loss: see scylla_box_iou_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
@@ -3262,8 +3147,7 @@ class SigLIPFeaturesLoss(LossModule):
     """Pairwise sigmoid loss of image and text features, as open_clip.SigLipLoss:
     see siglip_loss_from_features.
 
-    `forward` takes offset and negative_only as well. `forward` takes that
-    function's tensors.
+    `forward` takes offset and negative_only as well.
 
     Args:
         reduction: "mean" over the rows, "sum", or "none", one value a row.
@@ -3300,8 +3184,7 @@ class SigLIPFeaturesLoss(LossModule):
 class SigLIPLoss(LossModule):
     """Pairwise sigmoid loss of similarities: see siglip_loss.
 
-    `forward` takes offset and negative_only as well. `forward` takes that
-    function's tensors.
+    `forward` takes offset and negative_only as well.
 
     Args:
         reduction: "mean" averages over the rows not ignored, "sum" or "none".
@@ -3340,8 +3223,7 @@ class SigLIPLoss(LossModule):
 class SigmoidFocalLoss(TargetModule):
     """Sigmoid focal loss: see sigmoid_focal_loss.
 
-    As there, the default reduction is torchvision's "none". `forward` takes
-    that function's tensors.
+    As there, the default reduction is torchvision's "none".
 
     Args:
         alpha: α in [0, 1], the weight of positives, where negatives have 1 - α;
@@ -3384,8 +3266,6 @@ class SigmoidFocalLoss(TargetModule):
 class SimPOLoss(PreferenceModule):
     """Simple preference optimisation: see simpo_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         beta: β above 0.
         gamma: the margin γ itself. The authors' code takes gamma_beta_ratio =
@@ -3419,8 +3299,6 @@ class SimPOLoss(PreferenceModule):
 
 class SmoothL1Loss(TargetModule):
     """Smooth L1 loss as torch.nn.SmoothL1Loss: see smooth_l1_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         size_average: torch's deprecated argument, in place of reduction.
@@ -3462,8 +3340,6 @@ class SmoothL1Loss(TargetModule):
 class SoftMarginLoss(TargetModule):
     """Soft margin loss as torch.nn.SoftMarginLoss: see soft_margin_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         size_average: torch's deprecated argument, in place of reduction.
         reduce: torch's deprecated argument, in place of reduction.
@@ -3488,8 +3364,7 @@ class SoftMarginLoss(TargetModule):
 class SoftmaxFocalLoss(TargetModule):
     """Focal loss under a softmax: see softmax_focal_loss.
 
-    As there, the default reduction is kornia's "none". `forward` takes that
-    function's tensors.
+    As there, the default reduction is kornia's "none".
 
     Args:
         alpha: α in [0, 1], a factor of the loss; class 0, the background, has
@@ -3539,8 +3414,6 @@ class SoftmaxFocalLoss(TargetModule):
 class SupConLoss(LossModule):
     """Supervised contrastive loss: see supervised_contrastive_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         temperature: T above 0, a number or a tensor of one element, which gets
             a gradient.
@@ -3578,8 +3451,6 @@ class SupConLoss(LossModule):
 
 class SymmetricCrossEntropyLoss(TargetModule):
     """Symmetric cross entropy for noisy labels: see symmetric_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         alpha: α of at least 0, the weight of the cross entropy.
@@ -3633,8 +3504,6 @@ class SymmetricCrossEntropyLoss(TargetModule):
 class TPOLoss(PreferenceModule):
     """Triple preference optimisation: see tpo_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         beta: β above 0.
         label_smoothing: ε in [0, 0.5], 0 with "hinge" and "ipo".
@@ -3666,8 +3535,6 @@ class TPOLoss(PreferenceModule):
 
 class TaylorCrossEntropyLoss(TargetModule):
     """Taylor cross entropy for noisy labels: see taylor_cross_entropy.
-
-    `forward` takes that function's tensors.
 
     Args:
         order: in [1, 6], how many terms of the logarithm's series count.
@@ -3718,8 +3585,7 @@ class TopKKLDivWithLogitsLoss(LossModule):
     """Kullback-Leibler divergence from a teacher's top-K logits: see
     topk_kl_div_with_logits.
 
-    A call takes input, values and indices. `forward` takes that function's
-    tensors.
+    A call takes input, values and indices.
 
     Args:
         temperature: T above 0.
@@ -3773,8 +3639,6 @@ class TopKKLDivWithLogitsLoss(LossModule):
 class TotalVariationLoss(TargetModule):
     """Total variation distance of probabilities: see total_variation.
 
-    `forward` takes that function's tensors.
-
     Args:
         reduction: "batchmean" divides by the number of samples, input.shape[0],
             and is the mean distance of rows (N, C); "mean" divides by the
@@ -3809,8 +3673,6 @@ class TotalVariationLoss(TargetModule):
 class TotalVariationWithLogitsLoss(TargetModule):
     """Total variation distance from a teacher's logits: see
     total_variation_with_logits.
-
-    `forward` takes that function's tensors.
 
     Args:
         temperature: T above 0.
@@ -3853,8 +3715,6 @@ class TotalVariationWithLogitsLoss(TargetModule):
 class TripletMarginLoss(LossModule):
     """Triplet margin loss as torch.nn.TripletMarginLoss: see triplet_margin_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         margin: m above 0, by how much the negative must be further away.
         p: the norm's degree, at least 1.
@@ -3896,8 +3756,6 @@ class TripletMarginLoss(LossModule):
 
 class TverskyLoss(TargetModule):
     """Tversky loss as monai.losses.TverskyLoss: see tversky_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         alpha: weight of false positives, at least 0.
@@ -3960,8 +3818,6 @@ class TverskyLoss(TargetModule):
 class TwoWayLoss(TargetModule):
     """Two-way multi-label loss as timm.loss.TwoWayLoss: see two_way_loss.
 
-    `forward` takes that function's tensors.
-
     Args:
         tp: temperature above 0 of the positives' soft minimum.
         tn: temperature above 0 of the negatives' soft maximum.
@@ -3988,8 +3844,6 @@ class TwoWayLoss(TargetModule):
 
 class VarifocalLoss(TargetModule):
     """Varifocal loss as mmdetection's: see varifocal_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         alpha: α of at least 0, a factor of negatives.
@@ -4033,8 +3887,6 @@ class VarifocalLoss(TargetModule):
 
 class ZlprLoss(TargetModule):
     """ZLPR loss as timm.loss.ZlprLoss: see zlpr_loss.
-
-    `forward` takes that function's tensors.
 
     Args:
         reduction: "mean", "sum" or "none".
