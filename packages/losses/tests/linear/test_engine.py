@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from linear_calls import FUSED, Watched, exactly, gradients, layer
 
 from lossforge.kernels.call import Head
-from lossforge.losses import autograd, linear_cross_entropy, linear_entropy, linear_selective_log_softmax
+from lossforge.losses import autograd, linear_cross_entropy, linear_entropy, linear_selective_log_softmax, run
 from lossforge.losses.linear import engine
 from lossforge.losses.testing import error
 
@@ -28,7 +28,8 @@ def way(request, monkeypatch):
 @pytest.fixture
 def watched(monkeypatch):
     """Watches a call as it runs without a mode, whose operators would hide what they do."""
-    monkeypatch.setattr(autograd, "plain", lambda *tensors: True)
+    for module in (run, autograd):
+        monkeypatch.setattr(module, "plain", lambda *tensors: True)
     return Watched()
 
 
@@ -145,7 +146,7 @@ def test_backward_by_rows(device, monkeypatch):
     """Where there are more rows than classes, the weight is frozen, one chunk holds all, or no kernel runs."""
     seen, loss = ranges(monkeypatch), FUSED[0]
 
-    def run(rows, chunk, frozen=False):
+    def taken(rows, chunk, frozen=False):
         leaves = [t.detach().requires_grad_(not frozen or i != 1) for i, t in enumerate(layer(rows, device))]
         targets = loss.targets(rows, device)
         found = gradients(loss.ours, leaves, *targets, gradient="backward", chunk=chunk)
@@ -153,9 +154,9 @@ def test_backward_by_rows(device, monkeypatch):
             assert error(got, right) < 5e-6
         return len(seen)
 
-    assert [run(20, 3), run(9, 3, frozen=True), run(9, 50), run(9, 3)] == [0, 0, 0, 2]
+    assert [taken(20, 3), taken(9, 3, frozen=True), taken(9, 50), taken(9, 3)] == [0, 0, 0, 2]
     monkeypatch.setattr("lossforge.losses.state.TRITON", False)
-    assert run(9, 3) == 2
+    assert taken(9, 3) == 2
 
 
 @pytest.mark.parametrize("function", [linear_cross_entropy, linear_selective_log_softmax, linear_entropy], ids=lambda f: f.__name__)
