@@ -196,7 +196,7 @@ def _refuse_seen(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     mine, other = spec.places_of(ours), spec.places_of(theirs)
     if mine.get("train") == other.get("train"):
         for name in spec.divided_by:
-            if ours[name] != theirs[name]:
+            if ours.get(name, theirs[name]) != theirs[name]:  # damaged settings, or those of another version, may lack it
                 raise UserError(
                     f"data.{name}={theirs[name]}: the model was trained with data.{name}={ours[name]}; "
                     "another split would hold out images that it has seen. Leave it out."

@@ -174,10 +174,10 @@ class MlflowUploader(threading.Thread):
         closed = time.monotonic()
         self.ended.set()
         try:
-            if not self.over.wait(SILENT_SECONDS):
+            if not self._over_within(SILENT_SECONDS):
                 why = f" ({self.error})" if self.error else ""
                 self.say(f"waiting for MLflow at {self.place}{why}; Ctrl-C ends the wait, and experiments/sync.py sends the rest later")
-            while not self.over.wait(0.2) and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
+            while not self._over_within(0.2) and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
                 pass
         except KeyboardInterrupt:
             self.interrupted = not self.complete
@@ -187,6 +187,13 @@ class MlflowUploader(threading.Thread):
             return None
         self.error = self.error or ("interrupted while it did not answer" if self.interrupted else "it does not answer")
         return f"{self.error}\nsend what is missing: uv run experiments/sync.py {os.path.relpath(self.folder)}"
+
+    def _over_within(self, seconds: float) -> bool:
+        """Return whether all sending is over within so many seconds. A signal may raise here: within `Event.wait` it would break a lock."""
+        deadline = time.monotonic() + seconds
+        while not self.over.is_set() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.over.is_set()
 
     def closed(self) -> str:
         """Close, and return a line for a table: where the run is, or why it is not complete."""
