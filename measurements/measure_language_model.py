@@ -109,7 +109,7 @@ def trained(name: str, dtype: str, size: Size, device: torch.device) -> dict[str
 def language_model(request: Request) -> int:
     # attention would sum in another order each time, and hide the losses' rounding
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property that torch adds at run time
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes, rows = SMALL if request.small else SIZES, []
     for dtype, size in sizes.items():

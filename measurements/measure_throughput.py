@@ -76,7 +76,8 @@ def timm_parts(model: str, pixels: int, folder: Path, batch: int, workers: int, 
     from timm.optim import create_optimizer_v2
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = create_model(model, num_classes=CLASSES).train().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = create_model(model, num_classes=CLASSES).train().to(device)
+    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it without a device
     optimizer = create_optimizer_v2(network, opt="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4)
     forward = torch.compile(network) if compiled else network
     how: dict[str, Any] = {"num_workers": workers, "color_jitter": None, "interpolation": "bilinear", "pin_memory": True, "device": device}

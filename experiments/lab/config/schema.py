@@ -132,7 +132,7 @@ class DownloadedConfig(FoldConfig, MemoryConfig):
 class PhotosConfig(FoldConfig, ImagesConfig):
     """Images of any size, read by worker processes and resized as the model expects."""
 
-    # of all other images a number; here None until `fill_from_model` sets it
+    # ImagesConfig declares an int, which it is once `fill_from_model` has set it: hence the ignore
     image_size: int | None = number(None, "pixels a side that the model sees; null: the model's own", least=8, most=8192)  # type: ignore[assignment]
     crop_pct: float | None = number(None, "share of a held-out image's side that is seen; null: the model's", above=0, most=1)
     crop_mode: str | None = choice(None, "center", "border", "squash", meaning="how a held-out image is made square; null: the model's")

@@ -324,8 +324,10 @@ def _coco(config: BoxesConfig, listing: Listing) -> Layout | None:
         def read() -> CocoFile:
             path = listing.root / name
             tree = load_tree(path, "data.root")
-            how = {"check": config.check, "skip_corrupt": config.skip_corrupt, "exif": config.exif}
-            return checked_file(tree, path, _images_of(tree["images"], part, name, listing), settings=SETTINGS, **how)  # type: ignore[arg-type]
+            images = _images_of(tree["images"], part, name, listing)
+            return checked_file(
+                tree, path, images, settings=SETTINGS, check=config.check, skip_corrupt=config.skip_corrupt, exif=config.exif
+            )
 
         return read
 
