@@ -3,6 +3,7 @@
 Without torchrun there is one process, and these functions return its own values. A rank is the number of a process, from 0.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ from lab.base.seeds import seed_of
 
 # while one rank writes a checkpoint or computes a metric, the other ranks wait
 TIMEOUT_MINUTES = 30
+# A model keeps its process group, and with it gloo's threads; one that lets go of a tensor while Python ends aborts the process
+GLOO_RESTS_S = 0.5
 
 
 def start(device: torch.device) -> None:
@@ -33,7 +36,10 @@ def start(device: torch.device) -> None:
 
 def stop() -> None:
     if ranks() > 1:
+        gloo = torch.distributed.get_backend() == "gloo"
         torch.distributed.destroy_process_group()
+        if gloo:
+            time.sleep(GLOO_RESTS_S)
 
 
 def _met() -> bool:

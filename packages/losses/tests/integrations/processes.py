@@ -1,6 +1,7 @@
 """Start a script of this folder in one or several processes, as torchrun does."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,14 @@ def run(script: str, *arguments: str, processes: int = 1, folder: Path) -> str:
     dropped = ("PYTEST", "TRITON_INTERPRET")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)} | {"OMP_NUM_THREADS": "1", **QUIET}
     path = Path(__file__).with_name(script)
-    done = subprocess.run([*command, path, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=900)
+    done = subprocess.run([*command, __file__, path, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{done.stdout[-1500:]}\n{done.stderr[-6000:]}"
     return done.stdout
+
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    # a model or a mesh may still hold the process group: a thread of gloo's that lets go of a tensor while Python ends aborts the process
+    sys.stdout.flush()
+    os._exit(0)

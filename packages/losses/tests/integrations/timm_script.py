@@ -45,3 +45,4 @@ if rank == 0:
     print(json.dumps(logged), flush=True)
 if processes > 1:
     torch.distributed.destroy_process_group()
+    os._exit(0)  # the model holds the group: a thread of gloo's that lets go of a tensor while Python ends aborts the process
