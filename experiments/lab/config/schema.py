@@ -180,7 +180,7 @@ class TableConfig(PhotosConfig):
     file: str = setting("???", "the table: .csv, .tsv or .parquet", path="always")
     root: str | None = setting(None, "folder that the images' paths begin in; null: the table's folder", path="always")
     image: str = setting("path", "column of the images' paths")
-    label: Any = setting("label", "column of the label; [a,b]: one for each class or number")
+    label: Any = setting("label", "column of the label; [a,b]: one for each class, where -1 or nothing masks a label, or number")
     delimiter: str | None = setting(None, "what divides the cells of a .csv file; null: found in its first line")
     separator: str = setting(";", "what divides several labels in a text cell, for task=multilabel")
     classes: list[str] | None = setting(None, "names of the classes in their order; null: those in the column, sorted", distinct=True)

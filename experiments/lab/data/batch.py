@@ -23,13 +23,14 @@ class Batch:
     """Images with their classes; mixup adds each sample's second class and the share of its first, a teacher its logits."""
 
     images: Tensor  # (N, C, H, W)
-    target: Tensor  # (N,) class indices, or (N, C) from 0 to 1
+    target: Tensor  # (N,) class indices, or (N, C) from 0 to 1, and -1 where the data has no label
     index: Tensor  # (N,) positions in the data set
     weight: Tensor | None = None  # (N,) preference weights
     group: Tensor | None = None  # (N,) group ids
     target_b: Tensor | None = None  # (N,)
     lam: float | None = None
     teacher: Tensor | None = None  # (N, C) logits
+    known: Tensor | None = None  # (N, C) bool: which targets are labels; None: all. `target` is 0 elsewhere
 
     def __len__(self) -> int:
         return self.images.shape[0]

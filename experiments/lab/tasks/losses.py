@@ -109,10 +109,10 @@ class Criterion:
         return cast(Tensor, self.fused(given.features, given.weight, target, bias=given.bias, **named))
 
     def _elements(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
-        tensors: dict[str, Tensor | None] = {"weight": _column(batch.weight)}
+        tensors: dict[str, Tensor | None] = {"weight": _of_elements(batch.weight, batch)}
         if isinstance(self.config, PreferenceConfig):
             group = None if self.group_weight is None else _column(batch.group)
-            tensors = {"preference": _column(batch.weight), "group": group, "group_weight": self.group_weight}
+            tensors = {"preference": _of_elements(batch.weight, batch), "group": group, "group_weight": self.group_weight}
         if self.pos_weight is not None:
             tensors["pos_weight"] = self.pos_weight
         options = {**self.hyper, **self.tensors, **tensors, **_pair_options(batch)}
@@ -123,6 +123,8 @@ class Criterion:
         options = {**self.hyper, **self.tensors} | ({} if self.pos_weight is None else {"pos_weight": self.pos_weight})
         # timm smooths class indices and dense targets differently; the oracle of distribution_balanced knows no counts
         function = None if self.name in ("bce_smoothed", "distribution_balanced") else self.loss.oracle()
+        if self.name == "multilabel_soft_margin" and batch.known is not None:
+            options["weight"] = batch.known.float()  # it has a value for each sample alone; its weight is of elements
         with torch.autocast(given.device.type, enabled=False):
             if function is not None:
                 dense = batch.target if batch.target.is_floating_point() else _pair(lambda t: F.one_hot(t, self.classes).float(), batch)
@@ -130,7 +132,8 @@ class Criterion:
             else:
                 elements = self.loss.reference(given.float(), batch.target, **options, **_pair_options(batch), reduction="none")
         weight = self._sample_weight(batch)
-        weighted = elements if weight is None else elements * (weight if elements.ndim == 1 else _column(weight))
+        weight = weight if elements.ndim == 1 else _of_elements(weight, batch)
+        weighted = elements if weight is None else elements * weight
         return cast(Tensor, weighted.sum() / normalizer)
 
     def _rows(self, given: Tensor | HeadInput, batch: Batch, normalizer: Tensor) -> Tensor:
@@ -234,6 +237,14 @@ def _pair_options(batch: Batch) -> dict[str, Any]:
 
 def _column(value: Tensor | None) -> Tensor | None:
     return None if value is None else value[:, None]
+
+
+def _of_elements(weight: Tensor | None, batch: Batch) -> Tensor | None:
+    """Return the weights of elements, (N, 1) or (N, C), from those of samples (N,): 0 where there is no label; None if all are 1."""
+    weight = _column(weight)
+    if batch.known is None:
+        return weight
+    return batch.known.float() if weight is None else weight * batch.known
 
 
 def per_class(setting: str, given: list[float] | None, classes: int, device: torch.device) -> Tensor | None:

@@ -28,9 +28,14 @@ class PlainLoss:
         """Return the sum over the batch, divided by `normalizer`.
 
         Raises:
-            UserError: the function returns something else, or a mean although samples have weights.
+            UserError: the function returns something else, a mean although samples have weights, or no elements although labels are masked.
         """
         value = self.of(logits, batch.target)
+        if batch.known is not None:
+            if value.shape != batch.known.shape:
+                got = f"returns {tuple(value.shape)} for logits {tuple(logits.shape)}, and some labels are masked"
+                raise UserError(f"{self.setting}: {got}; a value for each element is expected.")
+            value = value.where(batch.known, 0.0)
         if batch.target_b is not None and batch.lam is not None:
             value = batch.lam * value + (1 - batch.lam) * self.of(logits, batch.target_b)
         if value.ndim == 0:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 KINDS = {"class": "task=classification", "labels": "task=multilabel", "numbers": "task=regression"}
 PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 YES = {"1": 1.0, "true": 1.0, "yes": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "no": 0.0, "0.0": 0.0}
+MASKED = -1.0
+"""The target of a class that nobody labelled in an image: loss and metrics leave it out."""
+MASKS = {"": MASKED, "-1": MASKED, "-1.0": MASKED}
 
 OF_CLASSES = ("mixup", "cutmix", "class_weight", "class_group", "class_balance")
 """Settings that need one class an image."""
@@ -50,7 +53,7 @@ def table_data(
         saved: mean and standard deviation of a saved model.
 
     Returns:
-        The data, and the targets of its training samples: (N,) of a class, (N, C) of 0 and 1, or (N, K) of numbers.
+        The data, and the targets of its training samples: (N,) of a class, (N, C) of 0, 1 and MASKED, or (N, K) of numbers.
 
     Raises:
         UserError: a column, a cell, an image or a setting is wrong.
@@ -82,12 +85,15 @@ def table_data(
     files = [str(root / key) for key in keys]
     everything = Files(classes=classes, targets=targets, keys=keys, channels=config.channels, folder=root, files=files)
     positions = _parts(config, table, everything, kind, where)
+    masks = _take_unlabelled(config, positions, targets) if kind == "labels" else []
     found = without_corrupt(root, [everything.only(each) for each in positions.values()], config)
     parts = dict(zip(positions, found, strict=True))
     known = {name: notes.only(part.positions) for name, part in parts.items()}
     held_out = f"of {file.name}, " + (f"data.split={config.split}" if config.split else held_out_by(config))
     data = photos_data(parts, held_out, config, norm, device, seed, saved, known)
-    data.notes += [] if config.channels else alpha_note(parts["train"].paths)
+    data.notes += masks + ([] if config.channels else alpha_note(parts["train"].paths))
+    if kind == "labels":
+        data.counts = (parts["train"].targets > 0).sum(0)
     return data, parts["train"].targets
 
 
@@ -179,7 +185,7 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
 
 def _refuse_unlike(config: TableConfig, column: Any, cells: list[list[str]]) -> None:
     """Raise UserError for a column that is of one class, or whose labels something else than data.separator divides."""
-    if not config.classes and all(len(cell) == 1 and cell[0].lower() in YES for cell in cells):
+    if not config.classes and any(cells) and all(len(cell) < 2 and "".join(cell).lower() in YES | MASKS for cell in cells):
         said = f"write data.label=[{config.label}], or name the classes by data.classes."
         raise UserError(f"data.label={config.label}: holds yes or no, as a column of one class; {said}")
     given = [cell for cell in column if isinstance(cell, str)]
@@ -208,12 +214,35 @@ def _list(cell: Any, separator: str) -> list[str]:
 
 
 def _yes(column: Any, name: str, where: Where) -> Tensor:
-    found = [YES.get(str(each).strip().lower()) for each in column]
+    """Return a class's column of yes and no as 1 and 0, and MASKED for an empty cell or -1."""
+    given = YES | MASKS
+    found = [given.get("" if each is None else str(each).strip().lower()) for each in column]
     if None in found:
         number = found.index(None)
-        said = f"0 or 1 is expected, as the column is of one class; data.label={name} takes labels."
+        said = f"0 or 1 is expected, and -1 or nothing for a masked label, as the column is of one class; data.label={name} takes labels."
         raise UserError(f"{where(number)}, column {name}: {column.iloc[number]!r}; {said}")
+    if all(each == MASKED for each in found):
+        raise UserError(f"data.label: the column {name} has no label: each cell is empty or -1. Leave the column out.")
     return torch.tensor(found, dtype=torch.float32)
+
+
+def _take_unlabelled(config: TableConfig, positions: dict[str, list[int]], targets: Tensor) -> list[str]:
+    """Take out the rows whose labels are all masked; return a message about masked labels, if there are any.
+
+    Raises:
+        UserError: a part has no other row.
+    """
+    known = targets != MASKED
+    if known.all():
+        return []
+    labelled = known.any(1).tolist()
+    for name, rows in positions.items():
+        positions[name] = [row for row in rows if labelled[row]]
+        if rows and not positions[name]:
+            raise UserError(f"data.label={config.label}: the images of {name} have no label: each cell is empty or -1.")
+    said = f"{int((~known).sum()):,} of {known.numel():,} labels are masked (empty or -1): loss and metrics leave them out"
+    alone = labelled.count(False)
+    return [said + (f"; {alone:,} images without any label are left out" if alone else "")]
 
 
 def _annotations(config: TableConfig, table: Any, where: Where) -> Annotations:

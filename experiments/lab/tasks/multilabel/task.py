@@ -1,7 +1,7 @@
 """The multi-label task: which classes are in an image, under losses of independent yes-or-no decisions."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from lab.data.batch import Batch
 from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Loader, MemoryLoader, Norm, Split
-from lab.data.sources.table import table_data
+from lab.data.sources.table import MASKED, table_data
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Predictor
 from lab.tasks.counts import Counts, Kept
@@ -74,7 +74,7 @@ class MultilabelResult:
     values: dict[str, float]
     per_class: dict[str, float]  # average precision; nan of a class that is in no image
     probability: Tensor  # (N, C)
-    target: Tensor  # (N, C) of 0 and 1
+    target: Tensor  # (N, C) of 0 and 1, and MASKED
 
     def tree(self) -> dict[str, Any]:
         return {"per_class": self.per_class}
@@ -90,6 +90,7 @@ class MultilabelCounts(Counts):
         self.classes, self.threshold = classes, threshold
 
     def add(self, probability: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
+        """Count a batch; target: (N, C) of 0 and 1, and MASKED for what no metric but the user's own sees."""
         self.kept.add(probability, target)
         self.add_loss(loss_sum, share)
 
@@ -98,13 +99,14 @@ class MultilabelCounts(Counts):
         from torchmetrics.functional.classification import binary_average_precision, binary_f1_score
 
         probability, given = self.kept.gathered()
-        target = given.long()
+        target, known = given.long(), given != MASKED
         each = torch.full((len(self.classes),), torch.nan, dtype=torch.float64)
-        for label in target.any(0).nonzero()[:, 0].tolist():
-            each[label] = binary_average_precision(probability[:, label], target[:, label])
+        for label in (target > 0).any(0).nonzero()[:, 0].tolist():
+            rows = known[:, label]
+            each[label] = binary_average_precision(probability[rows, label], target[rows, label])
         values = {
             "map": each.nanmean().item(),
-            "f1": binary_f1_score(probability.flatten(), target.flatten(), self.threshold).item(),
+            "f1": binary_f1_score(probability[known], target[known], self.threshold).item(),
             "loss": self.mean_loss(),
             "samples": float(len(target)),
         }
@@ -118,39 +120,64 @@ class Multilabel(ClassifierTask):
     line = "held-out mAP {map:.4f} · F1 {f1:.4f} · loss {loss:.4f}"
     table: Mapping[str, str] = {"held-out mAP": "{map:.4f}", "held-out F1": "{f1:.4f}"}
 
-    def __init__(self, config: TrainConfig, data: Data, image_size: int, device: torch.device, labelled: Tensor, images: int) -> None:
-        """Make the task; labelled: (C,) how many of the training images have each class, of all `images`."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: Data,
+        image_size: int,
+        device: torch.device,
+        labelled: Tensor,
+        images: int,
+        masked: int | None = None,
+    ) -> None:
+        """Make the task.
+
+        Args:
+            labelled: (C,) how many of the training images have each class, of all `images`.
+            masked: the number of masked labels of the training images; None if those of no part are masked.
+        """
         criterion = Criterion(config.loss, config.data, len(data.classes), 0, device, labelled, images)
         if criterion.rowwise:
             raise UserError(
                 f"loss={config.loss.title}: task=multilabel takes element-wise losses; this one has a softmax over the classes."
             )
         super().__init__(config, data, criterion, image_size, device)
-        self.share = labelled.mean().item() / images
+        self.masked = masked is not None
+        self.share = labelled.sum().item() / (images * len(data.classes) - (masked or 0))
         self.counts(data.val)  # checks the metrics before training starts
 
     def prior(self) -> float:
         return self.share
 
+    def prepare(self, batch: Batch, *, training: bool) -> Batch:
+        """Return the batch with masked labels apart."""
+        if not self.masked:
+            return batch
+        return replace(batch, target=batch.target.clamp(min=0), known=batch.target != MASKED)
+
+    def truth(self, batch: Batch) -> Tensor:
+        """Return the targets (N, C) of a prepared batch: 0, 1 or MASKED."""
+        return batch.target if batch.known is None else batch.target.where(batch.known, MASKED)
+
     def scores(self, output: Tensor | HeadInput, batch: Batch) -> Tensor:
-        """Sum each image's share of right labels."""
+        """Sum each image's share of right labels, without masked ones."""
 
         def right(logits: Tensor, target: Tensor) -> Tensor:
-            said = self.criterion.probabilities(logits.float()) > self.settings.threshold
-            return (said == target.bool()).float().mean(1).sum()[None]
+            said, known = self.criterion.probabilities(logits.float()) > self.settings.threshold, target != MASKED
+            return ((said == (target > 0)) & known).float().sum(1).div(known.sum(1)).sum()[None]
 
-        return sum_of_rows(right, output, batch.target)
+        return sum_of_rows(right, output, self.truth(batch))
 
     def counts(self, loader: Loader) -> MultilabelCounts:
         return MultilabelCounts(self.data.classes, self.settings.threshold, self.device, self.settings.metrics)
 
     def count(self, counts: MultilabelCounts, output: Tensor, batch: Batch) -> None:
-        counts.add(self.criterion.probabilities(output.float()), batch.target, *self.whole_loss(output, batch))
+        counts.add(self.criterion.probabilities(output.float()), self.truth(batch), *self.whole_loss(output, batch))
 
     def samples(self, output: Tensor, batch: Batch) -> list[dict[str, Any]]:
-        """Return the rows; names of several classes are separated by semicolons."""
+        """Return the rows; names of several classes are separated by semicolons. "masked" lists the classes that `correct` leaves out."""
         probability = self.criterion.probabilities(output.float())
-        said, truth = probability > self.settings.threshold, batch.target.bool()
+        said, truth, unknown = probability > self.settings.threshold, batch.target.bool(), self.truth(batch) == MASKED
         names = self.data.classes
 
         def listed(row: Tensor, values: list[Any]) -> str:
@@ -161,16 +188,19 @@ class Multilabel(ClassifierTask):
                 "true": listed(t, names),
                 "predicted": listed(s, names),
                 "probability": listed(s, p.tolist()),
-                "correct": int(torch.equal(s, t)),
+                "correct": int((s == t)[~u].all()),
             }
-            for t, s, p in zip(truth, said, probability, strict=True)
+            | ({"masked": listed(u, names)} if self.masked else {})
+            for t, s, p, u in zip(truth, said, probability, unknown, strict=True)
         ]
 
     def per_class(self, result: MultilabelResult) -> list[dict[str, Any]]:
-        said, truth = result.probability > self.settings.threshold, result.target.bool()
+        known, truth = result.target != MASKED, result.target > 0
+        said = (result.probability > self.settings.threshold) & known
         right, there, found = (said & truth).sum(0), truth.sum(0), said.sum(0)
         average = torch.tensor(list(result.per_class.values()))
-        figures = {"samples": there, "precision": right / found, "recall": right / there, "f1": 2 * right / (there + found), "ap": average}
+        figures = {"samples": there} | ({"labels": known.sum(0)} if self.masked else {})
+        figures |= {"precision": right / found, "recall": right / there, "f1": 2 * right / (there + found), "ap": average}
         return table_of(self.data.classes, figures)
 
     def pictures(self, result: MultilabelResult, folder: Path) -> list[Path]:
@@ -186,7 +216,9 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Mult
         if settings.in_memory:
             raise UserError("task.in_memory=true: images of data=table are read from their files.")
         data, targets = table_data(config.data, "labels", norm, device, config.seed, saved)
-        return Multilabel(config, data, image_size(config), device, targets.sum(0), len(targets))
+        parts: list[Any] = [each for each in (data.train, data.val, data.test) if each is not None]
+        masked = int((targets == MASKED).sum()) if any((each.targets == MASKED).any() for each in parts) else None
+        return Multilabel(config, data, image_size(config), device, data.counts.float(), len(targets), masked)
     scenes = cast(DetectionDataConfig, config.data)
     size = size_of(scenes, None)
     if settings.in_memory and scenes.augment:
