@@ -5,7 +5,7 @@ from triton.runtime.jit import compute_cache_key
 
 from lossforge.kernels.engine import launch
 from lossforge.kernels.engine.launch import Step
-from lossforge.kernels.plans import PLANS, layout, recorded
+from lossforge.kernels.plans import PLANS, layouts, recorded
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates import TEMPLATES, reference
 
@@ -60,8 +60,9 @@ def by_plan():
 
     def started(function, call, formulas, *arguments):
         values = leaves((call, *arguments))
-        key = function.__module__, function.__name__, *[layout(v) if isinstance(v, Tensor) else v for v in values]
         tensors = [v for v in values if isinstance(v, Tensor)]
+        others = [Tensor if isinstance(v, Tensor) else v for v in values]
+        key = (function.__module__, function.__name__, *layouts(tensors), *others)
         plan = PLANS.get(key)
         if plan is not None:
             return plan(tensors)

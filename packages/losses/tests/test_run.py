@@ -18,12 +18,14 @@ from lossforge.losses import (
     checks,
     cross_entropy,
     dice_loss,
+    jsd_cross_entropy,
     kl_div_with_logits,
     l1_loss,
     plain_torch,
     sigmoid_focal_loss,
     state,
 )
+from lossforge.losses.run import CALLS
 from lossforge.losses.testing import error
 
 
@@ -86,7 +88,7 @@ def test_kept_calls_are_right(loss, pair, paths):
 
 
 def test_indices_are_kept_only_where_their_values_are_not_checked(device, paths):
-    PLANS.clear()
+    CALLS.clear()
     x = torch.randn(6, 5, device=device, requires_grad=True)
     target = torch.tensor([0, 1, 2, 3, 4, 0], device=device)
     for _ in range(2):
@@ -148,11 +150,13 @@ def test_changed_logits_are_noticed(pair):
 def test_plans_are_bounded(device, monkeypatch):
     """Calls and their launches together; the first made go first."""
     monkeypatch.setattr(plans, "MOST_PLANS", 4)
+    CALLS.clear()
     PLANS.clear()
     for n in range(1, 12):
         x = torch.randn(n, device=device)
         for _ in range(2):
             assert error(l1_loss(x, x + 2), torch.tensor(2.0, device=device)) < 1e-6
+        assert len(CALLS) <= 4
         assert len(PLANS) <= 4
 
 
@@ -357,7 +361,7 @@ def test_every_mode_is_replayed(options, summed, paths, device):
     """From the third call on, with other values and what arrives at all results, from a sum too, whose gradient is one number for all."""
     if backend(torch.zeros(1, device=device)) == "torch":
         pytest.skip("the reference keeps no calls")
-    PLANS.clear()
+    CALLS.clear()
     for i in range(4):
         leaf = torch.randn(6 + summed, 5, device=device, requires_grad=True)
         y = torch.rand(6 + summed, 5, device=device).softmax(1)
@@ -375,13 +379,83 @@ def test_every_mode_is_replayed(options, summed, paths, device):
             assert error(a, b) < 3e-6
         assert error(gradient, expected_gradient) < 5e-6, i
     assert paths == ["direct", "kept", "kept", "kept"]
-    assert None not in PLANS.values()
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """The keys under which launches are recorded, in order."""
+    if backend(torch.zeros(1)) == "torch" and not torch.cuda.is_available():
+        pytest.skip("the reference launches nothing")
+    seen, keep = [], type(PLANS).keep
+
+    def watched(self, key, plan):
+        if self is PLANS and not any(plan is known for known in PLANS.values()):
+            seen.append(key)
+        keep(self, key, plan)
+
+    monkeypatch.setattr(type(PLANS), "keep", watched)
+    CALLS.clear()
+    PLANS.clear()
+    return seen
+
+
+@LOSSES
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_second_call_records_nothing(loss, grad, recordings, device):
+    """The first one's launches are those of all equal calls, whether its plan was found under the call or under what is kept of it."""
+    for repeat in range(3):
+        value = loss(torch.randn(6, 5, device=device, requires_grad=grad), torch.rand(6, 5, device=device).softmax(1))
+        if grad:
+            value.backward()
+        assert bool(recordings) == (repeat == 0)
+        recordings.clear()
+
+
+def test_a_call_that_is_not_kept_records_once(recordings, device):
+    """A sum of two losses, of which none is what the function returns."""
+    for repeat in range(3):
+        x = torch.randn(6, 5, device=device, requires_grad=True)
+        jsd_cross_entropy(x, torch.arange(2, device=device)).backward()
+        assert bool(recordings) == (repeat == 0)
+        recordings.clear()
+    assert not CALLS
+
+
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"gradient": "backward"}], ids=str)
+def test_saved_tensors_of_another_layout(options, device):
+    """save_on_cpu and other hooks may give them back so: the launches of a kept call's backward are then others."""
+    y, x = torch.rand(8, 5, device=device), torch.randn(5, 8, device=device).t().requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    cross_entropy(exact, y.double(), **options).sum().backward()
+
+    def contiguous(t):
+        return t.clone(memory_format=torch.contiguous_format)
+
+    for hooks in (False, False, True, False, True):
+        x.grad = None
+        with torch.autograd.graph.saved_tensors_hooks(contiguous, contiguous) if hooks else contextlib.nullcontext():
+            value = cross_entropy(x, y, **options)
+        value.sum().backward()
+        assert error(x.grad, exact.grad) < 3e-6
+
+
+def test_gradients_written_again_of_another_layout(device):
+    """The second backward of a retained graph, whose first took the gradient that forward had written."""
+    y, x = torch.rand(8, 5, device=device), torch.randn(5, 8, device=device).t().requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    cross_entropy(exact, y.double()).backward()
+    for hooks in (False, True):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.Tensor.contiguous) if hooks else contextlib.nullcontext():
+            value = cross_entropy(x, y, gradient="forward")
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(value, x, retain_graph=True)
+            assert error(gradient, exact.grad) < 3e-6
 
 
 @pytest.mark.parametrize("first", ["operator", "function"])
 def test_a_backward_takes_what_its_own_forward_kept(first, device):
     """An operator's forward keeps the divisor of a mean, a plain one counts in its own launch: their backward launches differ."""
-    PLANS.clear()
+    CALLS.clear()
     x = torch.randn(6, 5, device=device, requires_grad=True)
     target = torch.tensor([0, 1, -100, 3, 4, 0], device=device)
     exact = x.detach().double().requires_grad_()

@@ -63,7 +63,7 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
 
 def forward(call: Any, gradients: Sequence[torch.Tensor | None], keep: bool) -> tuple[Several, Several]:
     spec, tensors = _spec(call)
-    key = spec.keyed(tensors), "forward", keep, *[g is None for g in gradients]
+    key = (*spec.key_of(tensors), "tuned forward", keep, *[g is None for g in gradients])
     given = (*tensors, *gradients)
     plan = PLANS.get(key)
     return spec.split(spec.forward(key, given, tensors, gradients, keep) if plan is None else plan(given))
@@ -71,7 +71,8 @@ def forward(call: Any, gradients: Sequence[torch.Tensor | None], keep: bool) -> 
 
 def backward(call: Any, kept: Several, grad_outputs: Sequence[torch.Tensor | None], gradient: torch.Tensor) -> None:
     spec, tensors = _spec(call)
-    key, given = (spec.keyed(tensors), "backward", *[t is None for t in kept]), (*tensors, *kept, *grad_outputs, gradient)
+    key = (*spec.key_of(tensors), "tuned backward", *[t is None for t in kept])
+    given = (*tensors, *kept, *grad_outputs, gradient)
     plan = PLANS.get(key)
     if plan is None:
         spec.backward(key, given, tensors, kept, grad_outputs, [gradient])

@@ -1,35 +1,39 @@
-"""The one cache before Triton's own: what was done for a call, under all that it follows from. Needs neither Triton nor a GPU.
+"""The plans of launches, each under all that its launches follow from. Needs neither Triton nor a GPU.
 
 Launches are recorded while they are made, `with recorded(key, given) as made`, and made again for an equal call by their plan.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+V = TypeVar("V")
+Key = tuple[Any, ...]
+"""All that a plan follows from: hashable values."""
 MOST_PLANS = 4096
-"""How many plans are kept, the first made go first: shapes and hyper-parameters may vary without end."""
-PLANS: dict[Hashable, Any] = {}
-"""Plans of launches under the key of a template's call, None where there can be none; and of public calls under their arguments."""
+"""How many plans a table keeps: shapes and hyper-parameters may vary without end."""
 
 
-def remember(key: Hashable, plan: Any) -> None:
-    """Keep a plan under its key."""
-    if len(PLANS) >= MOST_PLANS:
-        PLANS.pop(next(iter(PLANS)), None)
-    PLANS[key] = plan
+class Table(dict[Key, V]):
+    """Plans by their keys. Where there are too many, the first made go first."""
+
+    def keep(self, key: Key, plan: V) -> None:
+        """Keep a plan under its key."""
+        if len(self) >= MOST_PLANS:
+            self.pop(next(iter(self)), None)
+        self[key] = plan
 
 
-def layout(t: Tensor | None) -> Any:
-    """Return what a plan depends on of a tensor."""
-    return None if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15)
+def layouts(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Return what a plan depends on of each tensor."""
+    return [None if t is None else (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15) for t in tensors]
 
 
-def call_key(name: str, formula: str, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> tuple[Any, ...]:
+def call_key(name: str, formula: str, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> Key:
     """Return all that the launches of a template's call follow from but the addresses of its tensors."""
-    return name, formula, *map(layout, tensors), *[tuple(v) if type(v) is list else v for v in numbers]
+    return name, formula, *layouts(tensors), *[tuple(v) if type(v) is list else v for v in numbers]
 
 
 class Step(Protocol):
@@ -67,6 +71,10 @@ class Plan:
         return tuple([None if place is None else pool[place] for place in self.results])
 
 
+PLANS: Table[Plan] = Table()
+"""The plans of all launches that were recorded."""
+
+
 class Done(NamedTuple):
     """A step that was made: how it is made again on tensors of a plan, the tensors that it took and those that it added.
 
@@ -94,11 +102,13 @@ def note(again: Callable[[Sequence[int]], Step] | None, taken: Sequence[Tensor],
 class recorded:  # noqa: N801  # a context manager
     """Record the launches of a `with` statement, and keep their plan under a key, unless one is recorded already around it.
 
+    There is no plan of launches that are more than their steps.
+
     Attributes:
         results: what the launches gave, which is set within: new tensors, or some of those given.
     """
 
-    def __init__(self, key: Hashable, given: Sequence[Tensor | None]) -> None:
+    def __init__(self, key: Key, given: Sequence[Tensor | None]) -> None:
         """Make it.
 
         Args:
@@ -110,7 +120,7 @@ class recorded:  # noqa: N801  # a context manager
         self.results: Any = ()
 
     def __enter__(self) -> "recorded":
-        self.open = _current.recording is None and self.key not in PLANS
+        self.open = _current.recording is None
         if self.open:
             _current.recording = self
         return self
@@ -119,8 +129,9 @@ class recorded:  # noqa: N801  # a context manager
         if not self.open:
             return
         _current.recording = None
-        if kind is None:
-            remember(self.key, self.plan())
+        plan = self.plan() if kind is None else None
+        if plan is not None:
+            PLANS.keep(self.key, plan)
 
     def plan(self) -> Plan | None:
         """Return the plan of the launches; None where they are more than their steps, or where two of the tensors given are one."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Formulas, Head
-from lossforge.kernels.plans import PLANS, call_key, layout, recorded
+from lossforge.kernels.plans import PLANS, Key, call_key, layouts, recorded
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses.base.record import C, FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
@@ -41,8 +41,7 @@ class ExecutionSpec(Generic[C]):
         wanted: which of the first tensors are differentiated.
         in_forward: whether forward writes the gradients.
         inplace: whether the gradient takes the memory of the logits.
-        key: what the plans of its launches follow from, but what backward takes beside the call's tensors. A spec that is kept for equal
-            calls is its own key.
+        key: what forward's launches follow from: the call, or the spec itself once it is kept for equal calls. None until it is asked for.
         vector: of an operator, the numbers that were tensors: see operators.py.
         present: whether each result was asked for.
         keeps: whether forward keeps what backward needs.
@@ -61,7 +60,7 @@ class ExecutionSpec(Generic[C]):
     ) -> None:
         self.template, self.formula, self.numbers, self.wanted = template, formula, numbers, wanted
         self.in_forward, self.inplace = in_forward, inplace
-        self.key: Any = None
+        self.key: Key | None = None
         self.vector: Tensor | None = None
         self.present: tuple[bool, ...] = (True, *numbers[-1]) if len(template.results) > 1 else (True,)
         # backward needs what forward keeps where the gradient is written there, or other results may be differentiated too
@@ -70,11 +69,22 @@ class ExecutionSpec(Generic[C]):
     def call(self, tensors: Several) -> C:
         return self.template.of(self.formula, tensors, self.numbers)
 
-    def keyed(self, tensors: Several) -> Any:
-        """Return its key."""
+    def key_of(self, tensors: Several) -> Key:
+        """Return the key, made of the call's tensors where it is not known."""
         if self.key is None:
-            self.key = call_key(self.template.name, self.formula, tensors, self.numbers)
+            of_call = call_key(self.template.name, self.formula, tensors, self.numbers)
+            self.key = (*of_call, self.inplace, self.in_forward, *self.wanted)
         return self.key
+
+    def keep(self) -> None:
+        """Make the spec its own key, which takes no time to make and to hash, and enter the plan of its forward under that, too.
+
+        A spec that is not kept must not be its own key: every call has another, and would record its launches anew.
+        """
+        plan = None if self.key is None else PLANS.get(self.key)
+        self.key = (self,)
+        if plan is not None:
+            PLANS.keep(self.key, plan)
 
     @property
     def formulas(self) -> Formulas | None:
@@ -137,7 +147,7 @@ class Kernels(Executor):
         if True in spec.wanted:
             found: Several = LossFunction.apply(spec, tensors, *tensors[: len(spec.wanted)])
             return found
-        key = spec.keyed(tensors), "results"
+        key = spec.key or spec.key_of(tensors)
         plan = PLANS.get(key)
         none = [None] * len(spec.template.differentiable)
         return spec.split(spec.forward(key, tensors, tensors, none, False) if plan is None else plan(tensors))[0]
@@ -145,8 +155,8 @@ class Kernels(Executor):
     def gradients(self, tensors: Several, kept: Several, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         spec = self.spec
         written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=False)]
-        key = (spec.keyed(tensors), "backward", *map(layout, grads), *wanted, *[t is None for t in kept])
-        given = (*tensors, *kept, *grads, *written)
+        taken = (*tensors, *kept, *grads)  # what autograd saved may have another layout, by hooks such as save_on_cpu
+        key, given = (*spec.key_of(tensors), "backward", *layouts(taken), *wanted), (*taken, *written)
         plan = PLANS.get(key)
         if plan is None:
             spec.backward(key, given, tensors, kept, grads, written)
@@ -157,7 +167,7 @@ class Kernels(Executor):
     def written(self, tensors: Several, which: Sequence[bool]) -> Sequence[Tensor | None]:
         """Return the gradients that forward writes, by the launches that write them, so that they have the same bits."""
         written = [torch.empty_like(t) if one and t is not None else None for t, one in zip(tensors, which, strict=False)]
-        key, given = (self.spec.keyed(tensors), "written again", *which), (*tensors, *written)
+        key, given = (*self.spec.key_of(tensors), "written again", *layouts(tensors), *which), (*tensors, *written)
         plan = PLANS.get(key)
         if plan is None:
             self.spec.forward(key, given, tensors, written, True)
@@ -314,7 +324,7 @@ class LossFunction(torch.autograd.Function):
             written = [torch.empty_like(t) if want else None for t, want in zip(inputs, ctx.needs_input_grad[2:], strict=True)]
         else:
             written = [None] * len(inputs)
-        key = spec.keyed(tensors), "forward", spec.inplace, spec.in_forward, ctx.needs_input_grad
+        key = spec.key or spec.key_of(tensors)
         given = tensors if spec.inplace else (*tensors, *written)  # in place the gradient's memory is the logits'
         plan = PLANS.get(key)
         results, kept = spec.split(spec.forward(key, given, tensors, written, True) if plan is None else plan(given))
@@ -404,8 +414,8 @@ class InPlace:
         except RuntimeError:  # one of several views that one function returned: autograd has no node to put in their place
             torch.autograd.graph.increment_version(x)
         tensors, grads = (self.memory, *tensors[1:]), [first, *others]
-        key = (spec.keyed(tensors), "backward in place", *map(layout, grads), *[t is None for t in kept])
         given = (*tensors, *kept, *grads)
+        key = (*spec.key_of(tensors), "backward in place", *layouts(given))
         plan = PLANS.get(key)
         if plan is None:
             spec.backward(key, given, tensors, kept, grads, [self.memory])

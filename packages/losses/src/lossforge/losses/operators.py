@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.plans import PLANS, layout, recorded
+from lossforge.kernels.plans import PLANS, layouts, recorded
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, gradients, remember
@@ -73,7 +73,7 @@ def _register(template: Template[Any]) -> None:
     def forwards(*args: Any) -> tuple[Tensor, ...]:
         spec, tensors, keep = spec_of(args), args[1:end], args[-1]
         written = _new(tensors, args[count:-1])
-        key = spec.keyed(tensors), "operator", keep, *args[count:-1]
+        key = (*spec.key_of(tensors), "operator", keep, *args[count:-1])
         given = (*tensors, *written)
         plan = PLANS.get(key)
         found = spec.forward(key, given, tensors, written, keep, False) if plan is None else plan(given)
@@ -83,8 +83,8 @@ def _register(template: Template[Any]) -> None:
         spec, tensors = spec_of(args), args[1:end]
         given: Several = tuple([None if t is None or t.numel() == 0 else t for t in args[count : count + kept]])
         grads, written = args[count + kept : -several], _new(tensors, args[-several:])
-        key = spec.keyed(tensors), "operator", *map(layout, grads), *args[-several:], *[t is None for t in given]
         every = (*tensors, *given, *grads, *written)
+        key = (*spec.key_of(tensors), "operator", *layouts((*given, *grads)), *args[-several:])
         plan = PLANS.get(key)
         if plan is None:
             spec.backward(key, every, tensors, given, grads, written)
@@ -145,7 +145,7 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
 
 def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
     """Launch a function of a folder of the kernels by its plan, on tensors followed by other arguments."""
-    key = folder, function, *map(layout, tensors), *others
+    key = folder, function, *layouts(tensors), *others
     plan = PLANS.get(key)
     if plan is not None:
         return plan(tensors)

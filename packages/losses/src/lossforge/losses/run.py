@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from lossforge.kernels.plans import PLANS, remember
+from lossforge.kernels.plans import Key, Table
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, Executor, Kernels, Operators, Reference, template_of
@@ -84,6 +84,10 @@ class CallPlan(NamedTuple):
         return tuple([None if at is None else values[at] if shape is None else values[at].view(shape) for at, shape in self.places])
 
 
+CALLS: Table[CallPlan] = Table()
+"""The plans of all public calls that are kept, under what their checks depend on."""
+
+
 class _Computed(NamedTuple):
     """What `compute` computed, and what it returned."""
 
@@ -109,7 +113,7 @@ class _recorded:  # noqa: N801  # a context manager
         last: what was computed last within.
     """
 
-    def __init__(self, key: Any, values: Sequence[Any]) -> None:
+    def __init__(self, key: Key, values: Sequence[Any]) -> None:
         self.key, self.values = key, values
         self.returned: Any = None
         self.last: _Computed | None = None
@@ -125,8 +129,8 @@ class _recorded:  # noqa: N801  # a context manager
             return
         places = _places(self.values, last.tensors)
         if places is not None:
-            last.executor.spec.key = last.executor.spec
-            remember(self.key, CallPlan(last.executor, places, last.finish))
+            last.executor.spec.keep()
+            CALLS.keep(self.key, CallPlan(last.executor, places, last.finish))
 
 
 def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callable[P, Result]:
@@ -147,7 +151,7 @@ def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callab
         key = _key(function, args, kwargs) if (validate is None or validate is False) and not checks.VALIDATE else None
         if autocast and key is not None:
             key = (*key, *map(autocast_dtype, ("cuda", "cpu")))
-        plan: CallPlan | None = None if key is None else PLANS.get(key)
+        plan = None if key is None else CALLS.get(key)
         if plan is not None:
             return plan.finish(plan.executor.results(plan.tensors((*args, *kwargs.values()) if kwargs else args)))
         checks.all_strided(names, args, kwargs)  # the tensors of a plan are ordinary ones
@@ -167,7 +171,7 @@ entry_point_of_layer = functools.partial(entry_point, autocast=True)
 """The same for a loss of a linear layer's output, which follows autocast."""
 
 
-def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
     """Return what a call's checks and plans depend on; None where it is more than plain tensors and simple values.
 
     Nor is there any while torch.compile traces this function, be it alone, after it has given up on the call around it.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Head
-from lossforge.kernels.plans import PLANS, call_key, layout, recorded
+from lossforge.kernels.plans import PLANS, call_key, layouts, recorded
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_classes, of_rows
@@ -240,7 +240,7 @@ class Chunks:
             _backward_by_reference(chunk, grads)
             return
         tensors, numbers = self.template.flat(chunk)
-        key = call_key(self.template.name, chunk.loss, tensors, numbers), *map(layout, (*kept, *grads)), *columns.items()
+        key = call_key(self.template.name, chunk.loss, tensors, numbers), *layouts((*kept, *grads)), *columns.items()
         backward = functools.partial(self.template.launches.backward, **columns)
         _by_plan(key, (*tensors, *kept, *grads), backward, chunk, self.formulas, kept, grads, [chunk.x])
 
@@ -301,7 +301,7 @@ def _by_product(function: Callable[..., Any], call: Any, more: Several, *argumen
     own = FUSED[type(call)]
     tensors, numbers = own.flat(call)
     static = [each for each in arguments if isinstance(each, (bool, int))]
-    key = call_key(own.name, call.loss, tensors, numbers), function.__name__, *map(layout, more), *static
+    key = call_key(own.name, call.loss, tensors, numbers), function.__name__, *layouts(more), *static
     return _by_plan(key, (*tensors, *more), function, call, *arguments)
 
 
