@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
 
-from lossforge.kernels import plans
+from lossforge.kernels import INTERPRETED, plans
 from lossforge.kernels.plans import PLANS
 from lossforge.losses import (
     backend,
@@ -21,7 +21,9 @@ from lossforge.losses import (
     jsd_cross_entropy,
     kl_div_with_logits,
     l1_loss,
+    linear_cross_entropy,
     plain_torch,
+    run,
     sigmoid_focal_loss,
     state,
 )
@@ -409,6 +411,19 @@ def test_a_second_call_records_nothing(loss, grad, recordings, device):
             value.backward()
         assert bool(recordings) == (repeat == 0)
         recordings.clear()
+
+
+def test_calls_on_the_cpu_are_kept_where_more_than_the_reference_computes_them(monkeypatch):
+    """A layer's logits are computed by chunks there, too."""
+    CALLS.clear()
+    x, y, weight = torch.randn(6, 5), torch.rand(6, 7), torch.randn(7, 5)
+    for interpreted, kept in ((True, INTERPRETED), (False, False)):
+        monkeypatch.setattr(run, "INTERPRETED", interpreted)
+        cross_entropy(x, y[:, :5])
+        assert bool(CALLS) == kept
+        linear_cross_entropy(x, weight, y)
+        assert len(CALLS) == kept + 1
+        CALLS.clear()
 
 
 def test_a_call_that_is_not_kept_records_once(recordings, device):

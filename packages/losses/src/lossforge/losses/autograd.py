@@ -45,9 +45,10 @@ class ExecutionSpec(Generic[C]):
         vector: of an operator, the numbers that were tensors: see operators.py.
         present: whether each result was asked for.
         keeps: whether forward keeps what backward needs.
+        chunked: whether the engine of fused losses computes it, whose chunks have plans of their own.
     """
 
-    __slots__ = ("formula", "in_forward", "inplace", "keeps", "key", "numbers", "present", "template", "vector", "wanted")
+    __slots__ = ("chunked", "formula", "in_forward", "inplace", "keeps", "key", "numbers", "present", "template", "vector", "wanted")
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class ExecutionSpec(Generic[C]):
         inplace: bool = False,
     ) -> None:
         self.template, self.formula, self.numbers, self.wanted = template, formula, numbers, wanted
-        self.in_forward, self.inplace = in_forward, inplace
+        self.in_forward, self.inplace, self.chunked = in_forward, inplace, isinstance(template, FusedTemplate)
         self.key: Key | None = None
         self.vector: Tensor | None = None
         self.present: tuple[bool, ...] = (True, *numbers[-1]) if len(template.results) > 1 else (True,)
@@ -90,11 +91,6 @@ class ExecutionSpec(Generic[C]):
     def formulas(self) -> Formulas | None:
         formula = FORMULAS.get(self.formula)
         return None if formula is None or self.chunked else formula.kernels
-
-    @property
-    def chunked(self) -> bool:
-        """Whether the engine of fused losses computes it, whose chunks have plans of their own."""
-        return isinstance(self.template, FusedTemplate)
 
     def split(self, found: Several) -> tuple[Several, Several]:
         """Return (results, what is kept for backward) of what forward found."""
@@ -260,12 +256,12 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
     spec = ctx.spec
     grads = [t if present else None for t, present in zip(grad_outputs[: spec.template.graded], spec.present, strict=False)]
     found: list[Tensor | None] = [None] * len(wanted)
-    grad_output = grads[0]
-    if all(t is None for t in grads):
+    grad_output, arrived = grads[0], [t for t in grads if t is not None]
+    if not arrived:
         return found
     missing = [*wanted]
     written = ctx.precomputed.count(None) < len(wanted)
-    if written and grad_output is not None and not torch.is_grad_enabled() and all(t is None for t in grads[1:]):
+    if written and grad_output is not None and len(arrived) == 1 and not torch.is_grad_enabled():
         first = [one.take() if one is not None and want else None for one, want in zip(ctx.precomputed, wanted, strict=True)]
         if any(want and g is None and one is not None for g, want, one in zip(first, wanted, ctx.precomputed, strict=True)):
             first = _written_again(ctx, [one is not None for one in ctx.precomputed], wanted)
@@ -337,8 +333,8 @@ class LossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        precomputed, grad_output = ctx.precomputed[0], grad_outputs[0]
-        one = len(grad_outputs) == len(ctx.precomputed) == 1 and ctx.inplace is None
+        precomputed, grad_output, others = ctx.precomputed[0], grad_outputs[0], [t for t in grad_outputs[1:] if t is not None]
+        one = len(ctx.precomputed) == 1 and ctx.inplace is None and not others
         if one and precomputed is not None and grad_output is not None and not torch.is_grad_enabled():
             gradient = precomputed.take()  # the commonest case, where the host's time counts
             if gradient is not None:

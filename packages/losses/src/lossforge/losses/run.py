@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from lossforge.kernels import INTERPRETED
 from lossforge.kernels.plans import Key, Table
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
@@ -52,9 +53,9 @@ def _with_values(tensors: Several) -> Several:
 
     No other lazy view gets here: conjugates are complex.
     """
-    if torch.compiler.is_compiling() or not any(t is not None and t.is_neg() for t in tensors):
+    if torch.compiler.is_compiling():
         return tensors
-    return tuple([None if t is None else t.resolve_neg() for t in tensors])
+    return tuple([t.resolve_neg() if t is not None and t.is_neg() else t for t in tensors])
 
 
 def compute(checked: CheckedCall[C, R]) -> R:
@@ -148,14 +149,14 @@ def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callab
             if accepted is not None and name not in accepted:
                 raise checks.unexpected(owner, name, accepted)
         validate = kwargs.get("validate")
-        key = _key(function, args, kwargs) if (validate is None or validate is False) and not checks.VALIDATE else None
+        key = _key(function, args, kwargs, autocast) if (validate is None or validate is False) and not checks.VALIDATE else None
         if autocast and key is not None:
             key = (*key, *map(autocast_dtype, ("cuda", "cpu")))
         plan = None if key is None else CALLS.get(key)
         if plan is not None:
             return plan.finish(plan.executor.results(plan.tensors((*args, *kwargs.values()) if kwargs else args)))
-        checks.all_strided(names, args, kwargs)  # the tensors of a plan are ordinary ones
         if key is None:
+            checks.all_strided(names, args, kwargs)  # a key has ordinary tensors alone
             return function(*checks.with_flags(flags, args, kwargs), **kwargs)
         with _recorded(key, (*args, *kwargs.values())) as made:
             made.returned = function(*checks.with_flags(flags, args, kwargs), **kwargs)
@@ -171,26 +172,31 @@ entry_point_of_layer = functools.partial(entry_point, autocast=True)
 """The same for a loss of a linear layer's output, which follows autocast."""
 
 
-def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
+def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], of_layer: bool) -> Key | None:
     """Return what a call's checks and plans depend on; None where it is more than plain tensors and simple values.
+
+    Nor is there any on the CPU where no kernel runs, because the reference keeps no calls. of_layer: whether the call's logits are those of
+    a layer: then they are computed by chunks, and kept, there too.
 
     Nor is there any while torch.compile traces this function, be it alone, after it has given up on the call around it.
     """
     if torch.compiler.is_compiling():
         return None
-    key = [function, *state(), *kwargs]
+    key = [function, *kwargs]
     for v in (*args, *kwargs.values()) if kwargs else args:
         kind = type(v)
         if kind in SIMPLE:
             key += kind, v
         elif ordinary(v):
             device, shape = v.get_device(), v.shape
+            if device < 0 and shape and not (INTERPRETED or of_layer):
+                return None
             key += shape, v.stride(), v.dtype, device, v.data_ptr() & 15, v.requires_grad, v.is_leaf
             if device < 0 and not shape:
                 key.append(v.item())  # a number of the host
         else:
             return None
-    return tuple(key)
+    return *key, *state()
 
 
 def _places(values: Sequence[Any], tensors: Several) -> list[tuple[int | None, torch.Size | None]] | None:

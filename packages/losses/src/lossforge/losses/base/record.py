@@ -217,7 +217,8 @@ class Template(Generic[C]):
     def flat(self, call: C) -> tuple[Several, tuple[Any, ...]]:
         """Return a call's tensors and its numbers."""
         values: tuple[Any, ...] = call[1:]
-        return values[: self.end], values[self.end :]
+        end = self.end
+        return values[:end], values[end:]
 
     def of(self, formula: str, tensors: Several, numbers: Sequence[Any]) -> C:
         """Return the call of these tensors and numbers."""
@@ -230,8 +231,13 @@ class Template(Generic[C]):
 
     def launchable(self, call: C) -> bool:
         """Return whether the kernels take the tensors of a call beside its first, by their dtypes and sizes."""
-        narrow = all(getattr(call, name).dtype in KERNEL_DTYPES for name in self.typed)
-        return narrow and all(getattr(call, name).numel() > 0 for name in self.filled)
+        for name in self.typed:
+            if getattr(call, name).dtype not in KERNEL_DTYPES:
+                return False
+        for name in self.filled:  # noqa: SIM110  # see state.plain
+            if getattr(call, name).numel() == 0:
+                return False
+        return True
 
 
 TEACHER = ("teacher", "teacher_weight", "teacher_bias")

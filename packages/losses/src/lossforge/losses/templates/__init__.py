@@ -48,8 +48,10 @@ TEMPLATES: dict[type, Template[Any]] = {
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
     """Return the results of a call, computed in plain torch."""
-    heads = {name: getattr(call, name, None) for name in ("x", "target")}
-    call = call._replace(**{name: F.linear(*head[:3]) for name, head in heads.items() if isinstance(head, Head)})
+    for name in ("x", "target"):
+        head = getattr(call, name, None)
+        if isinstance(head, Head):
+            call = call._replace(**{name: F.linear(*head[:3])})
     found = TEMPLATES[type(call)].reference(_of_dtype(call) if torch.compiler.is_compiling() else call)
     return (found,) if isinstance(found, Tensor) else found
 
