@@ -509,4 +509,5 @@ def jsd_cross_entropy(
     call = RowwiseCall("cross_entropy", input[:samples], target, label_smoothing=smoothing, reduction="mean")
     clean = rowwise_loss(call, cast(RowOptions, options))
     call_of_views = ViewsCall("jsd", input, splits=num_splits, loss_scale=alpha)
+    # computed here, because a checked call is one template's, and this is the sum of two
     return compute(clean) + compute(CheckedCall(call_of_views, {"gradient": options.get("gradient")}, first))

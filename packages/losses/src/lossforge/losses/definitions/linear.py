@@ -1,4 +1,7 @@
-"""Losses of a linear layer's output."""
+"""Losses of a linear layer's output.
+
+These definitions return results, not checked calls: `fused` says why.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack

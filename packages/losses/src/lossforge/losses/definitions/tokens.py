@@ -91,6 +91,7 @@ def selective_log_softmax(
         target, place = first_of(near, index, logits.shape[-1], ignore_index)
     call = RowwiseCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
     call = call._replace(outputs=[False, False, return_entropy, *[False] * 4])
+    # computed here, because only one token a row without lse is a call's own result
     found = compute(rowwise_results(call, options, logps_and_entropy, target_name="index"))
     if not several:
         return found
