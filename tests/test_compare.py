@@ -16,10 +16,11 @@ from scipy import stats
 
 import compare
 from lab.base.errors import UserError
-from lab.comparison.results import compare_runs
+from lab.comparison.page import headline, lead
+from lab.comparison.results import Comparison, compare_runs
 from lab.comparison.runs import Store, select
 from lab.comparison.schema import COMPARE, as_hydra
-from lab.comparison.tables import cells_csv, markdown, runs_csv
+from lab.comparison.tables import cells_csv, markdown, runs_csv, sheets, terminal
 from lab.config.settings import load_for
 
 CE, FOCAL = [0.90, 0.92, 0.94], [0.93, 0.94, 0.97]  # differences 0.03, 0.02, 0.03
@@ -51,6 +52,7 @@ class Result:
     text: str  # tables and notes
     cells: str
     runs: str
+    found: Comparison
 
     def csv(self) -> list[dict[str, str]]:
         return list(csv.DictReader(self.cells.splitlines()))
@@ -66,8 +68,10 @@ def look(journal):
     def look(*words: str) -> Result:
         config = load_for(COMPARE, [as_hydra(word) for word in words]).config
         store = Store(journal.uri)
-        found = compare_runs(select(store, config)[0], config, store)
-        return Result(markdown(found), cells_csv(found), runs_csv(found))
+        runs, _, notes = select(store, config)
+        found = compare_runs(runs, config, store)
+        found.notes[:0] = notes
+        return Result(markdown(found), cells_csv(found), runs_csv(found), found)
 
     return look
 
@@ -245,6 +249,30 @@ def test_a_baseline_of_other_hyperparameters_is_found(journal, look):
     assert [(row["loss.gamma"], row["baseline"]) for row in by_gamma] == [("1", ""), ("2", "1")]
 
 
+def test_titles_say_what_is_compared_in_one_line(journal, look):
+    for share in (None, 0.5):
+        for loss in ("ce", "focal"):
+            journal.run(loss, "m", 0, 0.5, settings={"data.train_share": share, "optim.lr": 0.1}, experiment="lines")
+    divided = look("experiment=lines").found
+    rows = [line.label for line in divided.grid.rows]
+    assert rows == [f"{loss}, train_share={share}" for share in ("null", "0.5") for loss in ("ce", "focal")]
+    assert headline(divided) == "ce, focal × m"
+    assert lead(divided).startswith("4 settings × 1 model, 1 seed of each: 4 runs")
+    assert lead(look("experiment=lines", "where=data.train_share=null").found).startswith("2 losses × 1 model")
+    of_share = look("experiment=lines", "rows=data.train_share", "columns=loss", "baseline=data.train_share=null").found
+    assert (headline(of_share), of_share.baseline) == ("null, 0.5 × ce, focal", "null")
+    assert lead(of_share).startswith("2 settings × 2 losses")
+
+
+def test_a_title_on_the_terminal_is_one_line(journal, look):
+    from rich.console import Console
+
+    console = Console(width=60, soft_wrap=True, record=True, file=io.StringIO())
+    (scores, *_) = sheets(look("experiment=lines").found)
+    console.print(terminal(scores))
+    assert scores.title in console.export_text().splitlines()
+
+
 def test_settings_that_differ_between_cells_are_named(journal, look):
     journal.run("ce", "m", 0, 0.5, settings={"trainer.epochs": 3}, tags={"device": "H100"}, experiment="unlike")
     journal.run("focal", "m", 0, 0.6, settings={"trainer.epochs": 8, "loss.gamma": 2}, tags={"device": "cpu"}, experiment="unlike")
@@ -345,6 +373,14 @@ def test_a_sweep_is_its_runs(journal, look):
     assert (float(old.csv()[0]["mean"]), old.csv()[0]["n"]) == (pytest.approx(0.35), "2")
     assert float(look("experiment=sweeps", "sweep=sweep-a").csv()[0]["mean"]) == pytest.approx(0.45)
     assert len(look("experiment=sweeps").runs_csv()) == 2  # the newest of each seed, and no sweep
+    journal.run("ce", "m", 3, 0.8, experiment="sweeps", tags={"mlflow.parentRunId": sweeps[1]})
+    of_newest = look("experiment=sweeps", "baseline=loss=ce")
+    assert [float(line["value"]) for line in of_newest.runs_csv()] == pytest.approx([0.2, 0.7, 0.8])  # of its seeds 0, 1 and 3
+    assert "Only the runs of the newest sweep, sweep-a, are compared; sweep=all takes all 6 runs" in of_newest.text
+    for every in ("sweep=all", "where=loss=ce"):
+        found = look("experiment=sweeps", every)
+        assert [float(line["value"]) for line in found.runs_csv()] == pytest.approx([0.9, 0.7, 0.8])
+        assert "newest sweep" not in found.text
     with pytest.raises(UserError, match="Choices: sweep-a"):
         look("experiment=sweeps", "sweep=other")
 

@@ -87,7 +87,7 @@ def test_an_evaluation_is_nested_in_its_training_and_disturbs_no_comparison(trai
     assert "val/top1" not in run.data.metrics
     names = {each.path for each in trained.client.list_artifacts(run_id)}
     assert {"predictions.csv", "per_class.csv"} <= names
-    found, _ = select(Store(trained.uri), load_for(COMPARE, []).config)
+    found, *_ = select(Store(trained.uri), load_for(COMPARE, []).config)
     assert [each.id for each in found] == [trained.id]
 
 

@@ -78,8 +78,9 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
     config = settings.config
     uri = tracking_uri(config.tracking)
     store = Store(uri)
-    runs, experiments = select(store, config)
+    runs, experiments, notes = select(store, config)
     found = compare_runs(runs, config, store)
+    found.notes[:0] = notes
     tracking = replace(config.tracking, experiment=next(iter(experiments.values())), writers=[])
     if tracking.enabled:
         refuse_foreign(uri, tracking)

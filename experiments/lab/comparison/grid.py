@@ -32,10 +32,14 @@ class Line:
         return [name for name, _ in self.settings]
 
     @property
+    def title(self) -> str:
+        """Return the values of the settings that were asked for."""
+        return ", ".join(value for _, value in self.settings[: self.main])
+
+    @property
     def label(self) -> str:
-        asked = [value for _, value in self.settings[: self.main]]
         added = [f"{name.removesuffix('.name').rpartition('.')[2]}={value}" for name, value in self.settings[self.main :] if value]
-        return ", ".join([*asked, *added])
+        return ", ".join([self.title, *added])
 
     def meets(self, other: "Line") -> bool:
         """Return whether the lines are equal in every added setting that both have."""

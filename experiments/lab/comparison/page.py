@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+from lab.comparison.grid import Line
 from lab.comparison.pictures import PICTURES, colors, curves_picture, inline
 from lab.comparison.results import Comparison, counted, some
 from lab.comparison.tables import MARKS, mean, names, number, same_seeds, scores, sheets
@@ -47,12 +48,19 @@ def page(found: Comparison, pages: Pages, links: dict[str, str | None], made: di
 
 
 def headline(found: Comparison) -> str:
-    return " × ".join(some([line.label for line in lines]) for lines in (found.grid.rows, found.grid.columns))
+    """Return the values of rows and columns, without the settings by which rows were divided further, so that it fits a line."""
+    return " × ".join(some(list(dict.fromkeys(line.title for line in lines))) for lines in (found.grid.rows, found.grid.columns))
+
+
+def _kind(lines: list[Line]) -> str:
+    """Return what rows or columns are: a loss or a model each, or settings of any kind."""
+    name = lines[0].names[0]
+    return name if len(lines[0].settings) == 1 and name in ("loss", "model") else "setting"
 
 
 def lead(found: Comparison) -> str:
     """Summarise the comparison in one sentence."""
-    (row, column), same = names(found), same_seeds(found)
-    size = f"{counted(len(found.grid.rows), row)} × {counted(len(found.grid.columns), column)}"
+    same = same_seeds(found)
+    size = " × ".join(counted(len(lines), _kind(lines)) for lines in (found.grid.rows, found.grid.columns))
     seeds = f"{counted(same, 'seed')} of each" if same else "seeds vary"
     return f"{size}, {seeds}: {counted(len(found.grid.runs), 'run')}, judged by {found.title}."

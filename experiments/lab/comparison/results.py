@@ -170,7 +170,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     found = {name: {run.setting(name) for run in runs} for name in SHOWN_SETTINGS}
     found |= {name: {run.tags.get(name) for run in runs} for name in SHOWN_TAGS}
     same = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
-    return {name: value for name, value in same.items() if value not in (None, "None", "")}
+    return {name: value for name, value in same.items() if value not in (None, "null", "")}
 
 
 def _notes(grid: Grid, baseline: str, metric: str) -> list[str]:

@@ -75,8 +75,17 @@ class Store:
                 return found
 
 
-def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, str]]:
-    """Return the training runs that pass every filter, the oldest first, and the experiments that were searched, as id: name.
+ALL = "all"
+"""The value of `sweep` that compares the runs of no sweep in particular."""
+
+
+def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, str], list[str]]:
+    """Return the training runs that pass every filter, the oldest first.
+
+    Without a filter they are those of the newest run's sweep, if it has one.
+
+    Returns:
+        The runs; the experiments that were searched, as id: name; messages for the user.
 
     Raises:
         UserError: no run passes; the message names the filter that left none, and what there is instead.
@@ -88,13 +97,20 @@ def select(store: Store, config: CompareConfig) -> tuple[list[Run], dict[str, st
     if not runs:
         where = f"experiment={','.join(experiments.values())} in {store.uri}"
         raise UserError(f"{where}: no training runs among {len(everything)} runs.")
-    if config.sweep:
+    notes = []
+    if config.sweep and config.sweep != ALL:
         runs = _of_sweep(runs, everything, parents, config.sweep)
+    elif not (config.sweep or config.tag or config.where):
+        of_newest = [run for run in runs if PARENT in run.tags and run.tags[PARENT] == runs[-1].tags.get(PARENT)]
+        if of_newest and len(of_newest) < len(runs):
+            name = next((run.name for run in everything if run.id == runs[-1].tags[PARENT]), runs[-1].tags[PARENT])
+            notes = [f"Only the runs of the newest sweep, {name}, are compared; sweep={ALL} takes all {len(runs)} runs of the experiment."]
+            runs = of_newest
     for name, values in _conditions(config.tag, ":", "tag=host:gpu*").items():
         runs = _passing(runs, f"tag={name}", ":", values, [run.tags.get(name) for run in runs])
     for name, values in _conditions(config.where, "=", "where=data=digits").items():
         runs = _passing(runs, f"where={name}", "=", values, [run.setting(name) for run in runs])
-    return runs, experiments
+    return runs, experiments, notes
 
 
 def is_training(run: Run) -> bool:
@@ -153,7 +169,7 @@ def _of_sweep(runs: list[Run], everything: list[Run], parents: set[str], sweep: 
 
 
 def _run(stored: Any) -> Run:
-    params = {visible(name): visible(value) for name, value in stored.data.params.items()}
+    params = {visible(name): "null" if value == "None" else visible(value) for name, value in stored.data.params.items()}
     if "loss.name" in params:
         params["loss"] = params.get("loss.target", "custom").rpartition(":")[2] if params["loss.name"] == "custom" else params["loss.name"]
     if "model.name" in params:

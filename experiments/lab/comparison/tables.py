@@ -113,15 +113,17 @@ def left_out(found: Comparison) -> Sheet:
 
 
 def terminal(sheet: Sheet) -> Any:
+    """Return the table with its title above, which rich would wrap at the width of a narrow table."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=visible(sheet.title), title_justify="left", caption=sheet.note or None, caption_justify="left")
+    table = Table(caption=sheet.note or None, caption_justify="left")
     for i, name in enumerate(sheet.head):
         table.add_column(visible(name), justify="left" if i in sheet.text_columns else "right")
     for i, row in enumerate(sheet.rows):
         table.add_row(*(Text(visible(text), style="bold" if (i, j) in sheet.bold else "") for j, text in enumerate(row)))
-    return table
+    return Group(Text(visible(sheet.title), style="italic"), table)
 
 
 def markdown(found: Comparison) -> str:
