@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import train
 from lab.base.errors import UserError
 from lab.base.stop import StoppedError
 from lab.config.settings import load
 from lab.run import checkpoint
 from lab.run.folder import RunFolder
+from lab.run.resume import named
 from lab.training.activations import Checkpointed, checkpoint_blocks
 from lab.training.monitor import Monitor
 from lab.training.summary import rows
@@ -160,6 +162,35 @@ def test_the_last_epochs_checkpoints_are_kept_and_can_be_used(make_trainer, run_
     again.fit(run_folder, quiet)
     one, other = trainer.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_finished_run_keeps_the_best_checkpoint_alone_and_said_what_it_keeps(tmp_path, capsys):
+    small = ["model=tiny_resnet", "trainer.device=cpu", *SMALL, "tracking=none", "trainer.epochs=1"]
+    sizes = {}
+    for keep in ("0", "best"):
+        assert train.main([*small, f"trainer.runs={tmp_path / keep}", f"trainer.keep={keep}"]) == 0
+        said = capsys.readouterr().out
+        (run,) = (tmp_path / keep).iterdir()
+        sizes[keep] = {path.name: path.stat().st_size / 2**20 for path in (run / "checkpoints").iterdir()}
+        listed = re.search(r"checkpoints will take about (\S+) MiB: (.+?); (.*)", said)
+        expected = {name: float(size) for name, size in re.findall(r"(\S+) (\S+) MiB", listed[2])}
+        assert set(sizes[keep]) == set(expected) - ({"last.pt"} if keep == "best" else set())
+        for name, size in sizes[keep].items():
+            assert expected[name] == pytest.approx(size, abs=0.8)  # the program in best.pt2 takes 0.6 MiB
+        assert float(listed[1]) == pytest.approx(sum(expected.values()), abs=0.3)
+        assert "trainer.keep=best" in listed[3]
+    with pytest.raises(UserError, match="has finished and keeps no last"):
+        named(str(run), ["trainer.epochs=2"])
+    assert sum(sizes["best"].values()) < 0.7 * sum(sizes["0"].values())
+
+
+def test_a_run_that_fails_keeps_its_last_checkpoint(tmp_path):
+    lines = ["class Fails:", "    def on_epoch(self, trainer):", "        if trainer.epoch == 2:", "            raise ValueError"]
+    (tmp_path / "fails.py").write_text("\n".join([*lines, ""]))
+    words = ["model=tiny_resnet", "trainer.device=cpu", *SMALL, "tracking=none", "trainer.keep=best", "trainer.epochs=3"]
+    assert train.main([*words, f"trainer.runs={tmp_path / 'runs'}", f"trainer.callbacks=[{tmp_path / 'fails.py'}:Fails]"]) == 1
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in (run / "checkpoints").glob("*.pt")} == {"best.pt", "last.pt"}
 
 
 def test_evaluate_scores_a_kept_checkpoint(monkeypatch, tmp_path, capsys):

@@ -107,6 +107,9 @@ def test_a_run_says_who_started_what_and_what_came_of_it(clone):
     assert f"#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}/artifacts/checkpoints" in links
     page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
     assert page in done.output.replace("\n", "")
+    view = f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=results&workflowType=machine_learning"
+    assert view in done.output.replace("\n", "")
+    assert "mlflow.sharedViewState.results" in experiment.tags
 
 
 def test_an_experiment_keeps_what_its_owner_says_of_it(clone):

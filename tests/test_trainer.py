@@ -233,16 +233,23 @@ def test_the_recorded_rate_is_that_of_the_update_also_after_a_resume(make_traine
 
 
 def test_the_losss_time_of_a_run_is_the_median_of_its_windows(make_trainer, run_folder, quiet):
-    words = [*SMALL, "trainer.epochs=1", "trainer.log_every=1", "trainer.max_updates=5"]
+    words = [*SMALL, "trainer.epochs=1", "trainer.log_every=1", "trainer.max_updates=5", "trainer.timing_warmup=2"]
     trainer, shown = make_trainer(*words), iter([9.0, 1.0, 2.0, 1.5, 21.4])
     read = trainer.clock.read
-    trainer.clock.read = lambda images: read(images) | {"train/loss_ms": next(shown)}
+
+    def told(images):
+        value = next(shown)
+        return read(images) | {"train/loss_ms": value, "train/step_ms": 10 * value}
+
+    trainer.clock.read = told
     trainer.fit(run_folder, quiet)
     other = make_trainer(*words)
     other.clock.load_state(trainer.clock.state())
     for each in (trainer, other):
-        assert each.clock.overall()["loss_ms"] == 2.0
-    assert summary.rows(trainer, trainer.values | trainer.clock.overall())["loss forward + backward"].startswith("2.000 ms by ")
+        assert (each.clock.overall()["loss_ms"], each.clock.overall()["update_ms"]) == (2.0, 20.0)  # the update's after the warm-up
+    rows = summary.rows(trainer, trainer.values | trainer.clock.overall())
+    assert rows["loss forward + backward"].startswith("2.000 ms by ")
+    assert rows["update"] == "20.0 ms, the median"
 
 
 def test_each_held_out_sample_counts_once():

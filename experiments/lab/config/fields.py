@@ -39,9 +39,11 @@ def number(
     least: float | None = None,
     below: float | None = None,
     most: float | None = None,
+    text: str | None = None,
 ) -> Any:
-    """Return a number with its range: `above` and `below` are outside the range, `least` and `most` inside."""
-    return field(default=default, metadata={"meaning": meaning, "above": above, "least": least, "below": below, "most": most})
+    """Return a number with its range: `above` and `below` are outside the range, `least` and `most` inside. `text` may stand for it."""
+    limits = {"above": above, "least": least, "below": below, "most": most}
+    return field(default=default, metadata={"meaning": meaning, "text": text, **limits})
 
 
 def choice(default: Any, *choices: str, meaning: str = "") -> Any:

@@ -285,6 +285,10 @@ class OptimConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
+BEST = "best"
+"""The value of `trainer.keep` for the best checkpoint alone."""
+
+
 @dataclass
 class TrainerConfig:
     epochs: int = number(8, "how often to go through the training data", least=1)
@@ -305,7 +309,9 @@ class TrainerConfig:
     monitor: str | None = setting(None, "the held-out metric that marks the best epoch, such as loss; null: the task's own")
     monitor_goal: str = choice("auto", "auto", "max", "min", meaning="which values are better; auto: smaller for losses and errors")
     patience: int | None = number(None, "evaluations in a row without improvement after which the run ends", least=1)
-    keep: int = number(0, "how many of the last epochs keep their checkpoints, beside best.pt and last.pt", least=0)
+    keep: int | str = number(
+        0, "last epochs that keep their checkpoints, beside best.pt and last.pt; best: a finished run keeps no last.pt", least=0, text=BEST
+    )
     save_every: int = number(1, "epochs between two checkpoints", least=1)
     save_updates: int | None = number(None, "updates between two checkpoints within an epoch; null: none", least=1)
     save_minutes: float | None = number(10.0, "minutes between two checkpoints within an epoch; null: none", above=0)
@@ -314,6 +320,11 @@ class TrainerConfig:
     profile: bool = setting(False, "trace time and memory of a few updates, readable in Perfetto")
     runs: str | None = setting(None, "folder of run folders; null: LOSSFORGE_RUNS, else the user's file, else runs/ here")
     callbacks: list[str] = some(list, "custom code called in training (lab.training.callbacks): module:name or file.py:name", code=True)
+
+    @property
+    def kept_epochs(self) -> int:
+        """Return how many of the last epochs keep their checkpoints."""
+        return 0 if self.keep == BEST else int(self.keep)
 
 
 @dataclass
@@ -409,6 +420,8 @@ def _check_value(key: str, value: Any, item: "Field[Any]") -> None:
         raise UserError(f"{key}={value}: {twice[0]!r} is named twice.")
     if limits.get("pair") and (len(value) != 2 or value[0] > value[1]):
         raise UserError(f"{key}={value}: the smallest and the largest value are expected.")
+    if (text := limits.get("text")) and value != text and not isinstance(value, int):
+        raise UserError(f"{key}={value}: a whole number {range_text(limits)}, or {text}, is expected.")
     for each in _numbers(value):
         if not isfinite(each) or not _inside(each, limits):
             wanted = f"{'' if isfinite(each) else 'finite '}numbers {range_text(limits)}".strip()

@@ -232,7 +232,9 @@ PARTS: dict[str, Check] = {
     "values": FIGURES,
     "best": record(score=number(), epoch=whole(), values=optional(FIGURES), stale=whole()),
     "clock": record(
-        loss_ms=listed(number(0, LARGEST), 0, MOST), **dict.fromkeys(COUNTS, whole()), **dict.fromkeys(SECONDS, number(0, LARGEST))
+        **dict.fromkeys(("loss_ms", "update_ms"), listed(number(0, LARGEST), 0, MOST)),
+        **dict.fromkeys(COUNTS, whole()),
+        **dict.fromkeys(SECONDS, number(0, LARGEST)),
     ),
     "launches": mapped(whole()),
     "nonfinite": record(total=count, streak=count, longest=count, evidence=optional(evidence)),

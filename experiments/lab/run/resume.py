@@ -77,6 +77,8 @@ def named(given: str, overrides: list[str]) -> tuple[Settings[TrainConfig], Earl
     if history.status == "FINISHED" and not set(changed) & set(LENGTHS):
         raise UserError(f"resume={given}: the run is finished. A larger trainer.epochs= trains it for longer.")
     checkpoint = what if what.is_file() else _last(path)
+    if history.status == "FINISHED" and checkpoint is None:
+        raise UserError(f"resume={given}: the run has finished and keeps no last.pt (trainer.keep=best), by which it could go on.")
     return settings, Earlier(path, checkpoint, changed, by is Origin.HERE, is_foreign(by, trusted=trusted), trusted)
 
 

@@ -187,7 +187,7 @@ def command() -> str:
     return shlex.join([f"experiments/{script}", *arguments])
 
 
-HEADLINE = ("held-out loss", "images/s", "loss forward + backward", "peak memory")
+HEADLINE = ("held-out loss", "images/s", "update", "loss forward + backward", "peak memory")
 
 
 def description(table: dict[str, str]) -> str:

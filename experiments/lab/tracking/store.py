@@ -15,7 +15,7 @@ from lab.base.masks import masked
 from lab.tracking.logged_model import MODEL, write_model
 from lab.tracking.names import valid_name, valid_text
 from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write, sqlite_file
-from lab.tracking.views import VIEW, Pages, experiment_tags, pages_of
+from lab.tracking.views import RESULTS, VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
@@ -185,11 +185,12 @@ class Store:
     def _files_at(self, location: str, names: Iterable[str]) -> Any:
         return files_at(self.uri, location, names, anywhere=self.artifacts_outside)
 
-    def address(self) -> str | None:
-        """Return the address of the run's page in MLflow's UI; None before the run exists there."""
+    def pages(self) -> tuple[str, str] | None:
+        """Return the addresses in MLflow's UI of the run and of the view of its experiment's runs; None before the run exists there."""
         if self.run_id is None:
             return None
-        return pages_of(self.uri).run(self.client.get_run(self.run_id).info.experiment_id, self.run_id)
+        pages, experiment = pages_of(self.uri), self.client.get_run(self.run_id).info.experiment_id
+        return pages.run(experiment, self.run_id), pages.view(experiment, RESULTS)
 
     def end(self, status: str, milliseconds: int, key: str) -> None:
         """Close the run, and delete empty duplicates that a server created after we stopped waiting for its answer."""

@@ -200,11 +200,11 @@ class MlflowUploader(threading.Thread):
         problem = self.close()
         return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}{not_taken(self.aside)}"
 
-    def address(self) -> str | None:
-        """Return the address of the run in MLflow's UI, if all has been sent."""
+    def pages(self) -> tuple[str, str] | None:
+        """Return the addresses in MLflow's UI of the run and of its experiment's runs with their results, if all has been sent."""
         if self.complete:
             with contextlib.suppress(Exception):
-                return self.store.address()
+                return self.store.pages()
         return None
 
     def end(self, status: str, error: str, seconds: float) -> None:

@@ -23,6 +23,7 @@ class Clock:
         self.updates = self.timed_updates = 0
         self.timed_images = self.timed_seconds = self.timed_waited = 0.0
         self.loss_ms: list[float] = []  # of each window that was reported
+        self.update_ms: list[float] = []  # of each window after the warm-up
         self.restart()
 
     def restart(self) -> None:
@@ -34,7 +35,7 @@ class Clock:
 
     def state(self) -> dict[str, Any]:
         """Return the totals and the open window."""
-        names = ("loss_ms", "timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
+        names = ("loss_ms", "update_ms", "timed_updates", "timed_images", "timed_seconds", "timed_waited", "window_updates", "waited")
         return {name: copy(getattr(self, name)) for name in names} | {"window_seconds": time.perf_counter() - self.began}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -94,8 +95,8 @@ class Clock:
         return values
 
     def overall(self) -> dict[str, float]:
-        """Return the median time of the loss, and rates without warm-up and evaluation if the run was longer than its warm-up."""
-        values = {"loss_ms": median(self.loss_ms)} if self.loss_ms else {}
+        """Return the median time of the loss and, of a run longer than its warm-up, that of an update, and rates without evaluation."""
+        values = {name: median(times) for name, times in (("loss_ms", self.loss_ms), ("update_ms", self.update_ms)) if times}
         if not self.timed_seconds:
             return values
         return values | {

@@ -26,6 +26,7 @@ from lab.tracking.views import pages_hint
 from lab.tracking.writers import check_writers
 from lab.training.assemble import assemble
 from lab.training.console import LOG, Console
+from lab.training.disk import delete_last, kept_on_disk
 from lab.training.failures import explained
 from lab.training.other_ranks import train_on_other_rank
 from lab.training.summary import rows
@@ -107,6 +108,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     console.say(f"{name}: {samples}, on {trainer.device}, loss by {trainer.kernels.backend}")
     for note in trainer.notes:
         console.say(note)
+    console.say(kept_on_disk(trainer))
     if launched() > 1:
         console.say(trainer.parallel.description(config.data.batch_size * config.trainer.accumulate))
     if earlier:
@@ -141,10 +143,14 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     with run.noted(run.status):
         table = rows(trainer, values) | trainer.unexported
         console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
+    with run.noted(run.status):
+        if run.status == "FINISHED":
+            delete_last(trainer)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
-    if run.uploader and (address := run.uploader.address()):
-        console.say(f"in MLflow's UI{pages_hint(run.uploader.place)}: {address}")
+    if run.uploader and (pages := run.uploader.pages()):
+        console.say(f"in MLflow's UI{pages_hint(run.uploader.place)}: {pages[0]}")
+        console.say(f"beside the experiment's other runs: {pages[1]}")
     if run.status == "KILLED":
         again = override_of("resume", places["run folder"])
         console.say(f"to go on: {'torchrun ... ' if launched() > 1 else ''}experiments/train.py {again}")

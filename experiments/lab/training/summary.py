@@ -33,6 +33,8 @@ def rows(trainer: Trainer, values: dict[str, Any]) -> dict[str, str]:
     table["images/s"] = "too short a run to tell" if speed is None else f"{speed:,.0f}"
     if "data_wait_share" in values:
         table["waiting for data"] = f"{values['data_wait_share']:.1%} of a step's time"
+    if "update_ms" in values:
+        table["update"] = f"{values['update_ms']:,.1f} ms, the median"
     if "loss_ms" in values:
         table["loss forward + backward"] = f"{values['loss_ms']:.3f} ms by {trainer.kernels.summary()}"
     if "train/peak_process_mib" in values:

@@ -175,7 +175,7 @@ class Trainer:
         last = self.is_over()
         if improved:
             self.save("best.pt", whole=False)
-        kept = [f"epoch-{self.epoch:03}.pt"] if self.settings.keep else []
+        kept = [f"epoch-{self.epoch:03}.pt"] if self.settings.kept_epochs else []
         if last or kept or self.epoch % self.settings.save_every == 0:
             self.save("last.pt", *kept, whole=True)
         self.callbacks("on_epoch", self)
@@ -278,6 +278,7 @@ class Trainer:
             **distributed.all_max(self.clock.read(images) | memory(self.device), self.device),
         }
         self.clock.loss_ms += [values["train/loss_ms"]] if "train/loss_ms" in values else []
+        self.clock.update_ms += [values["train/step_ms"]] if "train/images_per_second" in values else []  # after the warm-up
         self.values |= values
         self.folder.metrics(self.done, values | {"train/epoch": self.done / self.per_epoch})
         self.console.figures(self.done, self.epoch, values)
@@ -359,8 +360,8 @@ class Trainer:
                 about = {name: state[name] for name in ("classes", "samples", "data", "norm", "config", "signature", "updates")}
                 checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
             self.callbacks("on_checkpoint", self, path)
-        if self.settings.keep:
-            checkpoint.remove_before(self.epoch - self.settings.keep + 1, self.folder.path / "checkpoints")
+        if self.settings.kept_epochs:
+            checkpoint.remove_before(self.epoch - self.settings.kept_epochs + 1, self.folder.path / "checkpoints")
 
     def _progress(self) -> dict[str, Any]:
         """Return all that a resumed run needs besides the weights, as tensors and plain values; waits for the device.
