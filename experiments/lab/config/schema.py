@@ -194,6 +194,19 @@ class TableConfig(PhotosConfig):
 
 
 @dataclass
+class NpzConfig(PhotosConfig):
+    """Images and their classes in arrays of .npz files, which are held in memory."""
+
+    name: str = setting("npz", "the data set")
+    file: str = setting("???", "the .npz file of the training images", path="always")
+    val: str | None = setting(None, "the .npz file of the held-out images; null: data.held_out or data.fold", path="always")
+    test: str | None = setting(None, "an .npz file of images scored once at the end", path="always")
+    images: str = setting("images", "array of the images: (N, H, W) or (N, H, W, channels)")
+    labels: str = setting("labels", "array of their classes (N,): whole numbers from 0, or texts")
+    classes: list[str] | None = setting(None, "names of the classes in their order; null: those of the training images", distinct=True)
+
+
+@dataclass
 class HubConfig(PhotosConfig):
     """A data set of Hugging Face's library `datasets`, with images of one class each; code of a data set's repository is not run.
 

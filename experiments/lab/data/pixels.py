@@ -34,7 +34,15 @@ def read_pixels(path: ImageFile, channels: int) -> Tensor:
     Raises:
         one of UNREADABLE.
     """
-    array = _array(path, channels)
+    return pixels_of(_array(path, channels), channels)
+
+
+def pixels_of(array: Any, channels: int) -> Tensor:
+    """Return an array (H, W) or (H, W, channels) as float32 (channels, H, W): integers from 0 to 1, floats as they are.
+
+    Raises:
+        CorruptError: it has another shape or type, or a pixel is not finite.
+    """
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] != channels:

@@ -27,7 +27,7 @@ class DataSpec:
             the parts' settings are paths in data.root.
         splits: further settings that decide which images are held out, in addition to SPLITS.
         files: settings, in addition to the parts, that say which files, columns or arguments the data is made of.
-        digested: settings that name files whose bytes identify the data, too.
+        digested: settings that name files, or are None; the files' bytes identify the data, too.
         titled_by: the setting whose path names the data in MLflow; None: `name` does.
         source: the setting that MLflow shows as the data's source; None: that of titled_by.
     """

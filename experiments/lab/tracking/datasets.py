@@ -48,6 +48,6 @@ def _digest(spec: DataSpec, config: DataConfig, part: str, identity: str, loader
         return digest.hexdigest()[:8]
     settings = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in READING}
     digest.update(json.dumps([part, settings], sort_keys=True, default=str).encode())
-    for name in spec.digested:
-        digest.update(sha256_of(Path(getattr(config, name)).expanduser()).encode())
+    for file in filter(None, (getattr(config, name) for name in spec.digested)):
+        digest.update(sha256_of(Path(file).expanduser()).encode())
     return digest.hexdigest()[:8]

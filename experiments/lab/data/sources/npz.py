@@ -1,0 +1,140 @@
+"""Images and their classes in arrays of NumPy's .npz files."""
+
+import math
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lab.base.errors import UserError, unknown
+from lab.base.formats import one_form
+from lab.base.paths import absolute
+from lab.config.schema import NpzConfig
+from lab.data.images import CorruptError, refuse_pipe
+from lab.data.pixels import pixels_of
+from lab.data.sets import Data, Norm
+from lab.data.sources.folder import Samples, hold_out, photos_data
+from lab.data.specs.npz import PARTS
+from lab.data.split import held_out_by
+
+BROKEN = (OSError, ValueError, EOFError, RuntimeError, CorruptError, zipfile.BadZipFile, zlib.error)
+"""What reading an archive raises where it is damaged, encrypted or no archive, or where an array holds Python objects."""
+MEANING = "images are (N, H, W) or (N, H, W, channels)"
+
+
+@dataclass(kw_only=True)
+class ArraySamples(Samples):
+    """Images (N, H, W, channels) that are held in memory."""
+
+    images: Any
+
+    def image(self, index: int) -> Image.Image | Tensor:
+        array = self.images[self.positions[index]]
+        if self.channels is None:
+            return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).convert("RGB")
+        return pixels_of(array, self.channels)
+
+
+def npz_data(config: NpzConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
+    """Open .npz files; `norm` and `saved` as in lab.data.load.load_data.
+
+    Raises:
+        UserError: a file, an array or a setting is wrong.
+    """
+    if config.fold is not None and config.val:
+        raise UserError(f"data.fold={config.fold}: divides the images of data.file, but data.val={config.val} has held-out images.")
+    found: dict[str, ArraySamples] = {}
+    for part, name in PARTS.items():
+        if path := getattr(config, name):
+            found[part] = _samples(f"data.{name}={path}", absolute(path, ""), config, found["train"].classes if found else config.classes)
+    held_out = f"of {Path(str(config.val)).name}" if config.val else f"of {Path(config.file).name}, {held_out_by(config)}"
+    if not config.val:
+        found = hold_out(found, config)
+    return photos_data(found, held_out, config, norm, device, seed, saved)
+
+
+def _samples(setting: str, path: Path, config: NpzConfig, classes: list[str] | None) -> ArraySamples:
+    """Return the images of a file, whose labels are those of `classes` where these are known.
+
+    Raises:
+        UserError: the file or one of its arrays cannot be read, or has another shape, type or class than expected.
+    """
+    images, labels = _arrays(setting, path, (config.images, config.labels))
+    images = images[..., None] if images.ndim == 3 else images
+    if images.ndim != 4 or 0 in images.shape:
+        raise UserError(f"{setting}: the array {config.images} has the shape {images.shape}; {MEANING}, and not empty.")
+    if config.channels is None and (images.dtype != np.uint8 or images.shape[3] not in (1, 3)):
+        raise UserError(
+            f"{setting}: the array {config.images} is of {images.dtype} with {images.shape[3]} channels; uint8 with 1 or 3 is expected. "
+            "data.channels=NUMBER reads other pixels."
+        )
+    if config.channels:
+        try:
+            pixels_of(images[0], config.channels)
+        except CorruptError as error:
+            raise UserError(f"{setting}: an image of the array {config.images} {error}.") from None
+        if images.dtype.kind == "f" and not np.isfinite(images).all():
+            raise UserError(f"{setting}: the array {config.images} has pixels that are nan or infinite.")
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != images.shape[:1]:
+        raise UserError(
+            f"{setting}: the array {config.labels} has the shape {labels.shape}; a class for each of {len(images)} images is expected."
+        )
+    if labels.dtype.kind == "U":
+        names, targets = _named(setting, [one_form(str(label)) for label in labels.tolist()], classes)
+    elif labels.dtype.kind in "iu":
+        names, targets = _numbered(setting, labels.tolist(), classes)
+    else:
+        raise UserError(f"{setting}: the array {config.labels} is of {labels.dtype}; whole numbers from 0 or texts are expected.")
+    keys = [str(position) for position in range(len(images))]
+    return ArraySamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=config.channels, images=images)
+
+
+def _named(setting: str, labels: list[str], classes: list[str] | None) -> tuple[list[str], list[int]]:
+    names = sorted(set(labels)) if classes is None else list(classes)
+    number = {name: each for each, name in enumerate(names)}
+    if odd := [label for label in labels if label not in number]:
+        raise unknown(f"{setting}: class", odd[0], names)
+    return names, [number[label] for label in labels]
+
+
+def _numbered(setting: str, labels: list[int], classes: list[str] | None) -> tuple[list[str], list[int]]:
+    names = [str(each) for each in range(max(labels) + 1)] if classes is None else list(classes)
+    if odd := [label for label in labels if not 0 <= label < len(names)]:
+        raise UserError(f"{setting}: has the class {odd[0]}; classes are from 0 to {len(names) - 1}.")
+    return names, labels
+
+
+def _arrays(setting: str, path: Path, names: tuple[str, ...]) -> list[Any]:
+    """Return arrays of a file, by name, without unpickling.
+
+    Raises:
+        UserError: the file cannot be read, or lacks an array.
+    """
+    try:
+        refuse_pipe(path)
+        with zipfile.ZipFile(path) as archive:
+            held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if missing := [name for name in names if name not in held]:
+                raise unknown(f"{setting}: array", missing[0], list(held))
+            return [_array(archive, held[name]) for name in names]
+    except BROKEN as error:
+        raise UserError(f"{setting}: cannot be read as an .npz file: {error}.") from None
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
+    """Read an array; its header may say more than the file holds, and the memory for it would be taken first."""
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
+            raise ValueError(f"{info.filename} is cut off: its header says {dtype} of the shape {shape}")
+    with archive.open(info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
