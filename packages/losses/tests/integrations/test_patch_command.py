@@ -73,6 +73,34 @@ def test_a_script_runs_unedited(where, script, tmp_path):
     assert "lossforge: trl 1." in done.stderr
 
 
+STARTER = """
+import os
+import subprocess
+import sys
+
+subprocess.run([sys.executable, "-c", "pass"], check=True)
+subprocess.run(["true"], check=True)
+print("nothing said so far", file=sys.stderr, flush=True)
+if sys.argv[1] == "exec":
+    os.execvpe(sys.executable, [sys.executable, "-m", "this"], os.environ)
+for _ in range(2):
+    subprocess.run([sys.executable, "-m", "this"], check=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["subprocess", "exec"])
+def test_a_program_that_starts_another_python_is_told_that_its_patch_ends(how, tmp_path):
+    (tmp_path / "train.py").write_text(STARTER)
+    done = command(tmp_path, "timm", "--", "train.py", how)
+    assert done.returncode == 0, done.stderr
+    assert "The Zen of Python" in done.stdout
+    before, after = done.stderr.split("nothing said so far")
+    assert "starts another process" not in before
+    assert after.count("starts another process") == 1
+    assert "-m this …" in after
+    assert "torchrun … -m lossforge.patch timm -- -m MODULE" in after
+
+
 @pytest.mark.parametrize(
     ("target", "error", "said"),
     [

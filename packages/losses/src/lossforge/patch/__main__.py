@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import pkgutil
 import runpy
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lossforge import integrations
-from lossforge.integrations.patching import IntegrationError
+from lossforge.integrations.patching import IntegrationError, say_once
 
 USAGE = """python -m lossforge.patch LIBRARY[,LIBRARY…] [--force] --
        SCRIPT.py | -m MODULE | PROGRAM [ARGUMENT …]"""
@@ -21,6 +22,9 @@ EXAMPLES = """examples:
   python -m lossforge.patch ultralytics -- yolo train data=coco8.yaml
   torchrun --nproc-per-node 8 -m lossforge.patch trl -- grpo.py
 """
+STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn")
+"""Python's audit events of a new program, whose first arguments are its path and its words."""
+LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed")
 
 
 def patchable() -> list[str]:
@@ -31,6 +35,24 @@ def patchable() -> list[str]:
 
 KEPT: list[dict[str, object]] = []
 """Names of the script that ran. As those of a script of its own they live until Python ends: process groups that end before may wait."""
+
+
+def watch(libraries: str) -> None:
+    """Say, once, that a patch ends with its process where the program starts another Python, as the launchers of many trainers do."""
+
+    def seen(event: str, given: tuple[object, ...]) -> None:
+        if event not in STARTS or not isinstance(given[1], (list, tuple)):
+            return
+        path, *words = [os.fsdecode(word) for word in (given[0], *given[1][1:]) if isinstance(word, (str, bytes, os.PathLike))]
+        # a probe of one line, or a worker of torch.compile, trains nothing
+        if not Path(path).name.startswith(LAUNCHERS) or words[:1] == ["-c"] or any("_inductor" in word for word in words):
+            return
+        say_once(
+            f"the program starts another process, {Path(path).name} {' '.join(words[:3])} …, which has the library's own losses. Start the "
+            f"processes first: torchrun … -m lossforge.patch {libraries} -- -m MODULE, with the module that this command runs"
+        )
+
+    sys.addaudithook(seen)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -76,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             importlib.import_module(f"lossforge.integrations.{name}").patch(force=given.force)
         except (IntegrationError, ModuleNotFoundError) as error:
             sys.exit(f"lossforge.patch: {error}")
+    watch(given.libraries)
     run(target)
 
 
