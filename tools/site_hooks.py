@@ -27,7 +27,9 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Use with": {
         "": ("use_with/index",),
-        "Language models": tuple(f"use_with/{name}" for name in ("hugging_face_trainer", "trl", "liger", "torchtitan", "verl", "megatron")),
+        "Language models": tuple(
+            f"use_with/{name}" for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron")
+        ),
         "Vision": tuple(
             f"use_with/{name}"
             for name in (

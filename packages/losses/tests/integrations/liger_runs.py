@@ -1,5 +1,7 @@
 """Run transformers' Trainer with use_liger_kernel and our losses in Liger, and compare every log line with the model's own loss."""
 
+import sys
+
 import torch
 from trainer_runs import history_of, model_of
 
@@ -11,6 +13,8 @@ NAMES = {"Llama": {}, "Gemma2": {"swiglu": None, "geglu": False}}
 
 
 def main():
+    with ours.patch():  # before a trainer replaces functions that Liger's models import, as ms-swift does
+        assert "liger_kernel.transformers.monkey_patch" not in sys.modules
     torch.distributed.init_process_group("gloo")
     for name, other in NAMES.items():
         config = {key: value for key, value in {**CONFIG, **other}.items() if value is not None}

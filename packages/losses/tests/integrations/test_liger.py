@@ -1,5 +1,7 @@
 """Liger's names with our losses: every option against the formula in float64, and a Trainer whose model Liger has patched."""
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,6 +168,24 @@ def test_torchs_cross_entropy_where_liger_takes_its_place(before):
     finally:
         handle.undo()
         F.cross_entropy = own
+
+
+def test_the_parameters_of_version_0_8_1_are_accepted(layer, monkeypatch):
+    """axolotl pins that version, whose function has no `chunk_mem_const`."""
+    x, w, *_, target = layer
+    target = target.where(target != -100, 3)
+
+    def older(*args, **kwargs):
+        raise AssertionError("Liger's own function runs")
+
+    newer = inspect.signature(functional.liger_fused_linear_cross_entropy)
+    kept = [each for name, each in newer.parameters.items() if name != "chunk_mem_const"]
+    older.__signature__ = newer.replace(parameters=kept)
+    monkeypatch.setattr(functional, "liger_fused_linear_cross_entropy", older)
+    with ours.patch():
+        loss = functional.liger_fused_linear_cross_entropy(x, w, target)
+    assert functional.liger_fused_linear_cross_entropy is older
+    torch.testing.assert_close(loss, F.cross_entropy(x @ w.T, target), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

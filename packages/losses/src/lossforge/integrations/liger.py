@@ -8,7 +8,7 @@ Liger's functions and modules keep their names, arguments and results, so that w
 `apply_liger_kernel_to_*` gives to models, and torch's `cross_entropy` where `cross_entropy=True` sets Liger's in its place. The order of
 both patches does not matter. Liger's other kernels stay.
 
-Tested with liger-kernel 0.8.5.
+Tested with liger-kernel 0.8.1 and 0.8.5.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from lossforge.integrations.patching import Patch, Replacement, version_of
 from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import cross_entropy, linear_cross_entropy
 
-TESTED = "0.8"
+TESTED = "0.8.1, 0.8.5"
 
 
 def _results(
@@ -147,10 +147,11 @@ def _module_of_logits(own: Any) -> Any:
     return forward
 
 
-OF_HIDDEN = (
+OF_HIDDEN = tuple(
     "(input, weight, target, bias=None, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction='mean', "
     "softcap=None, return_z_loss=False, accum_dtype=None, use_token_scaling=False, return_token_accuracy=False, "
-    "return_predicted_tokens=False, chunk_mem_const=1)"
+    f"return_predicted_tokens=False{last})"
+    for last in ("", ", chunk_mem_const=1")  # of 0.8.1, and of 0.8.5
 )
 OF_LOGITS = (
     "(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', label_smoothing=0.0, "
