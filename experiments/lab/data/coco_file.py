@@ -100,7 +100,7 @@ class CocoFile:
         """
         path = self.files[position]
         try:
-            return read_rgb(path, self.sizes[position], self.exif)
+            return read_rgb(path, self.sizes[position], self.exif, deep=True)
         except UNREADABLE as error:
             raise unreadable(f"{self.path}: image {self.image_ids[position]} ({path})", error) from None
 
@@ -273,7 +273,7 @@ def _take_unreadable(found: Images, folder: Path, faults: Faults, check: str, se
         file = found[missing[0]][0]
         raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
     _drop(found, ((image_id, "no such file") for image_id in missing), faults)
-    said = find_corrupt(cast(Files, found), (faults.path, folder), check)
+    said = find_corrupt(cast(Files, found), (faults.path, folder), check, deep=True)
     both = take_both(said)
     _drop(found, said.items(), faults)
     return both

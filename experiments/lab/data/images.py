@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenize import TokenError
 from typing import TypeVar
 
+import numpy as np
 from PIL import Image
 
 from lab.base.errors import UserError
@@ -32,6 +33,8 @@ SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", "
 """Endings of files that count as images, in lower case; of several frames the first is read."""
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of these; it goes by the content, and for PostScript it would start Ghostscript, which runs the file."""
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's modes of one grey channel of 16 bits."""
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
 Fault = Callable[[tuple[str, Size | None]], str]
@@ -178,14 +181,18 @@ def refuse_pixels(width: int, height: int) -> None:
         )
 
 
-def open_image(path: ImageFile) -> Image.Image:
-    """Open an image that can be converted to RGB of 8 bits, without decoding its pixels yet.
+def open_image(path: ImageFile, *, deep: bool = False) -> Image.Image:
+    """Open an image that `in_rgb` converts, without decoding its pixels yet.
+
+    Args:
+        path: the file.
+        deep: whether grey pixels of 16 bits are taken, too.
 
     Raises:
         one of UNREADABLE.
     """
     image = open_any_mode(path)
-    if image.mode in ("F", "I") or image.mode.startswith("I;"):
+    if image.mode in ("F", "I") or (image.mode.startswith("I;") and not (deep and image.mode in DEEP)):
         raise CorruptError(f"has pixels of mode {image.mode}; 8 bits a channel are expected")
     return image
 
@@ -203,24 +210,30 @@ def fits(image: Image.Image, size: Size) -> tuple[bool, bool]:
     return size == shown, size == stored
 
 
-def read_rgb(path: ImageFile, size: Size | None = None, exif: str = SHOWN) -> Image.Image:
+def read_rgb(path: ImageFile, size: Size | None = None, exif: str = SHOWN, *, deep: bool = False) -> Image.Image:
     """Decode an image to RGB, turned as EXIF says.
 
     Args:
         path: the file.
         size: height and width that annotations give it; where only the stored pixels have this size, they are not turned.
         exif: data.exif.
+        deep: as in open_image.
 
     Raises:
         one of UNREADABLE.
     """
-    with open_image(path) as image:
+    with open_image(path, deep=deep) as image:
         return in_rgb(turned(image, shown=size is None or is_shown(fits(image, size), exif)))
 
 
 def in_rgb(image: Image.Image) -> Image.Image:
-    """Decode an image, and convert it if it is not RGB; Pillow would copy RGB, which takes a fifth as long as decoding a JPEG."""
+    """Decode an image, and convert it if it is not RGB; Pillow would copy RGB, which takes a fifth as long as decoding a JPEG.
+
+    Grey of 16 bits is scaled from 65535 to 255.
+    """
     image.load()
+    if image.mode in DEEP:
+        image = Image.fromarray((np.asarray(image).astype(np.float32) / 257).round().astype(np.uint8))  # 65535 / 255
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -231,16 +244,17 @@ def unreadable(name: str | Path, error: BaseException) -> UserError:
     )
 
 
-def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None) -> dict[int, str]:
+def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None, *, deep: bool = False) -> dict[int, str]:
     """Return what is wrong with each bad file, by id; results for many files are cached until a path in `about` changes.
 
     Of an image with a size it may say BOTH, which `take_both` takes out.
 
     check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
     fault: returns what is wrong with a file, empty if nothing; None for what `check` says of images in RGB.
+    deep: as in open_image.
     """
-    known = check if fault is None else f"{check} {fault}"
-    return {} if check == "off" else cached(fault or partial(fault_of, check=check), files, about, known)
+    known = f"{check} {'deep' if deep else ''}".strip() if fault is None else f"{check} {fault}"
+    return {} if check == "off" else cached(fault or partial(fault_of, check=check, deep=deep), files, about, known)
 
 
 def _faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, str]:
@@ -250,14 +264,14 @@ def _faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int,
         return {number: each for number, each in zip(files, said, strict=True) if each}
 
 
-def fault_of(file: tuple[ImageFile, Size | None], check: str) -> str:
+def fault_of(file: tuple[ImageFile, Size | None], check: str, *, deep: bool = False) -> str:
     """Return what is wrong with an image in RGB; empty if nothing, and BOTH if the size fits it as shown and as stored."""
     path, size = file
     both = False
 
     def look() -> None:
         nonlocal both
-        with open_image(path) as opened:
+        with open_image(path, deep=deep) as opened:
             both = size is not None and all(fits(opened, size)) and turn_of(opened) != 1
             if check == "pixels" or not _ends(path, opened.format):
                 opened.load()

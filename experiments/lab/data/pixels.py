@@ -15,11 +15,24 @@ from PIL import Image, ImageSequence
 from torch import Tensor
 
 from lab.data.exif import turned
-from lab.data.images import CorruptError, ImageBytes, ImageFile, fault_in, open_any_mode, read_rgb, refuse_pipe, refuse_pixels
+from lab.data.images import (
+    DEEP,
+    UNREADABLE,
+    CorruptError,
+    ImageBytes,
+    ImageFile,
+    fault_in,
+    open_any_mode,
+    read_rgb,
+    refuse_pipe,
+    refuse_pixels,
+)
 from lab.data.sets import Norm
 
 MOST = 1000  # images by which mean and deviation are measured
 MOST_CHANNELS = 12
+LOOKED = 20  # images whose brightest value is looked at
+DARK = 2**14  # a quarter of the range of 16 bits
 ARRAY = ".npy"
 PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a file; byte 24 has the bits of a channel
 BITS_PER_SAMPLE = 258  # a TIFF's tag
@@ -70,13 +83,13 @@ class PixelFault:
         return fault_in(lambda: read_pixels(file[0], self.channels))
 
 
-def read_image(path: ImageFile, channels: int | None) -> Image.Image | Tensor:
-    """Read an image as data.channels says: as it is, or in RGB of 8 bits.
+def read_image(path: ImageFile, channels: int | None, *, deep: bool = False) -> Image.Image | Tensor:
+    """Read an image as data.channels says: as it is, or in RGB of 8 bits; deep: as in open_image.
 
     Raises:
         one of UNREADABLE.
     """
-    return read_pixels(path, channels) if channels else read_rgb(path)
+    return read_pixels(path, channels) if channels else read_rgb(path, deep=deep)
 
 
 def _array(path: ImageFile, channels: int) -> Any:
@@ -175,6 +188,26 @@ def alpha_note(paths: Sequence[str]) -> list[str]:
     if not found:
         return []
     return [f"{len(found)} of {len(looked)} training images have transparency (alpha), which is left out; data.channels=4 reads it, too"]
+
+
+def dark_note(paths: Sequence[str]) -> list[str]:
+    """Return a message if grey images of 16 bits use so little of the range that 8 bits leave few shades; looks at LOOKED files."""
+    found = [value for path in paths[:: -(-len(paths) // LOOKED)] if (value := _brightest(path)) is not None]
+    if not found or max(found) >= DARK:
+        return []
+    return [
+        f"images of 16 bits are scaled from 65535 to 255, and the brightest value of {len(found)} training images is {max(found)}: "
+        f"{max(found) // 257 + 1} shades are left. Write files whose values use the whole range"
+    ]
+
+
+def _brightest(path: str) -> int | None:
+    """Return the largest value of a grey image of 16 bits; None of another file."""
+    try:
+        with open_any_mode(path) as image:
+            return int(np.asarray(image).max()) if image.mode in DEEP else None
+    except UNREADABLE:  # the check of the files names what cannot be read
+        return None
 
 
 def _has_alpha(path: str) -> bool:

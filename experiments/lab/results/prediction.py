@@ -142,7 +142,7 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
     begin_work()
     for path in asked.files:
         try:
-            image = read_image(path, getattr(config.data, "channels", None))
+            image = read_image(path, getattr(config.data, "channels", None), deep=not hasattr(config.data, "channels"))
         except UNREADABLE as error:
             yield path, None, reason(error)
             continue

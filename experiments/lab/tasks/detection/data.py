@@ -19,6 +19,7 @@ from lab.base.seeds import seeded
 from lab.config.detection_schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.data.coco_file import CocoFile, read_coco
 from lab.data.loading import WorkerLoader
+from lab.data.pixels import dark_note
 from lab.data.scenes import PARTS, scenes_folder
 from lab.data.sets import Data, Loader, Norm, normalised
 from lab.data.split import held_out_by
@@ -203,7 +204,12 @@ def load_detection_data(
         test=make(files[2], seed=None) if len(files) > 2 else None,
         held_out=held_out,
         plain=partial(make, train, seed=None),
-        notes=[*enlarged(config, fixed_size, train.sizes), *seen, *(said for file in files for said in file.notes)],
+        notes=[
+            *enlarged(config, fixed_size, train.sizes),
+            *seen,
+            *(said for file in files for said in file.notes),
+            *dark_note(train.files),
+        ],
     )
 
 

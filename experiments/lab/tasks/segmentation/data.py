@@ -22,6 +22,7 @@ from lab.base.seeds import seeded
 from lab.data.batch import Batch
 from lab.data.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
 from lab.data.images import (
+    DEEP,
     SUFFIXES,
     UNREADABLE,
     CorruptError,
@@ -36,6 +37,7 @@ from lab.data.images import (
 )
 from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
 from lab.data.loading import WorkerLoader
+from lab.data.pixels import dark_note
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
@@ -68,7 +70,7 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
             test=test,
             held_out=f"the images of {parts['val'][0].image.parents[1].name}/",
             plain=plain,
-            notes=notes,
+            notes=[*notes, *dark_note([str(pair.image) for pair in parts["train"]])],
         )
     scenes = _drawn(cast(DigitMasksConfig, config))
     return memory_data(scenes, config, norm_of(scenes.train.images, norm), device, seed)  # a mirrored digit is not a digit
@@ -136,7 +138,7 @@ def _read(config: MaskFolderConfig) -> tuple[dict[str, list[Pair]], list[str]]:
     wrong: dict[int, str] = {}
     both: list[int] = []
     if config.check != "off":
-        damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check)
+        damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check, deep=True)
         wrong = {number: f"{pairs[number][0].relative_to(root)}: {said}" for number, said in damaged.items()}
         rest = {number: pair for number, pair in pairs.items() if number not in wrong}
         odd = cached(partial(_fault, classes=len(config.classes)), rest, about, f"masks of {len(config.classes)} classes")
@@ -221,13 +223,13 @@ def read_mask(path: Path, classes: int, *, shown: bool = True) -> Tensor:
         one of UNREADABLE.
     """
     with open_any_mode(path) as image:
-        if image.mode not in ("1", "L", "P"):
+        if image.mode not in ("1", "L", "P", *DEEP):
             raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
-        values = pil_to_tensor(turned(image, shown=shown))[0].to(torch.uint8)
+        values = pil_to_tensor(turned(image, shown=shown))[0].to(torch.int32)
     if (wrong := values[(values >= classes) & (values != OUTSIDE)]).numel():
         known = f"data.classes has 0 to {classes - 1}, and {OUTSIDE} means no class"
         raise CorruptError(f"has the value {int(wrong[0])}; {known}")
-    return values
+    return values.to(torch.uint8)
 
 
 class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
@@ -258,7 +260,7 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
         image_path, mask_path, _ = self.pairs[position]
         path = image_path
         try:
-            with open_image(image_path) as opened:
+            with open_image(image_path, deep=True) as opened:
                 path = mask_path
                 shown = self.shown(position)
                 values = read_mask(mask_path, self.classes, shown=shown)

@@ -1,0 +1,97 @@
+"""Grey images of 16 bits for detectors and segmentation, and masks of 16 bits."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import predict
+import train
+from lab.config.detection_schema import CocoConfig
+from lab.data.images import CorruptError
+from lab.data.sets import Norm
+from lab.tasks.detection.data import load_detection_data
+from lab.tasks.segmentation.data import read_mask
+
+SIZE = 32
+NORM = Norm([0.5] * 3, [0.25] * 3)
+TRAINING = ["trainer.device=cpu", "trainer.max_updates=1", "tracking=none", "tracking.model=false", "data.workers=0", "data.batch_size=2"]
+
+
+def written(path, bright, kind="png"):
+    """An image (H, W) of 16 bits: dark, with a bright square from (8, 4) to (24, 20) as x and y."""
+    pixels = np.full((SIZE, SIZE), 257 * 3, dtype=np.uint16)
+    pixels[4:20, 8:24] = bright
+    Image.fromarray(pixels).save(path.with_suffix(f".{kind}"))
+
+
+@pytest.fixture
+def boxes(tmp_path):
+    """A COCO file of images of 16 bits, for training and held out."""
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+        images, found = [], []
+        for number in range(2):
+            kind = ("png", "tiff")[number]
+            written(tmp_path / part / f"{number}", 257 * 200, kind)
+            images.append({"id": number, "file_name": f"{number}.{kind}", "height": SIZE, "width": SIZE})
+            found.append({"id": number, "image_id": number, "category_id": 1, "bbox": [8, 4, 16, 16]})
+        tree = {"images": images, "annotations": found, "categories": [{"id": 1, "name": "square"}]}
+        (tmp_path / f"{part}.json").write_text(json.dumps(tree))
+    return tmp_path
+
+
+def opened(folder):
+    names = {"train_images": "train", "val_images": "val", "train_annotations": "train.json", "val_annotations": "val.json"}
+    config = CocoConfig(root=str(folder), **names, workers=0, shortest=None, longest=None, augment=False, divisor=16, batch_size=2)
+    return load_detection_data(config, None, NORM, torch.device("cpu"), 0)
+
+
+def test_a_detector_sees_sixteen_bits_as_eight(boxes):
+    data = opened(boxes)
+    (batch,) = data.val
+    pixels = ((batch.images * 0.25 + 0.5) * 255).round()
+    expected = torch.full((SIZE, SIZE), 3.0)
+    expected[4:20, 8:24] = 200
+    torch.testing.assert_close(pixels, expected.expand(2, 3, SIZE, SIZE))
+    assert data.notes == []
+
+
+def test_images_that_become_dark_are_said(boxes):
+    for number, kind in enumerate(("png", "tiff")):
+        written(boxes / "train" / f"{number}", 4095, kind)
+    (said,) = opened(boxes).notes
+    assert "the brightest value of 2 training images is 4095: 16 shades are left" in said
+
+
+def test_a_detector_trains_on_sixteen_bits_and_predicts(boxes, tmp_path):
+    files = ["data.train_images=train", "data.val_images=val", "data.train_annotations=train.json", "data.val_annotations=val.json"]
+    words = ["task=detection", "model=fcos_tiny", "data=coco", f"data.root={boxes}", *files, "data.shortest=32", "data.longest=32"]
+    assert train.main([*words, *TRAINING, f"trainer.runs={tmp_path / 'runs'}"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    out = tmp_path / "said"
+    assert predict.main([f"checkpoint={run}", str(boxes / "val" / "0.png"), "trainer.device=cpu", f"out={out}"]) == 0
+    (line,) = (out / "predictions.jsonl").read_text().splitlines()
+    assert "found" in json.loads(line)
+
+
+def test_segmentation_trains_on_images_and_masks_of_sixteen_bits(tmp_path):
+    for part in ("train", "val"):
+        for name in ("images", "masks"):
+            (tmp_path / "data" / part / name).mkdir(parents=True)
+        for number in range(2):
+            written(tmp_path / "data" / part / "images" / f"{number}", 257 * 200)
+            mask = np.zeros((SIZE, SIZE), dtype=np.uint16)
+            mask[4:20, 8:24], mask[0] = 1, 255
+            Image.fromarray(mask).save(tmp_path / "data" / part / "masks" / f"{number}.png")
+    places = [f"data.root={tmp_path / 'data'}", "data.classes=[ground,square]", "data.image_size=32"]
+    words = ["task=segmentation", "model=segmenter_tiny", "data=mask_folder", *places]
+    assert train.main([*words, *TRAINING, f"trainer.runs={tmp_path / 'runs'}"]) == 0
+    values = read_mask(tmp_path / "data" / "val" / "masks" / "0.png", 2)
+    assert (values.dtype, values.unique().tolist(), values[4:20, 8:24].unique().tolist()) == (torch.uint8, [0, 1, 255], [1])
+    large = tmp_path / "data" / "val" / "masks" / "1.png"
+    Image.fromarray(np.full((SIZE, SIZE), 257, dtype=np.uint16)).save(large)  # 1 in its low byte
+    with pytest.raises(CorruptError, match="has the value 257"):
+        read_mask(large, 2)
