@@ -8,6 +8,8 @@ No operation is replaced: what is computed, converted and compared is Triton's o
 - `core.block_type.__init__` checks a shape and writes out its name for each tensor. Here once for a shape and an element type.
 - `core.tensor.__init__` wraps the sizes of each tensor. Here once a type.
 - `interpreter._get_np_dtype` builds a table of 19 dtypes at each call. Here a type's is kept under its name.
+- `TritonSemantic.broadcast_impl_value` compares the sizes of two blocks as constexprs for each operation. Here, where it left both blocks
+  as they were, it is not asked again for blocks of these sizes.
 - `interpreter_builder.options.sanitize_overflow` computes the operands of an assertion on integers that only a debug launch makes. Here
   they are computed for a debug launch alone, as the compiler does.
 
@@ -60,7 +62,9 @@ def remember_types() -> None:
     if find_dtype is None:
         return
     make_block, make_tensor = tl.core.block_type.__init__, tl.core.tensor.__init__
+    broadcast = TritonSemantic.broadcast_impl_value
     blocks: dict[Any, dict[str, Any]] = {}
+    unchanged: set[Any] = set()
     dtypes: dict[str, Any] = {}
 
     def make_block_once(self, element_ty, shape):
@@ -68,7 +72,7 @@ def remember_types() -> None:
         key = (*sizes, element_ty.name, getattr(element_ty, "address_space", None))
         if key not in blocks:
             make_block(self, element_ty, shape)
-            blocks[key] = self.__dict__ | {"_tensor": {}}
+            blocks[key] = self.__dict__ | {"_tensor": {}, "_sizes": key[:-2]}
         self.__dict__.update(blocks[key])
 
     def make_tensor_once(self, handle, type):
@@ -83,6 +87,16 @@ def remember_types() -> None:
             dtypes[tt_dtype.name] = find_dtype(tt_dtype)
         return dtypes[tt_dtype.name]
 
+    def broadcast_once(self, lhs, rhs):
+        sizes = lhs.type.__dict__.get("_sizes"), rhs.type.__dict__.get("_sizes")
+        if sizes in unchanged:
+            return lhs, rhs
+        found = broadcast(self, lhs, rhs)
+        if None not in sizes and found[0] is lhs and found[1] is rhs:
+            unchanged.add(sizes)
+        return found
+
+    TritonSemantic.broadcast_impl_value = broadcast_once
     tl.core.block_type.__init__ = make_block_once
     tl.core.tensor.__init__ = make_tensor_once
     interpreter._get_np_dtype = find_dtype_once

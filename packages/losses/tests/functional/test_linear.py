@@ -158,7 +158,7 @@ SKIPPED = [
 ]
 
 
-@pytest.mark.each("loss")
+@pytest.mark.each("template", "reduction")
 @pytest.mark.parametrize(("loss", "reduction"), SKIPPED)
 def test_ignored_rows_are_skipped(loss, reduction, device):
     """Where the host may wait, and where it knows how many rows are left or a bound: the same values and gradients."""

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-losses = pytest.importorskip("monai.losses")
-
-from lossforge.integrations import monai as ours  # noqa: E402
-from lossforge.integrations.patching import _SAID  # noqa: E402
+from lossforge.integrations import monai as ours
+from lossforge.integrations.patching import _SAID
 
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.5])
 INDICES = {"softmax": True, "to_onehot_y": True}
@@ -22,6 +20,7 @@ def compare(name, options, kind="indices", exact=False):
         "soft": torch.rand(2, 4, 6, 5, generator=draw),
     }
     logits.requires_grad_()
+    losses = pytest.importorskip("monai.losses")  # not above: each process that collects this file would import it, in 4.5 s
     module = getattr(losses, name)(**options)
 
     def graded():
