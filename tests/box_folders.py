@@ -130,6 +130,18 @@ def roboflow_csv(root: Path) -> Path:
     return root
 
 
+def openimages_csv(root: Path) -> Path:
+    """Open Images' columns: corners in shares of the image."""
+    for part, count, first in (("train", 10, 0), ("valid", 6, 20)):
+        rows = ["ImageID,LabelName,XMin,XMax,YMin,YMax"]
+        for name, boxes in pictures(root / part, count, first).items():
+            for label, left, top, width, height in boxes:
+                sides = left / 96, (left + width) / 96, top / 64, (top + height) / 64
+                rows.append(f"{Path(name).stem},{CLASSES[label]}," + ",".join(f"{side:.9f}" for side in sides))
+        (root / part / "_annotations.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
 def kaggle_csv(root: Path) -> Path:
     """Global Wheat's layout: train.csv with a bbox in a cell, images in train/, an empty box for an image without one."""
     rows = ["image_id,width,height,bbox,source"]
@@ -185,6 +197,7 @@ LAYOUTS = {
     "roboflow voc": roboflow_voc,
     "kaggle voc": kaggle_voc,
     "roboflow csv": roboflow_csv,
+    "openimages csv": openimages_csv,
     "kaggle csv": kaggle_csv,
     "coco": coco,
     "roboflow coco": roboflow_coco,

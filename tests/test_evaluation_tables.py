@@ -112,4 +112,6 @@ def test_tables_of_a_detector(tables, tmp_path):
         assert not number(row["ap50"]) < number(row["ap"])
     found = json.loads((folder / "detections.json").read_text())
     assert {row["image_id"] for row in found} <= set(truth.image_ids)
-    assert set(found[0]) == {"image_id", "category_id", "bbox", "score"}
+    assert set(found[0]) == {"image_id", "file_name", "category_id", "bbox", "score"}
+    files = dict(zip(truth.image_ids, truth.files, strict=True))
+    assert all(files[row["image_id"]] == str(truth.folder / row["file_name"]) for row in found)

@@ -56,6 +56,7 @@ class CocoFile:
     labels: Tensor  # (M,) indices of `classes`
     crowd: Tensor  # (M,) bool
     areas: Tensor  # (M,) float64, as the file gives them
+    folder: Path  # that the images' names are relative to
     exif: str = SHOWN  # data.exif
     notes: list[str] = field(default_factory=list)  # messages for the user
 
@@ -189,6 +190,7 @@ def checked_file(
         torch.tensor([row[1] for row in flat], dtype=torch.int64),
         torch.tensor([row[2] for row in flat], dtype=torch.bool),
         torch.tensor([row[3] for row in flat], dtype=torch.float64),
+        folder,
         exif,
         [*notes, *note(path, list(dict.fromkeys([*turned, *(images[image_id][0] for image_id in both)])), exif, "boxes")],
     )

@@ -286,7 +286,7 @@ def _csv(config: BoxesConfig, listing: Listing) -> Layout | None:
     classes = rows.classes_in(list(parted.values()), listing)
 
     def reader(name: str) -> Callable[[], CocoFile]:
-        return lambda: _checked(config, rows.read_rows(listing.root / name, classes, name, listing), listing.root)
+        return lambda: _checked(config, rows.read_rows(listing.root / name, classes, name, listing, config.exif), listing.root)
 
     return Layout(
         "csv", f"boxes in {', '.join(parted.values())}, {len(classes)} classes", {part: reader(name) for part, name in parted.items()}

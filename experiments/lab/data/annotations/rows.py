@@ -11,11 +11,12 @@ from typing import Any
 
 from lab.base.files import refuse_special
 from lab.base.formats import one_form
-from lab.data.annotations.entries import Entries, Listing
+from lab.data.annotations.entries import Entries, Listing, sizes_and_turns
+from lab.data.annotations.yolo import OUTSIDE
 from lab.data.cells import LONGEST, delimiter_of, read_cells, rows_of
 from lab.data.exif import Size
 
-IMAGE = ("filename", "file_name", "image_id", "image", "image_path", "image_name", "path", "img", "id")
+IMAGE = ("filename", "file_name", "image_id", "imageid", "image", "image_path", "image_name", "path", "img", "id")
 CLASS = ("class", "label", "class_name", "category", "name", "labelname")
 CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"))
 SIDES = (("x", "y", "w", "h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
@@ -64,14 +65,15 @@ def classes_in(names: list[str], listing: Listing) -> list[str]:
     return sorted(found - {""})
 
 
-def read_rows(path: Path, classes: list[str], name: str, listing: Listing) -> Entries:
-    """Read a table of boxes. A row whose box is empty is an image without boxes.
+def read_rows(path: Path, classes: list[str], name: str, listing: Listing, exif: str) -> Entries:
+    """Read a table of boxes in pixels, or in shares of the image if no number exceeds 1. A row with an empty box is an image without boxes.
 
     Args:
         path: what names the part in messages.
         classes: the names, by label.
         name: the table, relative to the root.
         listing: the files below the root.
+        exif: data.exif.
     """
     table = read_cells(listing.root / name, "data.root")
     columns = columns_of(list(table.columns))
@@ -106,7 +108,29 @@ def read_rows(path: Path, classes: list[str], name: str, listing: Listing) -> En
             found.faults.add(f"{where}, column {columns['class']}: is empty; a class is expected")
             continue
         found.box(number, labels[label], bbox, where)
+    if found.boxes and all(_is_share(box["bbox"]) for box in found.boxes):
+        _to_pixels(found, listing, exif)
     return found
+
+
+def _is_share(bbox: list[float]) -> bool:
+    x, y, width, height = bbox
+    return min(x, y) >= -OUTSIDE and max(x + width, y + height) <= 1 + OUTSIDE
+
+
+def _to_pixels(found: Entries, listing: Listing, exif: str) -> None:
+    """Turn boxes in shares of their images into pixels; those of an image that cannot be opened, which the checks name, are left out."""
+    looked = sizes_and_turns(listing, [image["file_name"] for image in found.images], exif)
+    for image, seen in zip(found.images, looked, strict=True):
+        if seen:
+            (image["height"], image["width"]), turned = seen
+            found.turned += [image["file_name"]] if turned else []
+    kept = [(box, where) for box, where in zip(found.boxes, found.where, strict=True) if looked[box["image_id"] - 1]]
+    found.boxes, found.where = [box for box, _ in kept], [where for _, where in kept]
+    for box in found.boxes:
+        image, (x, y, width, height) = found.images[box["image_id"] - 1], box["bbox"]
+        box["bbox"] = [x * image["width"], y * image["height"], width * image["width"], height * image["height"]]
+    found.notes.append(f"{found.path}: no number of its boxes exceeds 1, so they are taken as shares of the image")
 
 
 def _places(listing: Listing) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,14 @@ class DetectionResult:
         return {"per_class": self.per_class, "precision": {name: [round(p, 4) for p in curve] for name, curve in self.precision.items()}}
 
     def export_coco(self, path: Path) -> None:
-        """Write the detections as COCO results: a list with image_id, category_id, bbox in xywh and score."""
+        """Write the detections as COCO results: a list with image_id, category_id, bbox in xywh and score, and the image's file_name."""
+        assert self.truth is not None
+        files = {
+            image_id: os.path.relpath(file, self.truth.folder).replace(os.sep, "/")
+            for image_id, file in zip(self.truth.image_ids, self.truth.files, strict=True)
+        }
         rows = [
-            {"image_id": image_id, "category_id": self.category_ids[label], "bbox": box, "score": score}
+            {"image_id": image_id, "file_name": files[image_id], "category_id": self.category_ids[label], "bbox": box, "score": score}
             for image_id, each in self.found.items()
             for box, score, label in zip(each.boxes.tolist(), each.scores.tolist(), each.labels.tolist(), strict=True)
         ]
