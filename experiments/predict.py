@@ -2,7 +2,8 @@
 
 `checkpoint=` takes a run's folder, a checkpoint, a .safetensors file, or runs:/<MLflow run id>.
 
-The other arguments are image files, folders of images, which are searched recursively, or patterns such as "frames/**/*.png". A path that
+The other arguments are image files, folders of images, which are searched recursively, patterns such as "frames/**/*.png", or videos, for
+which OpenCV must be installed: each becomes a video with the predictions drawn into its frames, and has a line a frame. A path that
 does not exist or is not an image stops no other: it is named at the end, and the exit status is 1. The folder out= (predictions) receives
 `predictions.jsonl`, with one line an image, and a copy of each image with the prediction drawn on it. top=5: how many classes a classifier
 names. score=0.3: the lowest score of a detection that is shown. trainer.device=: the device to compute on.

@@ -289,6 +289,64 @@ def test_names_of_boxes_stay_in_the_picture_and_differ_from_their_ground():
     assert len({colour_of(number) for number in range(80)}) == 80
 
 
+@pytest.fixture
+def video(tmp_path):
+    """A square that moves over 12 frames of 64 x 48 pixels, 10 a second."""
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV")
+    path = tmp_path / "drive.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 10.0, (64, 48))
+    for number in range(12):
+        pixels = np.zeros((48, 64, 3), np.uint8)
+        pixels[10:30, number * 3 : number * 3 + 20] = (0, 0, 255)  # red, in OpenCV's order
+        writer.write(pixels)
+    writer.release()
+    return path
+
+
+def test_the_frames_of_a_video_are_predicted_and_drawn_into_one(trained, tmp_path, video):
+    from lab.results.video import frames_of
+
+    (tmp_path / "bad.mp4").write_bytes(b"no video")
+    words = [f"checkpoint={checkpoint(trained, 'detector')}", f"out={tmp_path / 'out'}", "score=0"]
+    done = predict(trained, *words, video, tmp_path / "bad.mp4")
+    assert done.returncode == 1
+    assert f"{video}: 12 frames" in done.stdout
+    assert f"error: {tmp_path}/bad.mp4: cannot be read as a video" in done.stderr
+    found = lines(tmp_path / "out")
+    assert [(line["frame"], line["second"]) for line in found] == [(number, number / 10) for number in range(12)]
+    assert {line["picture"] for line in found} == {"0000-drive.mp4"}
+    frames = list(frames_of(tmp_path / "out" / "0000-drive.mp4"))
+    assert [(frame.number, frame.rate, picture.size) for frame, picture in frames] == [(number, 10.0, (320, 240)) for number in range(12)]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"0000-drive.mp4", "predictions.jsonl"}
+
+
+def test_a_videos_frames_are_read_and_written_in_their_colours_and_places(tmp_path, video):
+    from lab.results.video import VideoFile, frames_of
+
+    (tmp_path / ".unfinished-copy.mp4").symlink_to(tmp_path / "elsewhere")
+    with VideoFile(tmp_path / "copy.mp4") as copy:
+        for frame, picture in frames_of(video):
+            copy.add(picture.crop((0, 0, 63, 47)), frame.rate)
+    assert not (tmp_path / "elsewhere").exists()
+    for path in (video, tmp_path / "copy.mp4"):
+        for frame, picture in frames_of(path):
+            red, green, blue = picture.getpixel((frame.number * 3 + 10, 20))
+            assert red > 200 > 60 > max(green, blue)
+            assert max(picture.getpixel((60, 44))) < 40
+    assert picture.size == (64, 48)
+
+
+def test_a_video_without_opencv_says_what_to_install(trained, tmp_path, monkeypatch, capsys):
+    import predict
+
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    (tmp_path / "drive.mp4").write_bytes(b"")
+    assert predict.main([f"checkpoint={checkpoint(trained, 'classifier')}", str(tmp_path / "drive.mp4")]) == 1
+    error = capsys.readouterr().err
+    assert "is a video, and OpenCV, which reads videos, cannot be imported" in error
+    assert "uv pip install opencv-python-headless" in error
+
+
 def test_folders_of_folders_are_looked_into(tmp_path):
     from lab.results.prediction import images
 

@@ -99,7 +99,7 @@ def predict(
 
     Args:
         checkpoint: as for `evaluate`.
-        images: paths of files and folders.
+        images: paths of images, videos and folders of images.
         overrides: settings to change, such as "trainer.device=cpu".
         top: how many classes a classifier names; None: 5.
         score: the lowest score of a detection, or of one of an image's several labels; None: 0.3.
@@ -113,6 +113,7 @@ def predict(
     import pandas
 
     from lab.base.errors import UserError
+    from lab.data.images import CorruptError
     from lab.results.prediction import asked_prediction, predicted
 
     paths = [Path(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
@@ -123,10 +124,12 @@ def predict(
         asked = asked_prediction(paths, given)
         if asked.missing:
             raise UserError(f"{asked.missing[0]}: no such file or folder.")
-        for path, image, found in predicted(asked):
-            if image is None:
-                raise UserError(f"{path}: {found}")
-            rows += [{"image": str(path)} | each for each in found.tree()]
+        for path, seen in predicted(asked):
+            try:
+                for frame, _, found in seen:
+                    rows += [{"image": str(path)} | (frame.tree() if frame else {}) | each for each in found.tree()]
+            except CorruptError as error:
+                raise UserError(f"{path}: {error}") from None
     return pandas.DataFrame(rows)
 
 

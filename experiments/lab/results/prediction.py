@@ -18,15 +18,19 @@ from lab.base.paths import absolute
 from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE
 from lab.config.settings import groups
-from lab.data.images import SUFFIXES, UNREADABLE, reason
+from lab.data.images import SUFFIXES, UNREADABLE, CorruptError, reason
 from lab.data.listing import hidden, kinds_of, passed_over
 from lab.data.pixels import read_image, shown
+from lab.results.video import Frame, VideoFile, frames_of, is_video, opencv
 from lab.run.machine import pick_device
-from lab.run.predict import draw, predictor
+from lab.run.predict import Prediction, draw, predictor
 from lab.run.saved import checkpoint_of, divided, open_checkpoint, settings_of
 from lab.training.failures import explained
 
 OWN = ("out", "top", "score")
+VIDEO = ".mp4"
+
+Seen = tuple[Frame | None, Any, Prediction]  # a frame's place in its video; the image; what it shows
 
 
 @dataclass
@@ -37,7 +41,7 @@ class AskedPrediction:
         settings: of the run.
         state: the run's checkpoint.
         changed: the run's own settings that were changed, in words.
-        files: images.
+        files: images and videos.
         missing: given paths that are neither a file nor a folder.
         out: the folder for pictures and predictions.
         top: how many classes a classifier names.
@@ -76,7 +80,12 @@ def asked_prediction(given: list[Path], overrides: Sequence[str]) -> AskedPredic
     for name in ("top", "score"):
         if name in own and name not in spec_of(task).read:
             raise UserError(f"{name}={own[name]}: has no effect on predictions of task={task.name}; leave it out.")
-    files, missing, passed = images(given, out, *[".npy"] * bool(getattr(settings.config.data, "channels", None)))
+    channels = getattr(settings.config.data, "channels", None)
+    files, missing, passed = images(given, out, *[".npy"] * bool(channels))
+    for video in filter(is_video, files):
+        opencv(video)
+        if channels:
+            raise UserError(f"{video}: is a video, whose frames have 3 channels of 8 bits; data.channels={channels} takes images alone.")
     return AskedPrediction(settings, saved.state, changed, files, missing, out, int(top), score, passed)
 
 
@@ -133,22 +142,33 @@ def _absent(path: Path) -> str:
     return f"{path}: no such file or folder."
 
 
-def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Any, Any]]:
-    """Yield each file with its image and the prediction; without an image, the reason why it has none."""
+def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Iterator[Seen]]]:
+    """Yield each file with an iterator over its image, or a video's frames; it raises CorruptError if the file cannot be read."""
     config = asked.settings.config
     device = pick_device(config.trainer.device)
     with explained(config):
         predict_one = predictor(config, asked.state, device, top=asked.top, score=asked.score)
     begin_work()
+
+    def seen(path: Path) -> Iterator[Seen]:
+        for frame, image in _pictures(path, config.data):
+            with explained(config):
+                prediction = predict_one(image)
+            yield frame, image, prediction
+
     for path in asked.files:
-        try:
-            image = read_image(path, getattr(config.data, "channels", None), deep=not hasattr(config.data, "channels"))
-        except UNREADABLE as error:
-            yield path, None, reason(error)
-            continue
-        with explained(config):
-            prediction = predict_one(image)
-        yield path, image, prediction
+        yield path, seen(path)
+
+
+def _pictures(path: Path, data: Any) -> Iterator[tuple[Frame | None, Any]]:
+    if is_video(path):
+        yield from frames_of(path)
+        return
+    try:
+        image = read_image(path, getattr(data, "channels", None), deep=not hasattr(data, "channels"))
+    except UNREADABLE as error:
+        raise CorruptError(reason(error)) from None
+    yield None, image
 
 
 def predict(asked: AskedPrediction) -> int:
@@ -163,25 +183,41 @@ def predict(asked: AskedPrediction) -> int:
     faults = [_absent(path) for path in asked.missing]
     if asked.passed:
         print(visible(asked.passed))
-    interrupted = False
+    done, interrupted = 0, False
     try:
-        for number, (path, image, prediction) in enumerate(predicted(asked)):
-            if image is None:
-                faults.append(f"{path}: {prediction}")
-                continue
-            picture = out / f"{number:04d}-{path.stem}.png"
-            write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
-            lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
-            print(visible(f"{path}: {prediction.line()}"))
+        for number, (path, seen) in enumerate(predicted(asked)):
+            write = _write_video if is_video(path) else _write_picture
+            try:
+                write(path, out / f"{number:04d}-{path.stem}{VIDEO if is_video(path) else '.png'}", seen, lines)
+                done += 1
+            except CorruptError as error:
+                faults.append(f"{path}: {error}")
     except KeyboardInterrupt:
         interrupted = True
     write_text(out / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
     for fault in faults:
         print(visible(f"error: {fault}"), file=sys.stderr)
     if interrupted:
-        print(f"interrupted: {len(lines)} of {len(asked.files)} images were predicted", file=sys.stderr)
+        print(f"interrupted: {done} of {len(asked.files)} images were predicted", file=sys.stderr)
         return ABORTED
     return int(bool(faults))
+
+
+def _write_picture(path: Path, picture: Path, seen: Iterator[Seen], lines: list[str]) -> None:
+    for _, image, prediction in seen:
+        write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
+        lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
+        print(visible(f"{path}: {prediction.line()}"))
+
+
+def _write_video(path: Path, drawn: Path, seen: Iterator[Seen], lines: list[str]) -> None:
+    before = len(lines)
+    with VideoFile(drawn) as video:
+        for frame, image, prediction in seen:
+            assert frame is not None
+            video.add(draw(image, prediction), frame.rate)
+            lines.append(json.dumps({"image": str(path), **frame.tree(), "found": prediction.tree(), "picture": drawn.name}))
+    print(visible(f"{path}: {len(lines) - before} frames"))
 
 
 def _number(name: str, given: str, least: float, most: float) -> float:
