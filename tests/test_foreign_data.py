@@ -346,6 +346,7 @@ def test_a_hostile_checkpoint_is_exported_or_refused_in_a_line(run, tmp_path, ca
 
     classes = [names[change].format(i) for i in range(10)]
     config = reload(state["config"], []).config
-    write_onnx(export(config, state | {"classes": classes}), torch.zeros(2, 1, 16, 16), tmp_path / "x.onnx", {"model": classes[0]})
+    images = torch.zeros(2, 1, 16, 16)
+    write_onnx(export(config, state | {"classes": classes}, lambda: images), images, tmp_path / "x.onnx")
     held = {each.key: each.value for each in onnx.load(tmp_path / "x.onnx").metadata_props}
-    assert json.loads(held["classes"]) == classes
+    assert json.loads(held["model.json"])["classes"] == classes

@@ -1,11 +1,17 @@
 """Export to ONNX: ONNX Runtime gives the model's predictions, for any number of images, and the metadata says what they mean."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from sklearn.datasets import load_digits
 
 import lab
 from lab.base.errors import UserError
@@ -14,6 +20,7 @@ from lab.config.objects import find_object
 from lab.config.settings import load
 from lab.data.sets import Norm
 from lab.run.export import check_export, export
+from lab.run.exported import difference
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs uv sync --extra onnx")
 
@@ -27,6 +34,10 @@ def opened(content):
 
 def said(session, pixels):
     return torch.from_numpy(session.run(["output"], {"images": pixels.numpy()})[0])
+
+
+def told(session):
+    return json.loads(session.get_modelmeta().custom_metadata_map["model.json"])
 
 
 @pytest.mark.parametrize(
@@ -52,17 +63,19 @@ def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsy
         found = said(session, pixels)
         assert found.shape == (count, *output)
         torch.testing.assert_close(found, program(pixels), rtol=1e-3, atol=1e-3)
-    told, state = session.get_modelmeta().custom_metadata_map, torch.load(path.with_suffix(".pt"), weights_only=True)
-    assert json.loads(told["classes"]) == result.classes
-    assert result.classes == classes
-    assert {name: json.loads(told[name]) for name in ("mean", "std")} == state["norm"]
-    assert told["task"] == load(words).config.task.name
+    described, state = told(session), torch.load(path.with_suffix(".pt"), weights_only=True)
+    assert described["classes"] == result.classes == classes
+    assert {name: described["input"][name] for name in ("mean", "std")} == state["norm"]
+    assert described["task"] == load(words).config.task.name
     about = {"model.json": ""}
     torch.export.load(path.with_suffix(".pt2"), extra_files=about)
-    described = json.loads(about["model.json"])
-    assert (described["classes"], described["input"]) == (result.classes, json.loads(told["input"]))
+    assert json.loads(about["model.json"]) == described
     assert described["input"]["interpolation"] == "bilinear"
-    assert described["input"]["mean"] == state["norm"]["mean"]
+    assert (described["output"]["shape"], described["output"]["dtype"]) == ([*output], "float32")
+    with safe_open(path.with_suffix(".safetensors"), "pt") as file:
+        weights = json.loads(file.metadata()["model.json"])
+    assert {name: weights[name] for name in ("classes", "task", "step")} == {name: described[name] for name in ("classes", "task", "step")}
+    assert weights["input"]["mean"] == state["norm"]["mean"]
     assert described["input"]["resize"]["rule"] == ("none" if "task=detection" in words else "exactly")
 
 
@@ -77,8 +90,8 @@ def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_pat
     for layer in made.model.modules():  # spread the scores, which begin equal
         if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) and layer.weight.std() < 0.05:
             torch.nn.init.normal_(layer.weight, std=0.05)
-    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0})
-    write_onnx(exported, torch.randn(8, *exported.record["shape"]), tmp_path / "model.onnx", {})
+    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0}, None)
+    write_onnx(exported, torch.randn(8, *exported.record["shape"]), tmp_path / "model.onnx")
     pixels = torch.randint(0, 256, (3, *exported.record["shape"]), dtype=torch.uint8)
     with torch.no_grad():
         expected = exported.module(pixels)
@@ -94,10 +107,10 @@ def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
 
     config, norm = load(["model=tiny_resnet", "data.image_size=16"]).config, Norm([0.3], [0.4])
     made = find_object(spec_of(config.task).export)(config, ["a", "b"], norm)
-    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": ["a", "b"], "updates": 0})
+    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": ["a", "b"], "updates": 0}, None)
     other = replace(exported, module=lambda pixels: exported.module(pixels).flip(1))
     with pytest.raises(ValueError, match=r"ONNX Runtime's output differs from the model's by 0\.\d"):
-        write_onnx(other, torch.randn(2, *exported.record["shape"]), tmp_path / "model.onnx", {})
+        write_onnx(other, torch.randn(2, *exported.record["shape"]), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -126,9 +139,9 @@ def test_a_detector_of_images_that_are_not_square(tmp_path, monkeypatch, capsys)
     for height, width in ((96, 128), (128, 96), (32, 32), (160, 64)):
         pixels = torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8)
         torch.testing.assert_close(said(session, pixels), program(pixels), rtol=1e-3, atol=1e-3)
-    told = json.loads(session.get_modelmeta().custom_metadata_map["input"])
-    assert told["resize"] == {"rule": "shorter side, at most longest, keep proportions", "shortest": 96, "longest": None}
-    assert told["pad"]["multiple"] == 32
+    given = told(session)["input"]
+    assert given["resize"] == {"rule": "shorter side, at most longest, keep proportions", "shortest": 96, "longest": None}
+    assert given["pad"]["multiple"] == 32
 
 
 def test_an_evaluation_whose_export_fails_keeps_its_figures_and_says_so(tmp_path, monkeypatch, capsys):
@@ -175,3 +188,71 @@ def test_what_has_no_export_is_refused(monkeypatch):
         check_export(load(["export.format=onnx"]).config)
     with pytest.raises(UserError, match=r"export\.format=onxn"):
         load(["export.format=onxn"])
+    with pytest.raises(UserError, match=r"export\.precision=bf16: ONNX Runtime does not compute in bfloat16"):
+        check_export(load(["export.format=onnx", "export.precision=bf16"]).config)
+
+
+ALONE = "import runpy, sys; sys.modules.update(lossforge=None, lab=None); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+
+
+def test_each_file_says_what_a_picture_shows_without_our_packages(tmp_path, monkeypatch):
+    """The page's script, in a process that cannot import what wrote the files; then in half precision and at another size."""
+    monkeypatch.chdir(tmp_path)
+    result = lab.train(*SHORT[:2], *SHORT[3:], "tracking.model=true", "model=tiny_resnet", "data.image_size=32", "loss=softmax_focal")
+    digits = load_digits()
+    for place in range(8):
+        Image.fromarray((digits.images[place] * 15).astype("uint8")).save(f"{place}.png")
+    half = lab.evaluate(result.folder, "export.precision=fp16", "export.any_size=true", "trainer.device=cpu", "trainer.amp=bf16")
+    assert half.exit_status == 0
+    assert abs(half.values["loss"] - lab.evaluate(result.folder, "trainer.device=cpu").values["loss"]) < 0.01
+    checkpoints, folder = result.folder / "checkpoints", half.folder
+    expected = {}
+    module = torch.export.load(checkpoints / "best.pt2").module()
+    for place in range(8):
+        pixels = torch.tensor(np.array(Image.open(f"{place}.png").resize((32, 32), Image.Resampling.BILINEAR)))[None, None]
+        expected[place] = module(pixels)[0]
+    script = Path(__file__).parents[1] / "examples" / "use_exported_model.py"
+    (sure,) = [max(expected, key=lambda place: float(expected[place].topk(2).values.diff().abs()))]
+    for path in (*(checkpoints / f"best.{ending}" for ending in ("pt2", "onnx", "safetensors")), folder / "model.onnx"):
+        done = subprocess.run([sys.executable, "-c", ALONE, script, path, f"{sure}.png"], capture_output=True, text=True, timeout=240)
+        assert done.stdout.split() == [result.classes[int(expected[sure].argmax())]], done.stderr
+    small, large = (path.stat().st_size for path in (folder / "model.onnx", checkpoints / "best.onnx"))
+    assert small < 0.7 * large
+    session = opened(str(folder / "model.onnx"))
+    about = told(session)
+    assert (about["precision"], about["input"]["multiple"], about["output"]["shape"]) == ("fp16", 32, [10])
+    found = said(session, pixels)[0]
+    torch.testing.assert_close(found, expected[7], rtol=0, atol=0.01)
+    assert not torch.equal(found, expected[7])
+    assert said(session, torch.zeros(2, 1, 64, 96, dtype=torch.uint8)).shape == (2, 10)
+
+
+def test_a_segmentation_model_in_half_precision_and_of_any_size():
+    words = ["task=segmentation", "model=segmenter_tiny", "export.any_size=true"]
+    config = load([*words, "export.precision=bf16"]).config
+    norm, classes = Norm([0.4, 0.5, 0.6], [0.2, 0.2, 0.3]), ["a", "b", "c", "d"]
+    torch.manual_seed(0)
+    made = find_object(spec_of(config.task).export)(config, classes, norm)
+    state = {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0}
+    images = torch.randn(2, *made.shape)
+    exported, whole = (export(each, state, lambda: images) for each in (config, load(words).config))
+    assert exported.record["output"] == [4, -1, -1]
+    assert "differs from float32's by at most" in exported.notes[0]
+    pixels = torch.randint(0, 256, (2, made.shape[0], 64, 96), dtype=torch.uint8)
+    with torch.no_grad():
+        found, expected = (each.program.module()(pixels) for each in (exported, whole))
+    assert found.dtype == torch.float32
+    assert found.shape == (2, 4, 64, 96)
+    assert difference(expected, found) > 0
+    with torch.no_grad():
+        assert difference(exported.module(pixels), found) < 0.01
+    assert any(value.dtype == torch.bfloat16 for value in exported.program.state_dict.values())
+
+
+def test_half_precision_that_leaves_its_range_is_refused():
+    config, norm = load(["model=tiny_resnet", "data.image_size=32", "export.precision=fp16"]).config, Norm([0.3], [0.4])
+    made = find_object(spec_of(config.task).export)(config, ["a", "b"], norm)
+    weights = {name: value * (1e6 if name.endswith("fc.weight") else 1) for name, value in made.model.state_dict().items()}
+    state = {"model": weights, "norm": vars(norm), "classes": ["a", "b"], "updates": 0}
+    with pytest.raises(ValueError, match=r"in torch\.float16 the output is not finite"):
+        export(config, state, lambda: torch.randn(2, 1, 32, 32))

@@ -13,7 +13,7 @@ from lab.config.terminal import fitted
 
 EVALUATE_USAGE = (
     "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"
-    "       [tta=flip|five_crop] [export.format=onnx]\n"
+    "       [tta=flip|five_crop] [export.format=onnx] [export.precision=fp16]\n"
     "       [group=option ...] [group.setting=value ...] [--cfg]"
 )
 PREDICT_USAGE = "usage: experiments/predict.py checkpoint=RUN [out=FOLDER] [top=N] [score=X] IMAGE ..."

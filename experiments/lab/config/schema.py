@@ -343,6 +343,8 @@ class TrainerConfig:
 @dataclass
 class ExportConfig:
     format: str = choice("pt2", "pt2", "onnx", meaning="what the best model is exported as; onnx: for ONNX Runtime, beside .pt2")
+    precision: str = choice("fp32", "fp32", "bf16", "fp16", meaning="weights and arithmetic of the exported model; images and output stay")
+    any_size: bool = setting(False, "let the exported model take images of any height and width that are multiples of 32")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from lab.config.schema import FolderConfig
 from lab.config.settings import Settings, value_of
 from lab.config.user import runs_folder
 from lab.data.sets import Chained, Norm
-from lab.run.export import FAILED, check_export, export, export_onnx, reported
+from lab.run.export import FAILED, check_export, export_again, reported
 from lab.run.frames import frame_of, in_short, write_rows
 from lab.run.machine import describe
 from lab.run.run import Run
@@ -94,10 +94,12 @@ def asked_evaluation(overrides: Sequence[str]) -> tuple[Settings[Any], Callable[
         data.test = data.test if split == "all" and (absolute(data.root, ROOT / "data") / data.test).is_dir() else None
     if isinstance(data, FolderConfig) and data.classes is None:
         data.classes = list(saved.state["classes"])  # of which the folders may lack some
-    return settings, partial(evaluate, settings, saved, split, changed, tta=own.get("tta"), onnx="export.format=onnx" in others)
+    return settings, partial(
+        evaluate, settings, saved, split, changed, tta=own.get("tta"), export=any(each.startswith("export.") for each in others)
+    )
 
 
-def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[str], *, tta: str | None, onnx: bool) -> EvaluationResult:
+def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[str], *, tta: str | None, export: bool) -> EvaluationResult:
     """Score the checkpoint's weights (averaged ones if it has them) on a split; write a run as train.py does.
 
     Args:
@@ -106,10 +108,10 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         split: val, test, train, or all for the three together.
         changed: the model's own settings that were changed, in words.
         tta: views whose mean prediction is scored.
-        onnx: whether to export the model as ONNX, too.
+        export: whether to export the model, too, as config.export says.
     """
     config, state = settings.config, saved.state
-    if onnx:
+    if export:
         check_export(config)
     with explained(config):
         trainer = assemble(settings, norm=Norm(**state["norm"]))
@@ -159,10 +161,10 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
         for file, lines in (("predictions.csv", rows), ("per_class.csv", task.per_class(result))):
             if lines:
                 run.folder.artifact(write_rows(run.folder.path / file, lines))
-        if onnx:
-            with reported(run.folder, "onnx", "the model was not exported as ONNX", console.say, unexported):
-                exported, images = export(config, state), next(iter(loader)).images
-                console.say(export_onnx(run.folder, config, exported, images, run.folder.path / "model.onnx"))
+        if export:
+            form = config.export.format
+            with reported(run.folder, form, f"the model was not exported as {form}", console.say, unexported):
+                export_again(run.folder, config, state, lambda: next(iter(loader)).images, console.say)
         figures = task.rows(result.values) | {"loss": f"{result.values['loss']:.4f}"}
         table = {key.replace("held-out", NAMES[split]): each for key, each in figures.items()} | unexported
         console.end_log(run.folder, name, table)

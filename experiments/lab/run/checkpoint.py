@@ -17,6 +17,9 @@ from lab.base.files import open_to_read, write_whole
 DIGEST = "sha256"
 """The name in a safetensors file's metadata of the digest of all else that the file holds."""
 
+DESCRIBED = ("classes", "samples", "data", "norm", "config", "signature", "updates")
+"""What a safetensors file holds of a checkpoint beside its weights."""
+
 ALLOCATING = ("builtins bytearray", "__builtin__ bytearray", "torch Tensor", "torch._tensor Tensor")
 """What torch.load would call with a number of bytes or a shape, and what does not come from the file then fills the memory."""
 

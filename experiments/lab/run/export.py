@@ -20,10 +20,15 @@ from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
-from lab.run.exported import Exported
+from lab.optim.precision import AMP
+from lab.run import checkpoint
+from lab.run.exported import ABOUT, Exported, difference, pixels_of
 from lab.run.folder import RunFolder
 from lab.run.onnx import write_onnx
 from lab.run.saved import load_checkpoint, load_weights
+
+STEP = 32
+"""With export.any_size, heights and widths are multiples of it: the stride of the coarsest level of usual backbones."""
 
 
 @dataclass
@@ -37,6 +42,7 @@ class Exportable:
         says: the meaning of an output row, in words.
         multiple: if not 0, height and width are free multiples of it, and `shape` has usual ones.
         prepare: how an image of a file becomes one of `images`: resize, interpolation, antialias, crop and pad.
+        timm: the arguments of timm.create_model by which others make `model`; empty if it is not such a model.
     """
 
     module: nn.Module
@@ -45,6 +51,7 @@ class Exportable:
     says: str
     multiple: int = 0
     prepare: dict[str, Any] = field(default_factory=dict)
+    timm: dict[str, Any] = field(default_factory=dict)
 
     @property
     def pixels(self) -> str:
@@ -71,7 +78,9 @@ class Images(nn.Module):
         return self.said(self.model(self.normalised(images)).float())
 
     def normalised(self, images: Tensor) -> Tensor:
-        return ((images.float() / 255 if self.pixels == "uint8" else images) - self.mean) / self.deviation
+        """Return normalised images in the model's dtype."""
+        normalised = ((images.float() / 255 if self.pixels == "uint8" else images) - self.mean) / self.deviation
+        return normalised.to(next(self.model.parameters(), self.mean).dtype)
 
 
 def exports(config: TrainConfig) -> bool:
@@ -80,8 +89,12 @@ def exports(config: TrainConfig) -> bool:
 
 
 def check_export(config: TrainConfig) -> None:
-    """Raise UserError if the model cannot be exported as export.format says: the task has no export, or a package is missing."""
+    """Raise UserError if the model cannot be exported as the settings say: the task has no export, or a package is missing."""
     if config.export.format == "onnx":
+        if config.export.precision == "bf16":
+            raise UserError(
+                "export.precision=bf16: ONNX Runtime does not compute in bfloat16 on CPUs, so the file cannot be checked. Use fp16."
+            )
         if spec_of(config.task).export is None:
             raise UserError(f"export.format=onnx: task={config.task.name} has no export (TaskSpec.export).")
         if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
@@ -93,12 +106,12 @@ FAILED = 4
 
 
 def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Tensor], say: Callable[[str], None]) -> dict[str, str]:
-    """Export a run's best model and record it for MLflow. If it cannot be exported, report this and continue.
+    """Export a run's best model, describe it in its safetensors file, and record it for MLflow. Report a failure, and continue.
 
     Args:
         folder: the run's folder.
         config: the run's settings.
-        images: returns a batch of held-out images, normalised, by which an ONNX file is checked.
+        images: returns a batch of held-out images, normalised, by which half precision and an ONNX file are checked.
         say: prints a message for the user.
 
     Returns:
@@ -113,15 +126,15 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
         return failed
     exported = None
     with reported(folder, "model", "the best model was not exported, and MLflow gets its checkpoint alone", say, failed):
-        exported = export(config, load_checkpoint(best))
+        exported = export(config, state := load_checkpoint(best), images)
     if exported is None:
         return failed
-    if exported.fixed:
-        say(f"the exported model takes {exported.fixed}")
+    about = {name: state[name] for name in checkpoint.DESCRIBED} | {ABOUT: exported.weights_about()}
+    checkpoint.save_weights(state["ema"] or state["model"], best.with_suffix(".safetensors"), about)
+    for note in exported.notes:
+        say(note)
     if config.tracking.model:
-        path, program = best.with_suffix(".pt2"), exported.program
-        about = {ABOUT: json.dumps(exported.record | _params(config), ensure_ascii=False)}
-        write_whole(path, lambda file: torch.export.save(program, file, extra_files=about))
+        path = write_program(exported, best.with_suffix(".pt2"))
         folder.record(
             "model",
             path=str(path.relative_to(folder.path)),
@@ -133,13 +146,38 @@ def export_best(folder: RunFolder, config: TrainConfig, images: Callable[[], Ten
         )
     if config.export.format == "onnx":
         with reported(folder, "onnx", "the best model was not exported as ONNX", say, failed):
-            say(export_onnx(folder, config, exported, images(), best.with_suffix(".onnx")))
+            say(export_onnx(folder, exported, images(), best.with_suffix(".onnx")))
     return failed
 
 
-def export_onnx(folder: RunFolder, config: TrainConfig, exported: Exported, images: Tensor, path: Path) -> str:
+def export_again(
+    folder: RunFolder, config: TrainConfig, state: dict[str, Any], images: Callable[[], Tensor], say: Callable[[str], None]
+) -> None:
+    """Write a checkpoint's model into a run's folder as model.pt2 or model.onnx, as export.format says.
+
+    Raises:
+        Exception: as `export` and `write_onnx`.
+    """
+    exported, path = export(config, state, images), folder.path / f"model.{config.export.format}"
+    for note in exported.notes:
+        say(note)
+    if config.export.format == "onnx":
+        say(export_onnx(folder, exported, images(), path))
+    else:
+        folder.artifact(write_program(exported, path), "checkpoints", digest=True)
+        say(f"{os.path.relpath(path)}: written")
+
+
+def write_program(exported: Exported, path: Path) -> Path:
+    """Write the program with its description as .pt2, and return the path; raise UserError if the file cannot be written."""
+    about = {ABOUT: json.dumps(exported.about(), ensure_ascii=False)}
+    write_whole(path, lambda file: torch.export.save(exported.program, file, extra_files=about))
+    return path
+
+
+def export_onnx(folder: RunFolder, exported: Exported, images: Tensor, path: Path) -> str:
     """Write a model as a checked .onnx file, an artifact of the run; return what to tell the user. Raise as `write_onnx`."""
-    said = write_onnx(exported, images, path, _params(config))
+    said = write_onnx(exported, images, path)
     folder.artifact(path, "checkpoints", digest=True)
     return f"{os.path.relpath(path)}: {said}"
 
@@ -161,14 +199,16 @@ def _params(config: TrainConfig) -> dict[str, str]:
     return {"task": config.task.name, "model": config.model.title, "loss": config.loss.title, "data": config.data.name}
 
 
-def export(config: TrainConfig, state: dict[str, Any]) -> Exported:
+def export(config: TrainConfig, state: dict[str, Any], images: Callable[[], Tensor]) -> Exported:
     """Return a checkpoint's model as a program, which torch.export.save writes and `torch.export.load(path).module()` reads.
 
     Args:
         config: the run's settings.
         state: the checkpoint.
+        images: returns a batch of real images, normalised, on which half precision is compared with float32.
 
     Raises:
+        ValueError: the output in half precision is not finite.
         Exception: torch.export cannot trace the model, or the task cannot make it.
     """
     if threading.current_thread() is not threading.main_thread() and not torch.cuda.is_available():
@@ -180,36 +220,52 @@ def export(config: TrainConfig, state: dict[str, Any]) -> Exported:
     made = find_object(spec.export)(config, classes, norm)
     load_weights(made.model, state)
     module = made.module.eval()
-    images = torch.zeros(2, *made.shape, dtype=getattr(torch, made.pixels))
-    with torch.no_grad():
-        multiple, fixed = made.multiple, ""
-        try:
-            program = _of_any_size(module, images, multiple) if multiple else _traced(module, images)
-        except Exception as error:  # torch and backbones raise many kinds; some can be traced for one size alone
-            if not multiple:
-                raise
-            multiple, fixed = (
-                0,
-                f"only images of {made.shape[1]} × {made.shape[2]} pixels, because {type(error).__name__}: {first_line(error)}",
-            )
-            program = _traced(module, images)
-        output = list(module(images[:1]).shape[1:])
+    notes: list[str] = []
+    empty = torch.zeros(2, *made.shape, dtype=getattr(torch, made.pixels))
+    multiple = made.multiple or (STEP if config.export.any_size else 0)
     how = {"mean": norm.mean, "std": norm.std, "normalization": "in the graph", "pixels": made.pixels}
     record = {
         "shape": made.shape,
-        "multiple": multiple,
-        "output": output,
         "pixels": made.pixels,
         "says": made.says,
         "classes": classes,
         "input": made.prepare | how,
         "step": state["updates"],
     }
-    return Exported(program, module, norm, record, fixed)
+    with torch.no_grad():
+        if config.export.precision in AMP:
+            pixels = pixels_of(images(), made.shape, norm, made.pixels, multiple)
+            notes.append(f"{config.export.precision}: {_lowered(made, AMP[config.export.precision], pixels)}")
+        try:
+            program = _of_any_size(module, empty, multiple) if multiple else _traced(module, empty)
+        except Exception as error:  # torch and backbones raise many kinds; some can be traced for one size alone
+            if not multiple:
+                raise
+            multiple, height, width = 0, *made.shape[1:]
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            notes.append(f"the exported model takes only images of {height} × {width} pixels, because {reason}")
+            program = _traced(module, empty)
+        output = list(module(empty[:1]).shape[1:])
+        if multiple:  # -1 for what depends on the image's size
+            sides = [(3 if side == 2 * STEP else 2) * STEP for side in made.shape[1:]]
+            others = module(empty.new_zeros(1, made.shape[0], *sides)).shape[1:]
+            output = [count if count == other else -1 for count, other in zip(output, others, strict=True)]
+    record |= {"multiple": multiple, "output": output, "precision": config.export.precision}
+    return Exported(program, module, norm, record, _params(config), made.timm, notes)
 
 
-ABOUT = "model.json"
-"""The file within a .pt2 that holds the fields of lab.run.exported.Exported.record."""
+def _lowered(made: Exportable, dtype: torch.dtype, pixels: Tensor) -> str:
+    """Let the model compute in `dtype`; return in words by how much its output changes.
+
+    Raises:
+        ValueError: its output is not finite.
+    """
+    expected = made.module(pixels)
+    made.model.to(dtype)
+    found = made.module(pixels)
+    if not found.isfinite().all():
+        raise ValueError(f"in {dtype} the output is not finite: the model's values leave the range of its numbers")
+    return f"the output differs from float32's by at most {difference(expected, found):.1e} on {len(pixels)} held-out images"
 
 
 def _traced(module: nn.Module, images: Tensor, sides: dict[int, Any] | None = None) -> Any:

@@ -1,11 +1,18 @@
-"""What torch.export made of a model."""
+"""What torch.export made of a model, how others are told what it takes and gives, and how two outputs are compared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lab.data.sets import Norm
+
+ABOUT = "model.json"
+"""The name of `Exported.about()`, as JSON: a file within a .pt2, and an entry of the metadata of .onnx and .safetensors."""
+
+CHECKED = 8  # images
 
 
 @dataclass
@@ -17,14 +24,66 @@ class Exported:
         module: computes the same in Python.
         norm: mean and deviation by which the module normalises images.
         record: the fields of this model in a run's record: shape of an image, multiple (height and width are free multiples of it; 0: they
-            are those of the shape), output (the shape of an image's output), pixels (the dtype of images), says (the meaning of the output,
-            in words), classes (names of the classes, or of the numbers that are predicted), input (how to prepare an image), and step (the
-            update that the weights are from).
-        fixed: which size alone it takes and why, where the task's models take any; else empty.
+            are those of the shape), output (the shape of an image's output; -1 for what depends on the image's size), pixels (the dtype of
+            images), says (the meaning of the output, in words), classes (names of the classes, or of the numbers that are predicted), input
+            (how to prepare an image), precision (of weights and arithmetic), and step (the update that the weights are from).
+        params: names of the task, model, loss and data.
+        timm: the arguments of timm.create_model by which others make the model; empty if it is not such a model.
+        notes: messages for the user.
     """
 
     program: Any
     module: nn.Module
     norm: Norm
     record: dict[str, Any]
-    fixed: str = ""
+    params: dict[str, str]
+    timm: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def about(self) -> dict[str, Any]:
+        """Return what a program needs to know that has only the file: what goes in, what comes out, and the classes."""
+        record = self.record
+        shape, pixels = record["shape"], record["pixels"]
+        size = {"channels": shape[0], "height": shape[1], "width": shape[2], "multiple": record["multiple"]}
+        colours = {1: "grey", 3: "RGB"}.get(shape[0], "as in the files")
+        given = {"layout": "NCHW", "dtype": pixels, "range": [0, 255] if pixels == "uint8" else [0, 1], "colours": colours}
+        output = {"meaning": record["says"], "shape": record["output"], "dtype": "float32"}
+        about = {name: record[name] for name in ("classes", "precision", "step")}
+        return self.params | about | {"input": size | given | record["input"], "output": output}
+
+    def weights_about(self) -> dict[str, Any]:
+        """Return the same of a file of weights alone, whose model takes normalised images and gives its head's output."""
+        about = self.about()
+        given = {"dtype": "float32", "range": [0, 1], "normalization": "(image - mean) / std, before the model"}
+        output = {"meaning": "the output of the model itself; an exported file gives " + about["output"]["meaning"]}
+        return about | {"precision": "fp32", "input": about["input"] | given, "output": output, "timm": self.timm}
+
+
+def pixels_of(images: Tensor, shape: list[int], norm: Norm, pixels: str, multiple: int) -> Tensor:
+    """Return at most CHECKED normalised images as an exported model takes them.
+
+    Args:
+        images: (N, C, H, W).
+        shape: channels, height and width of the model's images.
+        norm: by which they were normalised.
+        pixels: the dtype of the model's images.
+        multiple: of which the model's height and width are free multiples; 0: they are those of the shape.
+    """
+    images = images[:CHECKED].float().cpu()
+    size = [-(-side // multiple) * multiple for side in images.shape[2:]] if multiple else shape[1:]
+    if list(images.shape[2:]) != size:
+        images = F.interpolate(images, size, mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (norm.mean, norm.std))
+    images = images * std + mean
+    return images if pixels == "float32" else (images * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def difference(expected: Tensor, found: Tensor) -> float:
+    """Return the largest difference of two outputs (N, ...).
+
+    Detections (N, D, 6) of nearly equal scores may change places or drop out at the end, so that a row may be elsewhere, and 2 % may lack.
+    """
+    if expected.dim() == 3 and expected.shape[2] == 6:
+        nearest = torch.cdist(expected, found, p=float("inf")).amin(-1).flatten().sort().values
+        return float(nearest[: max(1, int(0.98 * len(nearest)))].max())
+    return float((found - expected).abs().max())

@@ -13,20 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.base.files import write_whole
-from lab.run.exported import Exported
+from lab.run.exported import ABOUT, Exported, difference, pixels_of
 
-LARGEST = 1e-4  # largest difference, as a share of the largest number of the output or of 1
-CHECKED = 8  # images
+LARGEST = {"fp32": 1e-4, "fp16": 2e-2}  # largest difference, as a share of the largest number of the output or of 1
 
 
-def write_onnx(exported: Exported, images: Tensor, path: Path, about: dict[str, str]) -> str:
-    """Write a model as one ONNX file of any batch size, from `images` to `output`; its metadata has classes and how to prepare images.
+def write_onnx(exported: Exported, images: Tensor, path: Path) -> str:
+    """Write a model as one ONNX file of any batch size, from `images` to `output`; its metadata has `Exported.about()`.
 
     Args:
         exported: the model.
         images: real images (N, C, H, W), normalised.
         path: the file.
-        about: more texts for the metadata.
 
     Returns:
         What was checked, in words.
@@ -51,24 +49,21 @@ def write_onnx(exported: Exported, images: Tensor, path: Path, about: dict[str, 
             custom_translation_table={torch.ops.torchvision.nms.default: _nms},
         )
     record = exported.record
-    lists = {"classes": record["classes"], "mean": exported.norm.mean, "std": exported.norm.std, "input": record["input"]}
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in lists.items()}
-    meanings = {"output": record["says"], "step": str(record["step"]), "pixels": record["pixels"], "normalization": "in the graph"}
-    # a name of bytes that are not UTF-8 becomes an escape
-    made.model.metadata_props.update(
-        {name: text.encode(errors="backslashreplace").decode() for name, text in (about | texts | meanings).items()}
-    )
+    text = json.dumps(exported.about(), ensure_ascii=False)
+    made.model.metadata_props[ABOUT] = text.encode(
+        errors="backslashreplace"
+    ).decode()  # a name of bytes that are not UTF-8 becomes an escape
     content = made.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    pixels = _pixels(images, exported)
+    pixels = pixels_of(images, record["shape"], exported.norm, record["pixels"], record["multiple"])
     batches = [pixels, pixels[:1]]
     if multiple := record["multiple"]:  # other shapes: turned, and one step higher
         batches += [pixels[:2].mT.contiguous(), F.pad(pixels[:1], (0, 0, 0, multiple))]
-    difference = max(_difference(exported, session, batch) for batch in batches)
+    largest = max(_checked(exported, session, batch) for batch in batches)
     write_whole(path, lambda file: file.write(content))
     shapes = len({batch.shape[2:] for batch in batches})
     said = f"{len(pixels)} real images" + (f" in {shapes} sizes" if shapes > 1 else "")
-    return f"ONNX Runtime gives the model's output on {said} (largest difference {difference:.1e})"
+    return f"ONNX Runtime gives the model's output on {said} (largest difference {largest:.1e})"
 
 
 @contextmanager
@@ -93,27 +88,14 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
     return op.Reshape(op.Slice(found, axes=[1], starts=[2], ends=[3]), [-1])
 
 
-def _pixels(images: Tensor, exported: Exported) -> Tensor:
-    """Return normalised images as the exported model takes them, at most CHECKED."""
-    if not exported.record["multiple"] and list(images.shape[2:]) != exported.record["shape"][1:]:
-        images = F.interpolate(images.float(), exported.record["shape"][1:], mode="bilinear", antialias=True)
-    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (exported.norm.mean, exported.norm.std))
-    pixels = images[:CHECKED].float().cpu() * std + mean
-    return pixels if exported.record["pixels"] == "float32" else (pixels * 255).round().clamp(0, 255).to(torch.uint8)
-
-
-def _difference(exported: Exported, session: Any, pixels: Tensor) -> float:
+def _checked(exported: Exported, session: Any, pixels: Tensor) -> float:
+    """Return by how much ONNX Runtime's output differs from the module's; raise ValueError if it is too much."""
     with torch.no_grad():
         expected = exported.module(pixels)
     got = torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0])
     if got.shape != expected.shape:
         raise ValueError(f"ONNX Runtime gives an output {tuple(got.shape)}, the model {tuple(expected.shape)}")
-    differences = (got - expected).abs()
-    if exported.record["output"][1:] == [6]:
-        # detections of nearly equal scores may change places or drop out at the end, so that a row may be elsewhere, and 2 % may lack
-        nearest = torch.cdist(expected, got, p=float("inf")).amin(-1).flatten().sort().values
-        differences = nearest[: max(1, int(0.98 * len(nearest)))]
-    difference = float(differences.max())
-    if not difference <= LARGEST * max(1.0, float(expected.abs().max())):
-        raise ValueError(f"ONNX Runtime's output differs from the model's by {difference:.3g}")
-    return difference
+    found = difference(expected, got)
+    if not found <= LARGEST[exported.record["precision"]] * max(1.0, float(expected.abs().max())):
+        raise ValueError(f"ONNX Runtime's output differs from the model's by {found:.3g}")
+    return found

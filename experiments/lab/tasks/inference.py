@@ -11,13 +11,14 @@ from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resiz
 
 from lab.base.errors import UserError
 from lab.config.choices import spec_of
-from lab.config.schema import ClassifierConfig, DataConfig, PhotosConfig, TrainConfig
+from lab.config.model_view import timm_name
+from lab.config.schema import ClassifierConfig, CustomModelConfig, DataConfig, PhotosConfig, TrainConfig
 from lab.data.sets import Norm, normalised
 from lab.data.transforms import held_out_transform
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import activation_of, probabilities
-from lab.tasks.models import build_model
+from lab.tasks.models import build_model, timm_options
 
 Reader = Callable[[Any], Tensor]
 
@@ -51,7 +52,17 @@ def of_probabilities(config: TrainConfig, classes: list[str], norm: Norm, size: 
         [len(norm.mean), size, size],
         "probabilities of the classes",
         prepare=prepared_as(config.data, size, norm),
+        timm=_timm(config, classes, norm, size),
     )
+
+
+def _timm(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> dict[str, Any]:
+    """Return the arguments by which timm.create_model makes the same model; empty of the user's own."""
+    model = cast(ClassifierConfig, config.model)
+    if isinstance(model, CustomModelConfig):
+        return {}
+    options = timm_options(model, channels=len(norm.mean), classes=len(classes), image_size=size)
+    return {"model_name": timm_name(model.name)} | options | model.args
 
 
 def image_size(config: TrainConfig) -> int:

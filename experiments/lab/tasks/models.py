@@ -56,12 +56,7 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
     if isinstance(config, CustomModelConfig):
         return own_model(config, {"num_classes": classes, "in_chans": channels, "img_size": image_size})
 
-    options: dict[str, Any] = {"in_chans": channels, "num_classes": classes, "drop_rate": config.drop_rate}
-    if config.drop_path_rate is not None:
-        options["drop_path_rate"] = config.drop_path_rate
-    known = timm.get_pretrained_cfg(timm_name(config.name))
-    if known and known.fixed_input_size:
-        options["img_size"] = image_size
+    options = timm_options(config, channels=channels, classes=classes, image_size=image_size)
     try:
         return timm.create_model(timm_name(config.name), pretrained=config.pretrained, **(options | config.args))
     except Exception as error:  # an argument that timm looks up or calculates with raises any error
@@ -69,6 +64,19 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
         if config.pretrained:
             reason += f" (model.pretrained=true needs the network once, for the weights of {config.name})"
         raise UserError(f"model.name={config.name} cannot be made with {options | config.args}: {reason}") from None
+
+
+def timm_options(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> dict[str, Any]:
+    """Return the arguments of timm.create_model that follow from the settings, without model.args."""
+    import timm
+
+    options: dict[str, Any] = {"in_chans": channels, "num_classes": classes, "drop_rate": config.drop_rate}
+    if config.drop_path_rate is not None:
+        options["drop_path_rate"] = config.drop_path_rate
+    known = timm.get_pretrained_cfg(timm_name(config.name))
+    if known and known.fixed_input_size:
+        options["img_size"] = image_size
+    return options
 
 
 def own_model(config: CustomModelConfig, options: dict[str, int]) -> nn.Module:

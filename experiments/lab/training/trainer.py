@@ -357,7 +357,7 @@ class Trainer:
         for path in (self.folder.path / "checkpoints" / name for name in names):
             checkpoint.save(state, path)
             if not whole:
-                about = {name: state[name] for name in ("classes", "samples", "data", "norm", "config", "signature", "updates")}
+                about = {name: state[name] for name in checkpoint.DESCRIBED}
                 checkpoint.save_weights(state["ema"] or state["model"], path.with_suffix(".safetensors"), about)
             self.callbacks("on_checkpoint", self, path)
         if self.settings.kept_epochs:

@@ -23,6 +23,7 @@ from lab.tasks.detection.models.dense import DIVISOR, Detector
 from lab.tasks.detection.models.detr import Detr, best_of
 from lab.tasks.detection.spec import DetectorConfig
 from lab.tasks.detection.task import build_detector, criterion
+from lab.tasks.detection.types import DetectorOutput
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
@@ -170,6 +171,7 @@ class Queries(Images):
     def forward(self, images: Tensor) -> Tensor:
         model = cast(Any, self.model)
         output = model(self.normalised(images))
+        output = DetectorOutput(output.logits.float(), output.regression.float())
         zero = torch.zeros_like(output.regression[0, 0, 0])
         image = torch.stack([zero, zero, zero + images.shape[-1], zero + images.shape[-2]])[None]
         best, label, boxes = best_of(output, model.coder.decode(output.regression, image), model.detections_per_img)

@@ -115,7 +115,8 @@ class Detr(Detector):
         *finer, coarsest = levels
         _, anchors = self.anchors_of(height, width, coarsest.device)
         count = coarsest.shape[-2] * coarsest.shape[-1]
-        places = self.place(anchors)  # (T, channels)
+        kind = levels[0].dtype  # the weights', also where a model is exported in half precision
+        places = self.place(anchors.to(kind))  # (T, channels)
         seen = self.encoder(coarsest.flatten(2).mT + places[-count:])
         cells = self.enter(torch.cat([*[level.flatten(2).mT for level in finer], seen], 1))
         logits = self.cls_logits[0](cells)
@@ -130,7 +131,7 @@ class Detr(Detector):
         queries = queries.detach()
         for layer, classifier, deltas in zip(self.decoder, self.cls_logits[1:], self.box_deltas[1:], strict=True):
             at = boxes.detach()
-            queries = layer(queries, self.place(at.sigmoid()), cells, places)
+            queries = layer(queries, self.place(at.sigmoid().to(kind)), cells, places)
             boxes = deltas(queries).float() + at
             found.append(DetectorOutput(classifier(queries), boxes.sigmoid()))
         last = found.pop()
