@@ -1,12 +1,14 @@
-"""A plugin of pytest: write as JSON which cases a command line takes and which it leaves out, with the values of their parameters."""
+"""A plugin of pytest: write as JSON which cases each tier takes and which it leaves out, with the values of their parameters."""
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+TIERS = {"default": {}, "ci": {"ci": True}, "all": {"all": True}}
 LEFT_OUT: list[pytest.Item] = []
 
 
@@ -28,6 +30,17 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     LEFT_OUT.extend(items)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    cases = {"taken": [described(item) for item in session.items], "left out": [described(item) for item in LEFT_OUT]}
-    Path(os.environ["COLLECTED_CASES"]).write_text(json.dumps(cases), encoding="utf-8")
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Let the other plugins choose among the same cases once a tier: to collect them takes far longer."""
+    this = config.pluginmanager.get_plugin(__name__)
+    choose = config.pluginmanager.subset_hook_caller("pytest_collection_modifyitems", remove_plugins=[this])
+    found = {}
+    for tier, options in TIERS.items():
+        taken = list(items)
+        vars(config.option).update({"ci": False, "all": False} | options)
+        choose(session=session, config=config, items=taken)
+        found[tier] = {"taken": [described(item) for item in taken], "left out": [described(item) for item in LEFT_OUT]}
+        LEFT_OUT.clear()
+    Path(os.environ["COLLECTED_CASES"]).write_text(json.dumps(found), encoding="utf-8")
+    return (yield)

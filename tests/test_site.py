@@ -3,6 +3,7 @@
 import html
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,9 @@ def mkdocs(*words: str, cwd: Path = ROOT) -> Any:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    """The pages: those that .ci/run has built in its step `documentation`, if it has."""
+    if built := os.environ.get("LOSSFORGE_SITE"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     built = mkdocs("build", "--strict", "--site-dir", str(folder))
     assert built.returncode == 0, built.stderr

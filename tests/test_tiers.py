@@ -70,9 +70,11 @@ EVERY_TEMPLATE |= {
 }
 
 
-def collect(path: Path, *words: str) -> dict[str, list[dict[str, Any]]]:
-    """The cases of the libraries' tests, as pytest takes and leaves them."""
-    command = [sys.executable, "-m", "pytest", "packages", "--collect-only", "-q", "-p", "collected_cases", *words]
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The cases of the libraries' tests that each tier takes and leaves out."""
+    path = tmp_path_factory.mktemp("tiers") / "cases.json"
+    command = [sys.executable, "-m", "pytest", "packages", "--collect-only", "-q", "-p", "collected_cases"]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -100,8 +102,8 @@ def in_dtypes(cases: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return {(case["test"], case["values"]["loss"], case["values"]["dtype"]) for case in of_losses}
 
 
-def test_nothing_is_left_out(tmp_path):
-    default, whole = collect(tmp_path / "default.json"), collect(tmp_path / "all.json", "--all")
+def test_nothing_is_left_out(tiers):
+    default, whole = tiers["default"], tiers["all"]
     assert not whole["left out"]
     ids = {tier: [case["id"] for case in cases] for tier, cases in (("all", whole["taken"]), *default.items())}
     assert sorted(ids["taken"] + ids["left out"]) == sorted(ids["all"])
@@ -125,9 +127,9 @@ def test_nothing_is_left_out(tmp_path):
     assert in_dtypes(default["taken"]) == in_dtypes([*default["taken"], *default["left out"]])
 
 
-def test_a_change_is_tested_with_each_loss_in_each_dtype(tmp_path):
+def test_a_change_is_tested_with_each_loss_in_each_dtype(tiers):
     """What .ci/run runs of the libraries: each value of each parameter of a test, the losses too where the default tier has templates."""
-    cases = collect(tmp_path / "ci.json", "--ci")
+    cases = tiers["ci"]
     every, taken = by_test([*cases["taken"], *cases["left out"]]), by_test(cases["taken"])
     assert taken == every
     assert in_dtypes(cases["taken"]) == in_dtypes([*cases["taken"], *cases["left out"]])
@@ -264,7 +266,7 @@ def test_one_process_at_a_time_runs_a_large_test(shared, large):
     processes = [context.Process(target=hold, args=(shared.turn, large, meeting, times), daemon=True) for _ in range(3)]
     for process in processes:
         process.start()
-    found = sorted(times.get(timeout=60) for _ in processes)
+    found = sorted(times.get(timeout=600) for _ in processes)
     for process in processes:
         process.join(60)
     together = [began < ended for (_, ended), (began, _) in itertools.pairwise(found)]
