@@ -1,7 +1,6 @@
 """Fixtures for the apps: a clone to run them in, and a trainer assembled in this process."""
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from warm import Warm
+    from warm import Process, Warm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("experiments", "tools", "measurements", "tests")]
@@ -26,7 +25,6 @@ TINY = ["model=tiny_resnet", "trainer.device=cpu"]
 class Done:
     status: int
     output: str
-    seconds: float  # of processor time: what the clock on the wall would say on a machine that is not busy
 
 
 class Clone:
@@ -37,22 +35,34 @@ class Clone:
         self.script = "experiments/train.py"
         for name in ("experiments", "conf"):
             shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        self.env = environment()
+        self.env = dict(warm.env)  # not what libraries that a test imports add to this process's
+        self.started: list[Process | subprocess.Popen[str]] = []
 
-    def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, self.script, *words]
-        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, cwd=self.path, env=self.env | env, **streams)
+    def start(self, *words: str, fresh: bool = False, **env: str) -> "Process | subprocess.Popen[str]":
+        """Start the script. fresh: in a new Python, where its start is what is tested; it is also where the environment is."""
+        if not fresh and self.env | env == self.warm.env:
+            process = self.warm.start(self.script, words, self.path)
+        else:
+            command = [sys.executable, self.script, *words]
+            streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen(command, cwd=self.path, env=self.env | env, **streams)
+        self.started.append(process)
+        return process
 
-    def run(self, *words: str, timeout: float = 240, fresh: bool = False, **env: str) -> Done:
-        """Run the script to its end. fresh: in a new Python, where its start is what is tested; it is also where the environment is."""
-        if not fresh and not env and self.env == self.warm.env:
+    def end(self) -> None:
+        """End what a failed test left at work."""
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+    def run(self, *words: str, timeout: float = 600, fresh: bool = False, **env: str) -> Done:
+        """Run the script to its end. fresh: as for `start`."""
+        if not fresh and self.env | env == self.warm.env:
             ran = self.warm.run(self.script, words, self.path, timeout)
-            return Done(ran.returncode, ran.stdout, ran.seconds)
-        before = processor_seconds()
-        process = self.start(*words, **env)
+            return Done(ran.returncode, ran.stdout)
+        process = self.start(*words, fresh=True, **env)
         output, _ = process.communicate(timeout=timeout)
-        return Done(process.returncode, output, processor_seconds() - before)
+        return Done(process.returncode, output)
 
     def contents(self) -> set[str]:
         """Everything in it but Python's caches."""
@@ -68,10 +78,17 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
-def processor_seconds() -> float:
-    """Of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+LONGEST = (
+    "distributed", "resume", "sweep", "use_with", "outage", "mlflow_ui", "logged_model", "losses_train", "predict", "evaluate", "compare",
+    "site", "endings", "measure_integrations", "onnx", "your_own", "slurm", "docker", "updater", "bench_app",
+)  # fmt: skip
+"""The files that take longest. They run first, so that no process of pytest-xdist is still at work on one when the others are done."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +120,19 @@ def warm(key_of_the_user: None) -> "Iterator[Warm]":
     process.close()
 
 
+@pytest.fixture(scope="session")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that fails if it imports torch, which takes seconds: what answers at once does without."""
+    folder = tmp_path_factory.mktemp("without_torch")
+    (folder / "torch.py").write_text("raise RuntimeError('torch was imported')")
+    return {"PYTHONPATH": str(folder)}
+
+
 @pytest.fixture
-def clone(tmp_path: Path, warm: "Warm") -> Clone:
-    return Clone(tmp_path / "clone", warm)
+def clone(tmp_path: Path, warm: "Warm") -> Iterator[Clone]:
+    clone = Clone(tmp_path / "clone", warm)
+    yield clone
+    clone.end()
 
 
 @pytest.fixture(scope="session")

@@ -15,21 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from warm import BEFOREHAND
+
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = [
-    *(
-        "train",
-        "lab.training.assemble",
-        "lab.run.run",
-        "lab.training.summary",
-        "lab.data.sources.folder",
-        "lossforge.losses",
-        "torch._dynamo",
-        "torchvision.datasets",
-    ),
-    *("timm.data", "timm.optim", "timm.scheduler", "timm.utils", "matplotlib.figure", "matplotlib.backends.backend_agg", "rich.progress"),
-    *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store"),
-]
+LIBRARIES = [*BEFOREHAND, "train", "lab.training.assemble", "lab.run.run", "lab.training.summary", "lab.data.sources.folder"]
 
 
 def server() -> Any:
@@ -50,7 +39,7 @@ class Child:
         self.process.start()
         other.close()
 
-    def ended(self, timeout: float = 240) -> tuple[int, str]:
+    def ended(self, timeout: float = 600) -> tuple[int, str]:
         """Exit status, and all that was printed."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, self.output.read_text()
@@ -60,7 +49,7 @@ class Child:
         """A signal to all its processes, as a terminal and a scheduler send it."""
         os.killpg(self.process.pid, number)
 
-    def heard(self, timeout: float = 240) -> Any:
+    def heard(self, timeout: float = 600) -> Any:
         assert self.line.poll(timeout), self.output.read_text()
         return self.line.recv()
 

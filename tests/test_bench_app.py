@@ -9,9 +9,9 @@ import pytest
 SMALL = ["suite=small", "shape=64x10,256x1000", "milliseconds=2", "device=cpu"]
 
 
-def bench(clone, *words):
+def bench(clone, *words, **env):
     clone.script = "experiments/bench.py"
-    return clone.run(*words, fresh=True, TRITON_INTERPRET="0")  # as for someone without a GPU
+    return clone.run(*words, TRITON_INTERPRET="0", **env)  # as for someone without a GPU
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +103,17 @@ def test_a_report_compares_with_itself(ran):
     ],
     ids=lambda value: " ".join(value),
 )
-def test_mistake(clone, words, said):
+def test_mistake(clone, words, said, without_torch):
     before = clone.contents()
-    done = bench(clone, *words)
+    done = bench(clone, *words, **({} if words[0] == "mode=profile" else without_torch))
     assert done.status == 1, done.output
     assert "Traceback" not in done.output
     assert [text for text in said if text not in done.output] == [], done.output
-    assert done.seconds < (20 if words[0] == "mode=profile" else 2)
     assert clone.contents() == before
 
 
-def test_help_answers_at_once(clone):
-    done = bench(clone, "--help")
-    assert done.status == 0
-    assert done.seconds < 1
+def test_help_answers_at_once(clone, without_torch):
+    done = bench(clone, "--help", **without_torch)
+    assert done.status == 0, done.output
     for text in ("retinanet-800x1344", "torch.compile", "8192x128256", "suite=scaling", "mode=profile"):
         assert text in done.output

@@ -464,15 +464,14 @@ def test_of_several_tasks_the_newest_runs_is_compared(journal, look):
     assert (row["metric"], row["mean"]) == ("best_top1", "0.5")
 
 
-def test_help_answers_at_once_and_cfg_prints(clone):
+def test_help_answers_at_once_and_cfg_prints(clone, without_torch):
     clone.script = "experiments/compare.py"
-    done = clone.run("--help", fresh=True)
-    assert (done.status, done.seconds < 1) == (0, True)
+    done = clone.run("--help", **without_torch)
+    assert done.status == 0, done.output
     for text in ("sweep=", "baseline=loss=ce", "ui="):
         assert text in done.output
-    done = clone.run("--cfg", "where=loss=ce,data=digits", fresh=True)
+    done = clone.run("--cfg", "where=loss=ce,data=digits", **without_torch)
     assert yaml.safe_load(done.output)["where"] == ["loss=ce", "data=digits"]
-    assert done.seconds < 2
 
 
 def test_ratios_of_costs_have_intervals_and_tests(journal, look):

@@ -130,7 +130,7 @@ print("ended", uploader.close())
 """
     env = {name: value for name, value in os.environ.items() if "MLFLOW" not in name and name != "DO_NOT_TRACK"}
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, env=env, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1:] == ["ended None"], done.stderr
     assert "changed by" not in done.stdout
 

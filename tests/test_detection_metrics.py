@@ -210,7 +210,7 @@ def test_two_ranks_count_each_image_once(tmp_path):
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    results = sorted((queue.get(timeout=10) for _ in processes), key=lambda each: each[0])
+    results = sorted((queue.get(timeout=600) for _ in processes), key=lambda each: each[0])
     assert [batches for _, batches, *_ in results] == [2, 2], "seven images each: one is counted on both"
     for _, _, values, per_class, _ in results:
         assert values == pytest.approx(alone.values, nan_ok=True)

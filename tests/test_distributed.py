@@ -25,7 +25,7 @@ WEIGHT = {"rtol": 1e-4, "atol": 1e-5}
 EXACT = {"rtol": 0, "atol": 0}
 
 
-def torchrun(*words, timeout=400):
+def torchrun(*words, timeout=900):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
     env = kept | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.run([*TORCHRUN, *map(str, words)], capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)

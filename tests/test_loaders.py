@@ -83,7 +83,7 @@ def test_workers_begin_the_next_epoch_before_it_is_asked_for(tmp_path):
     epochs = Epochs(loader, sampler)
     list(epochs)
     made = 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while made < SAMPLES + BATCH and time.monotonic() < deadline:
         time.sleep(0.01)
         made = (tmp_path / "made").stat().st_size

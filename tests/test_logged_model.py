@@ -125,7 +125,7 @@ def test_a_server_of_the_model_says_what_predict_says(trained, digits, tmp_path,
             f"http://127.0.0.1:{port}/invocations", json.dumps({"inputs": pixels.tolist()}).encode(), {"Content-Type": "application/json"}
         )
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while True:
             try:
                 with direct.open(asked, timeout=30) as answer:

@@ -35,7 +35,7 @@ def run_limited(clone, module, owner, function, *words):
     script = LIMITED.format(module=module, owner=owner, function=function)
     command = [sys.executable, "-c", script, *TINY, "trainer.device=cpu", *words]
     env = clone.env | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=clone.path, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=clone.path, env=env, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -88,7 +88,7 @@ def test_batches_that_shared_memory_cannot_hold(clone):
     words += [f"data.{part}_annotations=boxes.json" for part in ("train", "val")]
     words += [f"data.batch_size={count}", "data.workers=2", "data.augment=false", "trainer.device=cpu", "tracking=none"]
     command = [*OF_64_MB, sys.executable, "experiments/train.py", *words]
-    done = subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=clone.path, env=clone.env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "error: shared memory is exhausted (training)" in done.stderr
     assert "unable to allocate shared memory" in done.stderr

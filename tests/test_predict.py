@@ -113,7 +113,7 @@ def test_weights_of_nan_predict_nothing_and_are_named(trained, tmp_path, name):
     Image.new("RGB", (64, 64)).save(tmp_path / "black.png")
     for app, words in (("predict", [f"out={tmp_path / 'said'}", tmp_path / "black.png"]), ("evaluate", ["tracking=none"])):
         command = [sys.executable, f"experiments/{app}.py", f"checkpoint={tmp_path / 'nan.pt'}", *map(str, words)]
-        done = subprocess.run(command, cwd=trained.path, env=trained.env, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=trained.path, env=trained.env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 1, done.stdout
         assert f"error: checkpoint: 1 of its {len(weights)} tensors hold nan ({bad}), so" in done.stderr
         assert "Traceback" not in done.stderr
@@ -129,7 +129,7 @@ def test_ctrl_c_keeps_the_lines_of_the_pictures_that_are_done(trained, tmp_path)
     process = subprocess.Popen(command, cwd=trained.path, env=trained.env, **streams)
     assert "00000.png" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=240)
+    _, error = process.communicate(timeout=600)
     done = [line["picture"] for line in lines(tmp_path / "out")]
     assert (process.returncode, error) == (130, f"interrupted: {len(done)} of 20001 images were predicted\n")
     assert set(done) <= {path.name for path in (tmp_path / "out").glob("[0-9]*.png")}

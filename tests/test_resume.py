@@ -7,9 +7,8 @@ import pickle
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ SETTINGS = [
     *("model=tiny_resnet", "model.drop_rate=0.2", "trainer.device=cpu", "loss=focal", "loss.implementation=torch", "optim.lr=5e-3"),
     *("data=folder", "data.image_size=32", "data.batch_size=4", "data.mixup=0.3", "data.auto_augment=rand-m5", "data.random_erase=0.3"),
     *("trainer.epochs=2", "trainer.accumulate=2", "trainer.ema=0.9", "trainer.log_every=5", "trainer.save_updates=4"),
-    "tracking.system_seconds=0.5",
+    *("tracking.system_seconds=0.5", "tracking.model=false"),
 ]  # 12 updates an epoch
 
 
@@ -153,7 +152,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(runs):
 
 
 def wait_for_status(runs: Runs, name: str, status: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while True:
         with contextlib.suppress(ValueError):  # the run is not in the store yet
             if runs.stored(name)[1].info.status == status:
@@ -201,13 +200,19 @@ def test_a_second_signal_ends_a_run_at_once(runs):
     assert not (folder / "checkpoints").exists()
 
 
-def sync(*words: str) -> tuple[int, str]:
-    command = [sys.executable, str(Path(__file__).resolve().parents[1] / "experiments" / "sync.py"), *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-    return done.returncode, done.stdout
+@pytest.fixture
+def sync(warm: Any) -> Callable[[str], tuple[int, str]]:
+    """Send a folder to its store; return the exit status and the output."""
+    script = Path(__file__).resolve().parents[1] / "experiments" / "sync.py"
+
+    def sync(*words: str) -> tuple[int, str]:
+        done = warm.run(str(script), words, script.parents[1], timeout=600)
+        return done.returncode, done.stdout
+
+    return sync
 
 
-def test_a_killed_run_is_marked_and_its_copy_gets_a_run_of_its_own(runs):
+def test_a_killed_run_is_marked_and_its_copy_gets_a_run_of_its_own(runs, sync):
     """Killed, copied, the copy continued to its end, then the original."""
     child = runs.child(runs.words("twins", "data.workers=0"), killed_at, 7)
     assert child.ended(600)[0] == -signal.SIGKILL

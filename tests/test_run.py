@@ -166,7 +166,7 @@ def test_mlflow_ui_without_options_shows_the_run(ran):
     try:
         base = f"http://127.0.0.1:{port}"
         _, run = the_run(ran)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 600
         while True:
             try:
                 shown = ask(f"{base}/api/2.0/mlflow/runs/get?run_id={run.info.run_id}")["run"]

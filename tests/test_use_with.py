@@ -39,7 +39,7 @@ def torchrun(folder, *words):
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     if torch.cuda.device_count() < 2:
         env["CUDA_VISIBLE_DEVICES"] = ""  # NCCL wants a GPU for each process; gloo wants none
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_every_page_is_tried():

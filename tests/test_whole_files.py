@@ -87,7 +87,7 @@ for end, handler in {"killed": signal.SIG_DFL, "interrupted": interrupt, "full":
 
 
 def test_what_was_there_stays_where_a_write_ends_halfway(tmp_path):
-    done = subprocess.run([sys.executable, "-c", DRAW, tmp_path], cwd=EXPERIMENTS, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", DRAW, tmp_path], cwd=EXPERIMENTS, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 18

@@ -82,7 +82,7 @@ def run(folder: Path, command: str, *more: str) -> subprocess.CompletedProcess[s
     argv = [*shlex.split(command), *more]
     path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "LOSSFORGE"))} | {"PYTHONPATH": path}
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
 def last_values(folder: Path) -> dict[str, float]:

@@ -8,9 +8,10 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
-import resource
+import select
 import signal
 import socket
 import subprocess
@@ -19,16 +20,22 @@ import tempfile
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 BEFOREHAND = (
-    "pandas", "torch", "torch._dynamo", "torch.utils.data", "torchvision", "torchvision.datasets", "torchvision.transforms.v2",
-    "torchvision.models.detection", "torchvision.utils", "timm", "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "hydra",
-    "hydra._internal.config_loader_impl", "omegaconf", "rich.table", "mlflow", "mlflow.pyfunc", "mlflow.tracking",
-    "mlflow.store.tracking.sqlalchemy_store", "mlflow.system_metrics.metrics", "alembic.command", "sqlalchemy.dialects.sqlite",
-    "sklearn.datasets", "scipy.stats", "matplotlib.pyplot", "lossforge.losses",
+    "pandas", "torch", "torch._dynamo", "torch.export._trace", "torch.export.pt2_archive", "torch.utils.data", "torch.utils.flop_counter",
+    "torchvision", "torchvision.datasets", "torchvision.transforms.v2", "torchvision.models.detection", "torchvision.utils",
+    "timm", "timm.data", "timm.optim", "timm.scheduler", "timm.utils", "hydra", "hydra._internal.config_loader_impl", "omegaconf",
+    "rich.table", "rich.progress", "mlflow", "mlflow.pyfunc", "mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.tracking.sqlalchemy_workspace_store", "mlflow.system_metrics.metrics", "mlflow.system_metrics.metrics.gpu_monitor",
+    "mlflow.system_metrics.metrics.cpu_monitor", "mlflow.system_metrics.metrics.disk_monitor",
+    "mlflow.system_metrics.metrics.network_monitor", "mlflow.utils.search_logged_model_utils", "alembic.command", "alembic.config",
+    "sqlalchemy.dialects.sqlite", "sklearn.datasets", "sklearn.model_selection", "scipy.stats", "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg", "PIL.JpegImagePlugin", "PIL.GifImagePlugin", "pyarrow.pandas_compat", "triton.experimental.gluon",
+    "lossforge.losses", "lossforge.kernels.rowwise.launch", "lossforge.kernels.formulas.softmax",
 )  # fmt: skip
 
 
@@ -37,12 +44,55 @@ FORKS_LOSE_THE_GPU = Path("/dev/nvidiactl").exists()
 
 
 class Ran(NamedTuple):
-    """How a script ended. seconds: of processor time."""
+    """How a script ended."""
 
     returncode: int
     stdout: str
     stderr: str
-    seconds: float
+
+
+class Process:
+    """A fork that runs a script, used as a subprocess.Popen."""
+
+    def __init__(self, warm: "Warm", pid: int, stdout: IO[str] | None = None) -> None:
+        self.warm, self.pid, self.stdout = warm, pid, stdout
+        self.returncode: int | None = None
+        self.end = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self.end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            os.close(self.end)
+            self.returncode = self.warm.ask({"ended": self.pid})
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        assert self.stdout is not None
+        stdout, read = self.stdout, list[str]()
+        reader = threading.Thread(target=lambda: read.append(stdout.read()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if not read:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        stdout.close()
+        self.wait(timeout)
+        return read[0], None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Warm:
@@ -52,35 +102,46 @@ class Warm:
         self.env = env
         self.process: subprocess.Popen[bytes] | None = None
 
-    def run(self, script: str, words: Sequence[str], cwd: Path, timeout: float = 240, apart: bool = False) -> Ran:
-        """Run a script to its end. apart: whether stderr is not written into stdout."""
-        if FORKS_LOSE_THE_GPU:
-            used = resource.getrusage(resource.RUSAGE_CHILDREN)
-            streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if apart else subprocess.STDOUT}
-            done = subprocess.run([sys.executable, script, *words], cwd=cwd, env=self.env, text=True, timeout=timeout, **streams)
-            more = resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds = more.ru_utime + more.ru_stime - used.ru_utime - used.ru_stime
-            return Ran(done.returncode, done.stdout, done.stderr or "", seconds)
+    def ask(self, asked: dict[str, Any], *fds: int) -> Any:
         if self.process is None:
             self.socket, theirs = socket.socketpair()
             command = [sys.executable, __file__, str(theirs.fileno())]
             self.process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
             theirs.close()
-        asked = json.dumps({"script": script, "words": list(words), "cwd": str(cwd)}).encode()
+        text = json.dumps(asked).encode()
+        socket.send_fds(self.socket, [len(text).to_bytes(8, "big")], fds)
+        self.socket.sendall(text)
+        return received(self.socket)
+
+    def start(self, script: str, words: Sequence[str], cwd: Path) -> "Process | subprocess.Popen[str]":
+        """Start a script, and give what it prints as a stream."""
+        if FORKS_LOSE_THE_GPU:
+            streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            return subprocess.Popen([sys.executable, script, *words], cwd=cwd, env=self.env, **streams)
+        ours, theirs = os.pipe()
+        pid = self.ask({"script": script, "words": list(words), "cwd": str(cwd)}, theirs, theirs)
+        os.close(theirs)
+        return Process(self, pid, open(ours, encoding="utf-8"))
+
+    def run(self, script: str, words: Sequence[str], cwd: Path, timeout: float = 600, apart: bool = False) -> Ran:
+        """Run a script to its end. apart: whether stderr is not written into stdout."""
+        if FORKS_LOSE_THE_GPU:
+            streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if apart else subprocess.STDOUT}
+            done = subprocess.run([sys.executable, script, *words], cwd=cwd, env=self.env, text=True, timeout=timeout, **streams)
+            return Ran(done.returncode, done.stdout, done.stderr or "")
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             fds = [stdout.fileno(), (stderr if apart else stdout).fileno()]
-            socket.send_fds(self.socket, [len(asked).to_bytes(8, "big")], fds)
-            self.socket.sendall(asked)
-            pid = received(self.socket)
-            late = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
-            late.start()
-            status, seconds = received(self.socket)
-            late.cancel()
+            process = Process(self, self.ask({"script": script, "words": list(words), "cwd": str(cwd)}, *fds))
+            try:
+                status = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
             texts = []
             for stream in (stdout, stderr):
                 stream.seek(0)
                 texts.append(stream.read().decode(errors="replace"))
-        return Ran(status, *texts, seconds)
+        return Ran(status, *texts)
 
     def close(self) -> None:
         if self.process is not None:
@@ -98,10 +159,34 @@ def received(place: socket.socket) -> Any:
     return json.loads(text)
 
 
-def serve(place: socket.socket) -> None:
+def prepare() -> None:
+    """Import the libraries, and let them do once what they do slowly the first time: find plugins and fonts, export, interpret a kernel."""
     for name in BEFOREHAND:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    import torch
+    from hydra.core.plugins import Plugins
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from lossforge.losses import cross_entropy
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork lacks the threads of its parent, and would wait for them
+    Plugins.instance()
+    figure = Figure()
+    figure.subplots().set_title("0")
+    FigureCanvasAgg(figure).print_figure(io.BytesIO())
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1), torch.nn.ReLU()).eval()
+    torch.export.save(torch.export.export(model, (torch.ones(2, 1, 2, 2),)), io.BytesIO())
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with warnings.catch_warnings(action="ignore"):
+            cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1]))  # no backward, which starts threads too
+    torch.set_num_threads(threads)
+
+
+def serve(place: socket.socket) -> None:
+    prepare()
     gc.collect()
     gc.freeze()
     while True:
@@ -112,15 +197,17 @@ def serve(place: socket.socket) -> None:
         while len(text) < length:
             text += place.recv(length - len(text))
         asked = json.loads(text)
-        pid = os.fork()
-        if not pid:
-            place.close()
-            run_and_exit(fds, **asked)
-        for fd in fds:
-            os.close(fd)
-        place.sendall(f"{pid}\n".encode())
-        _, status, used = os.wait4(pid, 0)
-        place.sendall(json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]).encode() + b"\n")
+        if "ended" in asked:
+            _, status = os.waitpid(asked["ended"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = os.fork()
+            if not answer:
+                place.close()
+                run_and_exit(fds, **asked)
+            for fd in fds:
+                os.close(fd)
+        place.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def run_and_exit(fds: list[int], script: str, words: list[str], cwd: str) -> None:
