@@ -16,9 +16,7 @@ class CompareConfig:
 
     name: str | None = setting(None, "the comparison's name in MLflow")
     experiment: list[str] = some(list, "MLflow's experiments; none: tracking.experiment")
-    sweep: str | None = setting(
-        None, "a sweep's run, by its name or id; null: the newest run's, if tag and where are not given; all: of any sweep or none"
-    )
+    sweep: str | None = setting(None, "a sweep's run, by name or id; null: the newest run's, without tag and where; all: any")
     tag: list[str] = some(list, "tags of the runs, NAME:VALUE")
     where: list[str] = some(list, "settings of the runs, SETTING=VALUE")
     metric: str | None = setting(None, "the metric to compare; null: the best value of the task's own")

@@ -323,7 +323,7 @@ class TrainerConfig:
     monitor_goal: str = choice("auto", "auto", "max", "min", meaning="which values are better; auto: smaller for losses and errors")
     patience: int | None = number(None, "evaluations in a row without improvement after which the run ends", least=1)
     keep: int | str = number(
-        0, "last epochs that keep their checkpoints, beside best.pt and last.pt; best: a finished run keeps no last.pt", least=0, text=BEST
+        0, "last epochs that keep checkpoints beside best.pt and last.pt; best: a finished run has no last.pt", least=0, text=BEST
     )
     save_every: int = number(1, "epochs between two checkpoints", least=1)
     save_updates: int | None = number(None, "updates between two checkpoints within an epoch; null: none", least=1)

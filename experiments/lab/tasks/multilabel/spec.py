@@ -17,7 +17,7 @@ class MultilabelConfig(TaskConfig):
     name: str = setting("multilabel", "the task")
     threshold: float = number(0.5, "probability above which a class counts as present, in F1 and right_labels", above=0, below=1)
     metrics: dict[str, str] = some(
-        dict, "custom metrics of (probability, target), by name: module:name or path/to/file.py:name; a masked target is -1", code=True
+        dict, "custom metrics of (probability, target; masked: -1), by name: module:name or path/to/file.py:name", code=True
     )
     in_memory: bool = setting(False, "hold all images on the device, without workers: for small sets")
 
