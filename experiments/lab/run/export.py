@@ -241,7 +241,8 @@ def export(config: TrainConfig, state: dict[str, Any], images: Callable[[], Tens
         except Exception as error:  # torch and backbones raise many kinds; some can be traced for one size alone
             if not multiple:
                 raise
-            multiple, height, width = 0, *made.shape[1:]
+            multiple = 0
+            height, width = made.shape[1:]
             reason = f"{type(error).__name__}: {first_line(error)}"
             notes.append(f"the exported model takes only images of {height} × {width} pixels, because {reason}")
             program = _traced(module, empty)
