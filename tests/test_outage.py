@@ -6,6 +6,7 @@ import http.server
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import statistics
@@ -138,6 +139,10 @@ def until_said(process, text: str) -> str:
     raise AssertionError(output)
 
 
+# on a busy machine the first request is given up before the signal arrives
+UNANSWERED = r"incomplete: (interrupted while it did not answer|\S+ does not answer)"
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
 def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, number, status):
     words = [*WORDS, "trainer.max_updates=2", f"tracking.uri={hanging}", "tracking.experiment=hanging", "tracking.patience_seconds=3600"]
@@ -149,7 +154,7 @@ def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, 
     assert "Traceback" not in output
     said = " ".join(output.replace("│", "").split())
     assert "run None" not in said
-    assert "incomplete: interrupted while it did not answer" in said
+    assert re.search(UNANSWERED, said), said
     (folder,) = clone.run_folders()
     assert f"experiments/sync.py runs/{folder.name}" in said
     assert "finished" in said
@@ -162,7 +167,7 @@ def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, 
     waiting.send_signal(signal.SIGINT)
     output += waiting.communicate(timeout=600)[0]
     assert waiting.returncode == 130, output
-    assert f"{folder}: incomplete: interrupted while it did not answer" in output
+    assert re.search(f"{re.escape(str(folder))}: {UNANSWERED}", output), output
     assert "Traceback" not in output
     if not server.healthy():
         server.start()
