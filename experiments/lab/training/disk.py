@@ -27,9 +27,9 @@ def kept_on_disk(trainer: Any) -> str:
     if config.optim.name.lower() not in STATES:
         said += "; last.pt holds the optimiser's state, too"
     return said + (
-        "; last.pt is deleted when the run has finished (trainer.keep=best)"
+        "; last.pt is deleted at the end (trainer.keep=best)"
         if settings.keep == BEST
-        else "; trainer.keep=best deletes last.pt when the run has finished"
+        else "; trainer.keep=best deletes last.pt at the end"
     )
 
 
