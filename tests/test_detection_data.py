@@ -350,7 +350,11 @@ def test_odd_pixel_formats(coco):
     assert torch.allclose(colours[0, 0, 30, 20], colours[0, 2, 30, 20], atol=1e-3)
     assert colours[2, :, 25, 25].tolist() == pytest.approx(GREY, abs=1e-3)
     Image.fromarray(np.full((60, 100), 40000, dtype=np.uint16)).save(folder / "111.png")
-    with pytest.raises(UserError, match="mode I;16; 8 bits"):
+    (batch,) = coco.load().val
+    assert pixels_of(batch.images)[0, :, 30, 20].tolist() == [round(40000 / 65535 * 255)] * 3
+    Image.fromarray(np.full((60, 100), 0.5, dtype=np.float32)).save(folder / "111.tiff")
+    (folder / "111.tiff").rename(folder / "111.png")
+    with pytest.raises(UserError, match="mode F; 8 bits"):
         coco.load()
 
 

@@ -168,6 +168,7 @@ DIRECT = {
     "lab/data/cells.py": "reads a table again, after refuse_special",
     "lab/data/annotations/rows.py": "reads a table's first line, after refuse_special",
     "lab/data/sources/shards.py": "reads shards, after refuse_special",
+    "lab/data/sources/npz.py": "reads arrays of an archive, after refuse_pipe",
 }
 
 

@@ -217,6 +217,8 @@ def run_and_exit(fds: list[int], script: str, words: list[str], cwd: str) -> Non
         for fd, place in zip(fds, (1, 2), strict=True):
             os.dup2(fd, place)
             os.close(fd)
+        torch = sys.modules["torch"]
+        torch.set_num_threads(torch.get_num_threads())  # a new pool: two threads of autograd that made it at once would abort (torch 2.11)
         os.chdir(cwd)
         sys.argv, sys.orig_argv = [script, *words], [sys.executable, script, *words]
         sys.path[0] = str(Path(script).resolve().parent)

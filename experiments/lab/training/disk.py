@@ -27,9 +27,7 @@ def kept_on_disk(trainer: Any) -> str:
     if config.optim.name.lower() not in STATES:
         said += "; last.pt holds the optimiser's state, too"
     return said + (
-        "; last.pt is deleted at the end (trainer.keep=best)"
-        if settings.keep == BEST
-        else "; trainer.keep=best deletes last.pt at the end"
+        "; last.pt is deleted at the end (trainer.keep=best)" if settings.keep == BEST else "; trainer.keep=best deletes last.pt at the end"
     )
 
 
