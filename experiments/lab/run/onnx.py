@@ -50,9 +50,8 @@ def write_onnx(exported: Exported, images: Tensor, path: Path) -> str:
         )
     record = exported.record
     text = json.dumps(exported.about(), ensure_ascii=False)
-    made.model.metadata_props[ABOUT] = text.encode(
-        errors="backslashreplace"
-    ).decode()  # a name of bytes that are not UTF-8 becomes an escape
+    # a name of bytes that are not UTF-8 becomes an escape
+    made.model.metadata_props[ABOUT] = text.encode(errors="backslashreplace").decode()
     content = made.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     pixels = pixels_of(images, record["shape"], exported.norm, record["pixels"], record["multiple"])

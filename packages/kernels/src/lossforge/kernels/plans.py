@@ -102,7 +102,7 @@ def note(again: Callable[[Sequence[int]], Step] | None, taken: Sequence[Tensor],
 class recorded:  # noqa: N801  # a context manager
     """Record the launches of a `with` statement, and keep their plan under a key, unless one is recorded already around it.
 
-    There is no plan of launches that are more than their steps.
+    Launches that do more than their steps get none.
 
     Attributes:
         results: what the launches gave, which is set within: new tensors, or some of those given.
