@@ -206,9 +206,9 @@ def resized(sample: Sample, rng: random.Random, most: int) -> Sample:
     """
     x, target = sample.x, sample.target
     sizes = sorted({n for n in x.shape if n > 1})
-    # of one class a gradient is that of the z-loss alone, which the kernels write as a difference of numbers near 1
+    # at least two classes: see one_class
     chosen = {n: index_of(n, rng, 2 if n in (x.shape[-1], x.shape[min(1, x.ndim - 1)]) else 1) for n in sizes if rng.random() < 0.6}
-    if "indices" in sample.kwargs:  # of classes, each at most once
+    if "indices" in sample.kwargs and x.ndim > 1:  # of classes, each at most once
         chosen.pop(x.shape[1], None)
     while chosen and math.prod(len(chosen.get(n, range(n))) for n in x.shape) > most:
         chosen.popitem()
@@ -293,6 +293,12 @@ def accepted(call: RandomCall) -> bool:
     return True
 
 
+def one_class(call: RandomCall) -> bool:
+    """Return whether a call's logits are of one class: its gradient is that of the z-loss alone, the difference of numbers near 1."""
+    x = call.tensors[call.wanted[0]]
+    return x is not None and x.ndim > 0 and x.shape[min(1, x.ndim - 1)] == 1
+
+
 def draw(seed: int, device: str) -> RandomCall:
     """Return the call of a number. The losses take turns."""
     rng, every = random.Random(seed), [*LOSSES.values(), *OTHERS]
@@ -372,6 +378,8 @@ def with_options(loss: Loss, call: RandomCall, rng: random.Random, device: str) 
     mode = rng.choice(("forward", "backward", None))
     for name, value in [*drawn, ("gradient", mode)]:
         if name not in taken or name in given or name in loss.without:
+            continue
+        if name == "z_loss" and one_class(call):
             continue
         more = replace(call, options={**call.options, name: value.to(device) if isinstance(value, Tensor) else value})
         call = more if accepted(more) else call
