@@ -96,6 +96,7 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
     assert plans == ["rowwise_kernel", "divergence_kernel"]
 
 
+@pytest.mark.slow
 def test_an_old_triton_is_refused():
     script = "import triton; triton.__version__ = '3.4.0'; from lossforge import kernels; kernels.load('math')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -103,6 +104,7 @@ def test_an_old_triton_is_refused():
     assert "ImportError: lossforge needs triton>=3.5,<3.10, found triton 3.4.0" in done.stderr
 
 
+@pytest.mark.slow
 def test_gluon_waits_for_a_launch():
     script = "import sys, lossforge.kernels; sys.exit('triton.experimental.gluon' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -60,6 +60,7 @@ def test_for_machines_without_a_compiler():
     assert [each["what"] for each in found["problems"]][:1] == (missing if GPU else [])
 
 
+@pytest.mark.slow
 def test_without_triton():
     status, printed = consult(before=WITHOUT_TRITON)
     assert re.search(r"^  triton +not installed$", printed, re.MULTILINE)
@@ -69,6 +70,7 @@ def test_without_triton():
     assert status == (1 if GPU else 0)
 
 
+@pytest.mark.slow
 def test_an_old_triton_is_a_problem():
     status, printed = consult(before="import triton; triton.__version__ = '3.4.0'\n")
     assert status == 1

@@ -394,7 +394,11 @@ BETWEEN_0_AND_1 = ("quality_focal", "varifocal", "poly_bce", "distribution_balan
 
 
 @pytest.mark.each("template")
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, marks=[pytest.mark.slow] * (loss.name == "siou")) for loss in LOSSES.values()],  # of 4,000 operations
+    ids=lambda loss: loss.name,
+)
 def test_kernels_and_reference_agree_at_an_infinite_number(loss, device):
     """In the logits or boxes, a second tensor of them, dense targets, or weights."""
     for sample in distinct(loss, device):
@@ -528,6 +532,7 @@ ELEMENTWISE = [loss for loss in LOSSES.values() if loss.template.name == "elemen
 MORE_OPTIONS = {"asymmetric": ({"gamma_pos": 0.0, "clip": None}, {"gamma_neg": 0.0, "clip": 0.1})}
 
 
+@pytest.mark.each("loss")
 @pytest.mark.parametrize("indices", [False, True], ids=["dense", "indices"])
 @pytest.mark.parametrize("loss", ELEMENTWISE, ids=lambda loss: loss.name)
 def test_kernels_and_reference_agree_at_infinite_inputs(loss, indices, device):
@@ -582,6 +587,7 @@ def test_a_right_class_at_infinity_takes_its_limit(function, device):
         assert torch.equal(value[1].cpu(), torch.tensor([INF, INF, 0.0], dtype=dtype))
 
 
+@pytest.mark.each
 @MODES
 def test_infinite_weights_are_torchs(mode, device):
     """The gradient is the slope times infinity; nan where the slope is 0. As the tensors that torch.func wraps have it, and graphs."""

@@ -89,6 +89,7 @@ print("triton.runtime.interpreter" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_without_numpy(tmp_path):
     """A formula of one's own is read, differentiated and computed."""
     file = tmp_path / "mine.py"
@@ -168,6 +169,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_without_triton_readme_runs_and_the_public_api_passes_its_tests(monkeypatch):
     """Every example of a docstring, every module, and every loss fused with a linear layer."""
     monkeypatch.chdir(ROOT)

@@ -127,6 +127,7 @@ def test_jit_trace_of_plain_torch(loss, device, all_cases):
             torch.testing.assert_close(traced(other, sample.target), call(other, sample.target), equal_nan=True)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     ("function", "given"),
     [
@@ -147,6 +148,7 @@ def test_compile_with_numbers_that_follow_from_the_classes(function, given):
         torch.testing.assert_close(compiled(x, target), function(x, target, **given), rtol=1e-6, atol=0)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "module",
     [
@@ -241,6 +243,7 @@ def test_fake_tensors(loss, device):
     assert (gradient.shape, gradient.dtype) == (real.gradient.shape, real.gradient.dtype)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", ["ce", "focal", "giou"])
 def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""

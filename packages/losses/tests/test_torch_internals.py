@@ -159,6 +159,7 @@ checks.check_losses()
 """
 
 
+@pytest.mark.slow
 def test_all_private_names_can_go():
     names = sorted({name.removeprefix("torch._C.") for name in used() if name.startswith("torch._C._")})  # torch.library needs the rest
     assert {*OF_AUTOGRAD, "_dispatch_keys"} <= {*names}
@@ -167,6 +168,7 @@ def test_all_private_names_can_go():
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_an_old_torch_is_refused():
     script = "import torch; torch.__version__ = '2.8.0+cu128'; import lossforge.losses"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

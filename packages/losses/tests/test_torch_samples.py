@@ -302,7 +302,7 @@ def report(name: str, dtype: torch.dtype, total: int, tally: Counter[str | None]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("name", [*FUNCTIONS, *MODULES])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *(pytest.param(name, marks=pytest.mark.slow) for name in MODULES)])
 def test_every_sample(name, dtype, device, database):
     """torch lists no bfloat16 for its loss modules, nor float16 for most; their samples are run in both all the same."""
     ours, judge = {**FUNCTIONS, **MODULES}[name]

@@ -58,6 +58,7 @@ def check(found: list[tuple[str, int]], said: str) -> None:
     assert wrong_lines(found, "misuse.py") == list(range(FIRST_MISTAKE, len(MISUSE.splitlines()) + 1)), said
 
 
+@pytest.mark.slow
 def test_mypy_strict(scripts, pytestconfig):
     cache = f"--cache-dir={pytestconfig.rootpath / '.mypy_cache' / 'strict'}"
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", cache, "use.py", "misuse.py"]

@@ -65,6 +65,7 @@ def written(exact: torch.Tensor, dtype: torch.dtype) -> float:
     return BOUNDS[dtype] + (half_a_step * exact.numel() ** 0.5 / size if size else 0.0)
 
 
+@pytest.mark.each("loss", "dtype")
 @pytest.mark.parametrize(("loss", "name", "dtype"), CALLS)
 def test_against_float64(loss, name, dtype, device, all_cases):
     """Error at most that of plain torch in the same dtype, plus a small bound; upstream gradients other than 1.

@@ -189,6 +189,7 @@ def test_formulas_of_rows_and_boxes_are_checked(loss):
     assert len(report.findings) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [charbonnier, *([bounded, distance_iou] if torch.cuda.is_available() else [])], ids=repr)
 def test_all_checks_pass(loss, device):
     report = check(loss, device=device)

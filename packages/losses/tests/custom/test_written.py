@@ -383,7 +383,7 @@ def written_and_held(x, y):
     return hold(p) * (tl.maximum(x, 0.0) - x * y + log1p), p * (p - y)
 
 
-@pytest.mark.slow  # by default test_loss.py runs all checks of another formula
+@pytest.mark.slow
 def test_all_checks_pass_for_a_written_gradient_with_a_held_factor(device):
     report = check(written_and_held, device=device)
     assert report.passed, str(report)

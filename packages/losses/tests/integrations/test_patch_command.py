@@ -59,7 +59,7 @@ def test_every_integration_with_a_patch_is_there():
         assert callable(importlib.import_module(f"lossforge.integrations.{library}").patch)
 
 
-@pytest.mark.each
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "script"), [(".", ["scripts/train.py"]), ("scripts", ["-m", "train"])], ids=["script", "module"])
 def test_a_script_runs_unedited(where, script, tmp_path):
     pytest.importorskip("trl")
@@ -88,6 +88,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("how", ["subprocess", "exec"])
 def test_a_program_that_starts_another_python_is_told_that_its_patch_ends(how, tmp_path):
     (tmp_path / "train.py").write_text(STARTER)
