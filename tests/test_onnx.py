@@ -79,18 +79,24 @@ def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsy
     assert described["input"]["resize"]["rule"] == ("none" if "task=detection" in words else "exactly")
 
 
+def exported_detector(model, *words):
+    """Export a detector of three classes whose scores are spread, which begin equal."""
+    torch.manual_seed(0)
+    config = load(["task=detection", f"model={model}", "model.score_threshold=0.001", *words]).config
+    classes, norm = ["bee", "ant", "cow"], Norm([0.4, 0.5, 0.6], [0.2, 0.2, 0.3])
+    made = find_object(spec_of(config.task).export)(config, classes, norm)
+    for layer in made.model.modules():
+        if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) and layer.weight.std() < 0.05:
+            torch.nn.init.normal_(layer.weight, std=0.05)
+    state = {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0}
+    return export(config, state, lambda: torch.randn(2, *made.shape, generator=torch.Generator().manual_seed(0)))
+
+
 @pytest.mark.parametrize("model", ["retinanet_tiny", "fcos_tiny", "detr_tiny"])
 def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_path, model):
     from lab.run.onnx import write_onnx
 
-    torch.manual_seed(0)
-    config = load(["task=detection", f"model={model}", "model.score_threshold=0.001"]).config
-    classes, norm = ["bee", "ant", "cow"], Norm([0.4, 0.5, 0.6], [0.2, 0.2, 0.3])
-    made = find_object(spec_of(config.task).export)(config, classes, norm)
-    for layer in made.model.modules():  # spread the scores, which begin equal
-        if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) and layer.weight.std() < 0.05:
-            torch.nn.init.normal_(layer.weight, std=0.05)
-    exported = export(config, {"model": made.model.state_dict(), "norm": vars(norm), "classes": classes, "updates": 0}, None)
+    exported = exported_detector(model)
     write_onnx(exported, torch.randn(8, *exported.record["shape"]), tmp_path / "model.onnx")
     pixels = torch.randint(0, 256, (3, *exported.record["shape"]), dtype=torch.uint8)
     with torch.no_grad():
@@ -100,6 +106,31 @@ def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_pat
     assert expected[..., 5].unique().tolist() == [0, 1, 2]
     same = torch.cdist(expected, found, p=float("inf")).amin(-1) < 0.01
     assert same.double().mean() > 0.97
+
+
+@pytest.mark.parametrize(("model", "precision"), [("yolo_tiny", "bf16"), ("detr_tiny", "fp16")])
+def test_a_detector_in_half_precision_takes_images_of_any_size(model, precision):
+    half, whole = exported_detector(model, f"export.precision={precision}"), exported_detector(model)
+    assert half.record["multiple"] == 32
+    (note,) = half.notes  # and none of a size that is not free
+    assert note.startswith(f"{precision}: the output differs from float32's by at most ")
+    assert {value.dtype for value in half.program.state_dict.values() if value.dtype in (torch.float16, torch.bfloat16)}
+    for height, width in ((128, 128), (96, 160)):
+        pixels = torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8)
+        with torch.no_grad():
+            expected, found, close = half.module(pixels), half.program.module()(pixels), whole.module(pixels)
+        assert (expected[..., 4] > 0).sum() > 100
+        assert difference(expected, found) < 0.01
+        assert abs(float(close[..., 4].mean() - found[..., 4].mean())) < 0.02
+
+
+def test_detections_are_compared_by_corners_scores_and_classes_alike():
+    expected = torch.tensor([[[10.0, 10.0, 640.0, 480.0, 0.9, 1.0], [10.0, 10.0, 20.0, 20.0, 0.8, 9.0]]])
+    assert difference(expected, expected.flip(1)) == 0
+    for column, change, share in ((2, 6.4, 0.01), (4, 0.3, 0.3), (5, 1.0, 1.0)):
+        found = expected[:, :1].clone()
+        found[0, 0, column] += change
+        assert difference(expected[:, :1], found) == pytest.approx(share, rel=1e-4)
 
 
 def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):

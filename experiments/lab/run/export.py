@@ -22,7 +22,7 @@ from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
 from lab.optim.precision import AMP
 from lab.run import checkpoint
-from lab.run.exported import ABOUT, Exported, difference, pixels_of
+from lab.run.exported import ABOUT, Exported, difference, pixels_of, refuse_different
 from lab.run.folder import RunFolder
 from lab.run.onnx import write_onnx
 from lab.run.saved import load_checkpoint, load_weights
@@ -237,7 +237,7 @@ def export(config: TrainConfig, state: dict[str, Any], images: Callable[[], Tens
             pixels = pixels_of(images(), made.shape, norm, made.pixels, multiple)
             notes.append(f"{config.export.precision}: {_lowered(made, AMP[config.export.precision], pixels)}")
         try:
-            program = _of_any_size(module, empty, multiple) if multiple else _traced(module, empty)
+            program = _of_any_size(module, empty, multiple, config.export.precision) if multiple else _traced(module, empty)
         except Exception as error:  # torch and backbones raise many kinds; some can be traced for one size alone
             if not multiple:
                 raise
@@ -266,7 +266,8 @@ def _lowered(made: Exportable, dtype: torch.dtype, pixels: Tensor) -> str:
     found = made.module(pixels)
     if not found.isfinite().all():
         raise ValueError(f"in {dtype} the output is not finite: the model's values leave the range of its numbers")
-    return f"the output differs from float32's by at most {difference(expected, found):.1e} on {len(pixels)} held-out images"
+    share = difference(expected, found)
+    return f"the output differs from float32's by at most {share:.1e} of its largest number on {len(pixels)} held-out images"
 
 
 def _traced(module: nn.Module, images: Tensor, sides: dict[int, Any] | None = None) -> Any:
@@ -274,11 +275,11 @@ def _traced(module: nn.Module, images: Tensor, sides: dict[int, Any] | None = No
     return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
 
 
-def _of_any_size(module: nn.Module, images: Tensor, multiple: int) -> Any:
+def _of_any_size(module: nn.Module, images: Tensor, multiple: int, precision: str) -> Any:
     """Return a program whose images have any height and width that are multiples of `multiple`.
 
     Raises:
-        ValueError: its output differs from the module's.
+        ValueError: its output differs from the module's by more than arithmetic of this precision explains.
     """
     sides = {dim: multiple * torch.export.Dim(name, min=1) for dim, name in ((2, "height"), (3, "width"))}
     # sides so large that no level has a single cell, which torch would take as a constant
@@ -289,5 +290,5 @@ def _of_any_size(module: nn.Module, images: Tensor, multiple: int) -> Any:
     called = program.module()
     for height, width in ((1, 1), (2, 3), (4, 3)):
         pixels = (torch.rand(2, images.shape[1], height * multiple, width * multiple) * 255).to(images.dtype)
-        torch.testing.assert_close(called(pixels), module(pixels), rtol=1e-3, atol=1e-3)
+        refuse_different("the exported program", module(pixels), called(pixels), precision)
     return program

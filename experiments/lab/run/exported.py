@@ -13,6 +13,8 @@ ABOUT = "model.json"
 """The name of `Exported.about()`, as JSON: a file within a .pt2, and an entry of the metadata of .onnx and .safetensors."""
 
 CHECKED = 8  # images
+LARGEST = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 2e-2}
+"""The largest `difference` of the outputs of a model and of what it was exported as."""
 
 
 @dataclass
@@ -79,11 +81,28 @@ def pixels_of(images: Tensor, shape: list[int], norm: Norm, pixels: str, multipl
 
 
 def difference(expected: Tensor, found: Tensor) -> float:
-    """Return the largest difference of two outputs (N, ...).
+    """Return the largest difference of two outputs (N, ...), as a share of the largest expected number, or of 1 if that is smaller.
 
-    Detections (N, D, 6) of nearly equal scores may change places or drop out at the end, so that a row may be elsewhere, and 2 % may lack.
+    Of detections (N, D, 6) only corners are shares, so that scores and classes count as much. Detections of nearly equal scores may change
+    places or drop out at the end, so that a row may be elsewhere, and 2 % may lack.
     """
     if expected.dim() == 3 and expected.shape[2] == 6:
-        nearest = torch.cdist(expected, found, p=float("inf")).amin(-1).flatten().sort().values
+        unit = torch.ones(6)
+        unit[:4] = expected[..., :4].abs().max().clamp(min=1.0)
+        nearest = torch.cdist(expected / unit, found / unit, p=float("inf")).amin(-1).flatten().sort().values
         return float(nearest[: max(1, int(0.98 * len(nearest)))].max())
-    return float((found - expected).abs().max())
+    return float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+
+
+def refuse_different(what: str, expected: Tensor, found: Tensor, precision: str) -> float:
+    """Return the `difference` of two outputs.
+
+    Raises:
+        ValueError: it is more than arithmetic of this precision explains, or the shapes differ; `what` gave the output `found`.
+    """
+    if found.shape != expected.shape:
+        raise ValueError(f"{what} gives an output {tuple(found.shape)}, the model {tuple(expected.shape)}")
+    share = difference(expected, found)
+    if not share <= LARGEST[precision]:
+        raise ValueError(f"{what}'s output differs from the model's by {share:.3g} of its largest number")
+    return share

@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.base.files import write_whole
-from lab.run.exported import ABOUT, Exported, difference, pixels_of
-
-LARGEST = {"fp32": 1e-4, "fp16": 2e-2}  # largest difference, as a share of the largest number of the output or of 1
+from lab.run.exported import ABOUT, Exported, pixels_of, refuse_different
 
 
 def write_onnx(exported: Exported, images: Tensor, path: Path) -> str:
@@ -62,7 +60,7 @@ def write_onnx(exported: Exported, images: Tensor, path: Path) -> str:
     write_whole(path, lambda file: file.write(content))
     shapes = len({batch.shape[2:] for batch in batches})
     said = f"{len(pixels)} real images" + (f" in {shapes} sizes" if shapes > 1 else "")
-    return f"ONNX Runtime gives the model's output on {said} (largest difference {largest:.1e})"
+    return f"ONNX Runtime gives the model's output on {said} (largest difference: {largest:.1e} of the largest number)"
 
 
 @contextmanager
@@ -88,13 +86,8 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
 
 
 def _checked(exported: Exported, session: Any, pixels: Tensor) -> float:
-    """Return by how much ONNX Runtime's output differs from the module's; raise ValueError if it is too much."""
+    """Return the difference of ONNX Runtime's output and the module's; raise ValueError if it is too large."""
     with torch.no_grad():
         expected = exported.module(pixels)
-    got = torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0])
-    if got.shape != expected.shape:
-        raise ValueError(f"ONNX Runtime gives an output {tuple(got.shape)}, the model {tuple(expected.shape)}")
-    found = difference(expected, got)
-    if not found <= LARGEST[exported.record["precision"]] * max(1.0, float(expected.abs().max())):
-        raise ValueError(f"ONNX Runtime's output differs from the model's by {found:.3g}")
-    return found
+    found = torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0])
+    return refuse_different("ONNX Runtime", expected, found, exported.record["precision"])
