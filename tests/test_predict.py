@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 
 from lab.base.drawing import colour_of
+from lab.data.images import CorruptError
 from lab.run.predict import Prediction, draw
 
 QUICK = ["trainer.device=cpu", "tracking=none"]
@@ -334,6 +337,31 @@ def test_a_videos_frames_are_read_and_written_in_their_colours_and_places(tmp_pa
             assert red > 200 > 60 > max(green, blue)
             assert max(picture.getpixel((60, 44))) < 40
     assert picture.size == (64, 48)
+
+
+@pytest.mark.parametrize(("options", "called"), [(None, False), ("safe;0|protocol_whitelist;file,http,tcp", True)])
+def test_a_video_that_names_an_address_calls_it_only_if_the_user_lets_ffmpeg(tmp_path, monkeypatch, options, called):
+    """FFmpeg takes a list of addresses for a video, whatever the file's name is."""
+    pytest.importorskip("cv2", reason="needs OpenCV")
+    from lab.results.video import frames_of
+
+    monkeypatch.delenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", raising=False)
+    if options:
+        monkeypatch.setenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", options)
+    calls = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            calls.append(self.path)
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        (tmp_path / "drive.mp4").write_text(f"ffconcat version 1.0\nfile http://127.0.0.1:{server.server_port}/part.mp4\n")
+        with pytest.raises(CorruptError, match="cannot be read as a video"):
+            list(frames_of(tmp_path / "drive.mp4"))
+        server.shutdown()
+    assert bool(calls) is called
 
 
 def test_a_video_without_opencv_says_what_to_install(trained, tmp_path, monkeypatch, capsys):

@@ -118,6 +118,16 @@ def test_a_whole_checkpoint_is_restored(run):
     assert (trainer.done, trainer.epoch, trainer.updater.count) == (state["updates"], state["epoch"], state["count"])
 
 
+def test_a_checkpoint_from_before_the_median_time_of_an_update_is_restored(run):
+    trainer, earlier, state = run
+    clock = {name: value for name, value in state["clock"].items() if name != "update_ms"} | {"timed_images": 7.0}
+    assert fault(state | {"clock": clock}) == ""
+    trainer.clock.update_ms = []
+    restore(trainer, earlier, state | {"clock": clock})
+    assert (trainer.clock.timed_images, trainer.clock.update_ms) == (7.0, [])
+    assert "clock" in fault(state | {"clock": {name: value for name, value in clock.items() if name != "loss_ms"}})
+
+
 OF_ONE_DEVICE = ("adahessian", "bnb", "fused")  # needs a second derivative; need libraries that need CUDA
 
 

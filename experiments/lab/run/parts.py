@@ -1,7 +1,7 @@
 """The parts of a checkpoint, with types and ranges: each is looked at before it is used, because anybody may have written the file."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import Any
 
@@ -148,13 +148,13 @@ def mapped(of: Check, key: type = str) -> Check:
     return check
 
 
-def record(**fields: Check) -> Check:
-    """Return a check of mappings with exactly these names."""
+def record(newer: Collection[str] = (), **fields: Check) -> Check:
+    """Return a check of mappings with exactly these names; those of `newer` may lack, because earlier versions did not save them."""
 
     def check(value: Any, name: str) -> str:
-        if not isinstance(value, dict) or value.keys() != fields.keys():
+        if not isinstance(value, dict) or not fields.keys() - set(newer) <= value.keys() <= fields.keys():
             return _said(value, name, f"a mapping of {', '.join(fields)}")
-        return _first(of(value[inner], f"{name}.{inner}") for inner, of in fields.items())
+        return _first(fields[inner](each, f"{name}.{inner}") for inner, each in value.items())
 
     return check
 
@@ -232,6 +232,7 @@ PARTS: dict[str, Check] = {
     "values": FIGURES,
     "best": record(score=number(), epoch=whole(), values=optional(FIGURES), stale=whole()),
     "clock": record(
+        newer=["update_ms"],
         **dict.fromkeys(("loss_ms", "update_ms"), listed(number(0, LARGEST), 0, MOST)),
         **dict.fromkeys(COUNTS, whole()),
         **dict.fromkeys(SECONDS, number(0, LARGEST)),
