@@ -33,20 +33,24 @@ from lossforge.kernels.linear import launch as linear_launch
 from lossforge.kernels.math import hold
 from lossforge.kernels.rowwise import launch as row_launch
 from lossforge.losses import (
+    LinearTeacher,
     box_iou,
     clip_loss,
     clip_loss_from_features,
     complete_box_iou,
     distance_box_iou,
+    fuse_linear,
     generalized_box_iou,
     info_nce_loss,
     jsd_cross_entropy,
     linear_cross_entropy,
+    linear_kl_div,
     load_balancing_loss,
     matching_cost,
     rowwise,
     seesaw_loss,
     siglip_loss_from_features,
+    sigmoid_focal_loss,
     state,
     supervised_contrastive_loss,
     task_aligned_assign,
@@ -478,11 +482,23 @@ def linear_losses(recorder: Recorder) -> None:
         x.requires_grad_()
         found = linear_cross_entropy(x, weight, torch.zeros(300, dtype=torch.int64), bias, **MODES[mode], **given)
         differentiated(found, x)
-    for name in ("plain", "softcap"):  # by exponentials
+    options["all results"] = {**every, "return_log_p2": False, "z_loss": 1e-3, "return_z_loss": True}
+    options["softcap"] = {"softcap": 30.0, "scale": 0.5}
+    target = torch.zeros(300, dtype=torch.int64)
+    for name, given in options.items():  # by exponentials
         x, weight = (torch.zeros(rows, 128, dtype=torch.bfloat16, requires_grad=True) for rows in (300, 1000))
-        recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} {name} forward"
-        kept = {key: value for key, value in options[name].items() if key != "return_entropy"}
-        differentiated(linear_cross_entropy(x, weight, torch.zeros(300, dtype=torch.int64), **MODES["forward"], **kept), x)
+        bias = None if name == "plain" else torch.zeros(1000, dtype=torch.bfloat16)
+        loss = "linear_ce_with_all_results" if name == "all results" else "linear_ce"
+        recorder.case = f"{loss} {torch.bfloat16} {ALWAYS} {name} forward"
+        differentiated(linear_cross_entropy(x, weight, target, bias, **MODES["forward"], **given), x)
+    for classes in (1000, 32_000):  # by chunks: logits in float32, their gradient in bfloat16
+        x, weight, teacher = (torch.zeros(n, 8, dtype=torch.bfloat16, requires_grad=n == 300) for n in (300, classes, 300))
+        recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} smoothing, {classes} classes forward"
+        differentiated(linear_cross_entropy(x, weight, target, label_smoothing=0.1, **MODES["forward"]), x)
+        recorder.case = f"linear_kl {torch.bfloat16} {ALWAYS} {classes} classes forward"
+        differentiated(linear_kl_div(x, weight, LinearTeacher(teacher.detach(), weight), **MODES["forward"]), x)
+        recorder.case = f"linear_focal {torch.bfloat16} {ALWAYS} {classes} classes forward"
+        differentiated(fuse_linear(sigmoid_focal_loss)(x, weight, target, **MODES["forward"]), x)
 
 
 def resources(cubin: bytes) -> dict[str, int]:

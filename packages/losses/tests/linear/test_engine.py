@@ -1,14 +1,26 @@
 """How fused losses are computed: chunks, memory, products, precision, and nothing that the host waits for."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_calls import FUSED, Watched, exactly, gradients, layer
+from linear_calls import FUSED, Watched, exactly, gradients, indices, layer, normal
 
-from lossforge.kernels.call import Head
-from lossforge.losses import autograd, linear_cross_entropy, linear_entropy, linear_selective_log_softmax, run
+from lossforge.kernels.call import FROM_WEIGHT, Head
+from lossforge.losses import (
+    autograd,
+    fuse_linear,
+    linear_cross_entropy,
+    linear_entropy,
+    linear_js_div,
+    linear_kl_div,
+    linear_selective_log_softmax,
+    linear_total_variation,
+    run,
+    sigmoid_focal_loss,
+)
 from lossforge.losses.linear import engine
 from lossforge.losses.testing import error
 
@@ -55,7 +67,8 @@ def a_call(monkeypatch):
         size, dtype = (2, torch.bfloat16) if half else (4, torch.float32)
         x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, device="cuda", dtype=dtype)
         return SimpleNamespace(
-            x=SimpleNamespace(input=x, weight=SimpleNamespace(shape=(classes, 8)), chunk=chunk, wide=False), target=teacher and Head(x, x)
+            x=SimpleNamespace(input=x, weight=SimpleNamespace(shape=(classes, 8)), chunk=chunk, logits=FROM_WEIGHT),
+            target=teacher and Head(x, x),
         )
 
     return make
@@ -82,7 +95,23 @@ def a_call(monkeypatch):
     ],
 )
 def test_rows_a_chunk(rows, classes, options, spare, saved, expected, a_call):
-    assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved) == expected
+    assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved, False) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "options", "spare", "saved", "expected"),
+    [
+        (8192, 128256, {"free": 100 * GIB}, 0, 0, 1408),  # 1 GiB of logits and their gradient
+        (8192, 128256, {"free": 100 * GIB}, 128256 * 4096 * 2, 0, 2048),  # 1 GiB of logits, their gradient in that of the weight
+        (8192, 128256, {"free": 100 * GIB}, 128256 * 1700 * 2, 0, 1664),
+        (2048, 128256, {"free": 100 * GIB}, 128256 * 4096 * 2, 128256 * 4096 * 4, 2048),  # all, where 2,048 are no more than the sum
+        (8192, 128256, {"free": 100 * GIB, "teacher": True}, 128256 * 4096 * 2, 0, 2048),
+        (4096, 32000, {"free": 100 * GIB}, 0, 0, 4096),
+        (100, 10, {"chunk": 7}, 0, 0, 7),
+    ],
+)
+def test_rows_a_chunk_of_float32(rows, classes, options, spare, saved, expected, a_call):
+    assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved, True) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,7 +164,7 @@ def test_backward_by_classes(loss, dtype, watched, device, monkeypatch):
     targets = [t.to(dtype) if t.is_floating_point() else t for t in loss.targets(rows, device, classes)]
     seen = ranges(monkeypatch)
     with watched:
-        found = gradients(loss.ours, leaves, *targets, gradient="backward", chunk=8)
+        found = gradients(loss.ours, leaves, *targets, gradient="backward", chunk=8, logits="weight")
     assert seen == [(0, 80), (80, 160), (160, 240), (240, 301)]
     assert watched.most < rows * classes * dtype.itemsize == classes * 2 * hidden * dtype.itemsize
     for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
@@ -251,6 +280,44 @@ def test_logits_of_half_precision_kept_in_float32(classes, loss, mode, way, devi
             assert error(got, right) < 1.5 * error(also, right) + 4e-3
 
 
+HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+def steep(rows, hidden, classes, device, dtype):
+    """Input, weight and bias whose logits have a standard deviation of 24, and class indices. Rounded logits are off by up to 0.25."""
+    x, w, b = normal(rows, hidden, seed=1) * 24 / hidden**0.5, normal(classes, hidden, seed=2), normal(classes, seed=3)
+    return [t.to(device, dtype).requires_grad_() for t in (x, w, b)], indices(rows, device, classes)
+
+
+EXACT = {
+    "plain": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, **mode),
+    "bias": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, b, **mode),
+    "smoothing": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, b, label_smoothing=0.1, **mode),
+    "further results": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, return_entropy=True, return_log_p2=True, **mode).loss,
+    "probabilities": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, F.one_hot(t.clamp(0), len(w)).to(x.dtype), **mode),
+    "a pair of classes": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, target_b=t.flip(0), lam=0.3, **mode),
+    "each row": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, reduction="none").sum(),
+    "focal": lambda x, w, b, t, **mode: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), reduction="mean", **mode),
+    "kl": lambda x, w, b, t, **mode: linear_kl_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "js": lambda x, w, b, t, **mode: linear_js_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "total variation": lambda x, w, b, t, **mode: linear_total_variation(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+}
+
+
+@HALF
+@MODES
+@pytest.mark.parametrize("call", EXACT.values(), ids=EXACT)
+def test_logits_are_not_rounded_by_default(call, mode, dtype, way, device):
+    """As near to float64 as logits of float32 are, for all options. Rounded logits give errors from 1e-2 on."""
+    (x, w, b), target = steep(40, 64, 200, device, dtype)
+    loss = functools.partial(call, t=target, gradient=mode)
+    wide = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    exact = torch.autograd.grad(loss(*wide), wide[:2])
+    found = torch.autograd.grad(loss(x, w, b), (x, w))
+    for got, right in zip(found, exact, strict=True):
+        assert error(got, right) < 6e-3
+
+
 def test_an_unknown_dtype_of_logits_is_refused(device):
     leaves, targets = layer(8, device), FUSED[0].targets(8, device)
     with pytest.raises(ValueError, match="logits must be"):
@@ -281,6 +348,7 @@ def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device
         assert error(got, right) <= allowed * error(plain, right)
 
 
+@pytest.mark.parametrize("logits", [None, "weight"])
 @pytest.mark.parametrize(
     ("dtype", "accumulate", "chunk", "shared"),
     [
@@ -293,20 +361,21 @@ def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device
     ],
 )
 @MODES
-def test_logits_lie_in_the_memory_of_the_weights_gradient(dtype, accumulate, chunk, shared, mode, device, monkeypatch):
+def test_a_chunk_lies_in_the_memory_of_the_weights_gradient(dtype, accumulate, chunk, shared, logits, mode, device, monkeypatch):
+    """The gradient of its logits, and the logits themselves where they have the same dtype."""
     seen, memory = [], engine.Gradients.memory
 
     def observed(self):
         found = memory(self)
         if self.weight is not None:
-            seen.append(found.untyped_storage().data_ptr() == self.weight.untyped_storage().data_ptr())
+            seen.append([t.untyped_storage().data_ptr() == self.weight.untyped_storage().data_ptr() for t in found])
         return found
 
     monkeypatch.setattr(engine.Gradients, "memory", observed)
     loss, leaves = FUSED[0], layer(20, device, dtype)
     targets = loss.targets(20, device)
-    found = gradients(loss.ours, leaves, *targets, gradient=mode, chunk=chunk, accumulate=accumulate)
-    assert seen == [shared]
+    found = gradients(loss.ours, leaves, *targets, gradient=mode, chunk=chunk, accumulate=accumulate, logits=logits)
+    assert seen == [[shared and (logits == "weight" or dtype == torch.float32), shared]]
     for got, right in zip(found, exactly(loss, leaves, *targets), strict=True):
         assert error(got, right) < (5e-6 if dtype == torch.float32 else 2e-2)
 
@@ -328,7 +397,7 @@ def test_peak_memory(loss, mode, accumulate):
     before = torch.cuda.memory_allocated()
     gradients(loss.ours, [x, w, b], *targets, gradient=mode, accumulate=accumulate, chunk=chunk)
     used = torch.cuda.max_memory_allocated() - before
-    logits = chunk * classes * 2 * (2 if loss.name == "kl" else 1)
+    logits = chunk * classes * (6 + 4 * (loss.name == "kl"))
     given = 2 * (w.numel() + x.numel() + b.numel()) + (4 * w.numel() if accumulate == "float32" else 0)
     assert used <= 1.05 * (logits + given) + 2**20 * 16
     assert used < rows * classes * 2 / 3

@@ -22,6 +22,7 @@ ROW_MEAN = "mean of rows"
 
 NONE: list[float] = []
 NO_OUTPUTS = [False] * 7
+NEVER_ROUNDED, FROM_WEIGHT, FLOAT32 = -1, 0, 1
 
 
 class Formulas(NamedTuple):
@@ -49,7 +50,8 @@ class Head(NamedTuple):
     """Logits (N, C) that a linear layer gives: input (N, H) · weight (C, H)ᵀ + bias (C,). They are computed by chunks and never kept.
 
     chunk: rows at a time, 0 for as many as memory allows. accumulate: the dtype of the sum that is the weight's gradient, 1 for float32,
-    0 for the weight's own, -1 for float32 where memory allows. wide: whether the logits of a chunk of half precision are kept in float32.
+    0 for the weight's own, -1 for float32 where memory allows. logits: how those of half precision are kept: FLOAT32, by chunks in float32;
+    FROM_WEIGHT, in the weight's dtype; NEVER_ROUNDED, as takes the least time of all ways that do not round them.
     """
 
     input: Tensor
@@ -57,7 +59,7 @@ class Head(NamedTuple):
     bias: Tensor | None = None
     chunk: int = 0
     accumulate: int = -1
-    wide: bool = False
+    logits: int = NEVER_ROUNDED
 
     @property
     def shape(self) -> torch.Size:
@@ -91,7 +93,7 @@ class Head(NamedTuple):
 
     def with_input(self, input: Tensor) -> "Head":
         """Return the layer with another input, without `_replace`: torch.compile cannot carry what that makes over a graph break."""
-        return Head(input, self.weight, self.bias, self.chunk, self.accumulate, self.wide)
+        return Head(input, self.weight, self.bias, self.chunk, self.accumulate, self.logits)
 
     def of_rows(self, start: int, end: int) -> "Head":
         return self.with_input(self.input[start:end])

@@ -9,7 +9,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     if total.dtype == a.dtype:
         torch.mm(a, b, out=total) if first else total.addmm_(a, b)
     elif not a.is_cuda:
-        product = torch.mm(a.to(total.dtype), b.to(total.dtype))
+        with torch.autocast(a.device.type, enabled=False):  # which would round the product
+            product = torch.mm(a.to(total.dtype), b.to(total.dtype))
         total.copy_(product) if first else total.add_(product)
     elif first:
         torch.mm(a, b, out_dtype=total.dtype, out=total)

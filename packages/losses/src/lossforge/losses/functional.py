@@ -5237,10 +5237,11 @@ def linear_cross_entropy(
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5338,10 +5339,11 @@ def linear_selective_log_softmax(
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5392,10 +5394,11 @@ def linear_entropy(
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5456,10 +5459,11 @@ def linear_kl_div(
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5526,10 +5530,11 @@ def linear_js_div(
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
@@ -5594,10 +5599,11 @@ def linear_total_variation(
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do

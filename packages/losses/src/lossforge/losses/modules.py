@@ -1969,10 +1969,11 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         scale: the logits become scale · x.
@@ -2137,10 +2138,11 @@ class LinearJSDivLoss(LinearModule):
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -2204,10 +2206,11 @@ class LinearKLDivLoss(LinearModule):
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -2269,10 +2272,11 @@ class LinearTotalVariationLoss(LinearModule):
             summed over the chunks: "float32", or "weight", its own, which takes
             a third of the memory and rounds after every chunk. Default: float32
             where memory allows.
-        logits: dtype in which the logits of a chunk are kept, where input and
-            weight are of half precision: "weight", theirs, or "float32", which
-            rounds only the gradient, in three times the memory. A loss inside
-            the matrix product always has logits of float32. Default: "weight".
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         ignore_index: class index of the rows that add nothing, whatever their

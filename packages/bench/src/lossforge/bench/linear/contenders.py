@@ -64,7 +64,7 @@ def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, 
 
 def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
     """Compute the engine's matrix products with the same chunks and memory as ours, and nothing between them."""
-    from lossforge.kernels.call import Head
+    from lossforge.kernels.call import FROM_WEIGHT, Head
     from lossforge.kernels.divergence.call import DivergenceCall
     from lossforge.kernels.rowwise.call import RowwiseCall
     from lossforge.losses.linear.engine import Gradients, GradientsByClasses, goes_by_classes
@@ -72,14 +72,14 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
 
     x, head, differentiable = inputs.rows, inputs.head.detach(), inputs.input.requires_grad
     teacher = inputs.others.get("teacher_input")
-    layer = Head(x, head, accumulate=accumulate)
+    layer = Head(x, head, accumulate=accumulate, logits=FROM_WEIGHT)
     of_teacher = None if teacher is None else Head(inputs.part(0, len(x))["teacher_input"], inputs.part(0, len(x))["teacher_head"])
     call: Any = RowwiseCall("cross_entropy", layer, x) if of_teacher is None else DivergenceCall("kl", layer, of_teacher)
     none = [None, None, None]
     found = [torch.empty_like(x), torch.empty_like(head), None] if differentiable else none
 
     def by_rows(sums: Gradients) -> None:
-        memory = sums.memory()
+        memory, _ = sums.memory()
         others = None if teacher is None else new_logits(sums.rows, len(head), x)
         for start in range(0, len(x), sums.rows):
             end = min(start + sums.rows, len(x))
@@ -87,19 +87,19 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
             if others is not None:
                 part = inputs.part(start, end)
                 logits_of(Head(part["teacher_input"], part["teacher_head"]), others[: end - start])
-            if sums.any:
+            if sums.input is not None:
                 sums.add(start, end, logits)
 
     if twice or not differentiable:
-        by_rows(Gradients(call, none))
+        by_rows(Gradients(call, none, False))
     if differentiable and twice and goes_by_classes(call, {"stats": x}, found):
         sums = GradientsByClasses(call, found)
-        memory = sums.memory()
+        memory, _ = sums.memory()
         for start in range(0, len(head), sums.classes):
             end = min(start + sums.classes, len(head))
             sums.add(start, end, logits_of(layer.of_classes(start, end), memory[:, : end - start]))
     elif differentiable:
-        by_rows(Gradients(call, found))
+        by_rows(Gradients(call, found, False))
     return x
 
 

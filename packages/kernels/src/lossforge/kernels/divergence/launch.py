@@ -61,7 +61,8 @@ def _resident(
 ) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
-    if on_chip is None or at.align == 1 or at.outer != 1 or itemsize != call.target.itemsize:
+    written = given[3].ptr.itemsize
+    if on_chip is None or at.align == 1 or at.outer != 1 or not itemsize == call.target.itemsize == written:
         return None
     multiprocessors, shared = on_chip
     tiles = resident_pair_tiles(at.classes, itemsize, formula.sums is None, shared)

@@ -4,48 +4,55 @@ The gradient of the logits is these exponentials times a factor of the row, v, b
 `linear_finish_kernel` writes the target's such that the same factor holds for it. So the gradient of the input is v · (E · weight), that of
 the weight Eᵀ · (v · input), and no pass over the logits is left.
 
-c is the largest logit of some classes. bfloat16 has the exponents of float32, which hold a maximum up to REACH above c. A row whose maximum
-is higher raises its offset, and the product is computed once more: by a launch that ends at once where no row did.
+c is AHEAD above the largest logit of some classes. bfloat16 has the exponents of float32, which hold a maximum from AHEAD below c to REACH
+above it. A row whose maximum is higher raises its offset, and the product is computed once more: by a launch that ends at once where no row
+did.
 """
 
 import triton
 import triton.language as tl
 
 from lossforge.kernels.engine.reduce import divided
-from lossforge.kernels.linear.kernel import JOINED, factor, halves_of, part, parts_of, span_of_rows, store_own
+from lossforge.kernels.linear.kernel import Half, factor, halves_of, joined, maxima, span_of_rows, store_own, store_parts
 from lossforge.kernels.math import LOG2E, exp2
 from lossforge.kernels.rowwise import rows
 from lossforge.kernels.rowwise.kernel import add_up
-from lossforge.kernels.rowwise.results import row_value
-from lossforge.kernels.rowwise.sweep import store_stats
+from lossforge.kernels.rowwise.results import row_value, store_results
 
 REACH = tl.constexpr(60.0)
+AHEAD = tl.constexpr(40.0)
 SAMPLE = tl.constexpr(256)  # classes among whose logits is the offset
 LEAST = tl.constexpr(1e-30)  # in place of a factor of p that is 0 where that of the target is not: z-loss can make it so
 
 
 @triton.jit(do_not_specialize=("count",))
-def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, sampled, config: tl.constexpr):
-    """Store each row's offset; inf for a row that does not count, whose exponentials are 0."""
+def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, sampled, step, config: tl.constexpr):
+    """Store each row's offset; inf for a row of which nothing is asked for.
+
+    Args:
+        sample_ptr: (count, sampled), the logits of every step-th class.
+    """
     span = span_of_rows(count, x.classes, config)
     column = tl.arange(0, SAMPLE)[None, :]
     here = span.inside[:, None] & (column < sampled)
     z = tl.load(sample_ptr + span.row.to(tl.int64)[:, None] * sampled + column, mask=here, other=0.0)
-    top = tl.max(tl.where(here, rows.transform(z, x, column, here), float("-inf")), 1)
+    top = tl.max(tl.where(here, rows.transform(z, x, column * step, here), float("-inf")), 1)
     t = tl.load(target.a.ptr + span.row, mask=span.inside, other=target.labels.ignore)
-    c = tl.where(t == target.labels.ignore, float("inf"), tl.maximum(top, rows.LOWEST))
+    c = tl.maximum(top, rows.LOWEST) + AHEAD
+    if not config.ALL_ROWS:
+        c = tl.where(t == target.labels.ignore, float("inf"), c)
     tl.store(shares_ptr + span.row, c, mask=span.inside)
     tl.store(again_ptr, 0, mask=tl.program_id(0) == 0)
 
 
 @triton.jit
 def exponentials(z, tile, x, target, given, out, config):
-    """Store the exponentials of a tile, times the slope of a cap; of each half the maximum of the logits, and the sum of exponentials."""
+    """Store the exponentials of a tile, times the slope of a cap, 0 in rows that do not count; and what is summed over each half."""
     HALF: tl.constexpr = config.BN // 2
     inside = tile.row < tile.rows
     t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
+    counts = (t != target.labels.ignore)[:, None]
     c = factor(given.shares_ptr, 0, tile)
-    across = 2 * tile.across
     halves = halves_of(z, config)
     for i in tl.static_range(2):
         j = 2 * tile.j + i
@@ -54,22 +61,21 @@ def exponentials(z, tile, x, target, given, out, config):
         store_own(halves[i], t, j * HALF, column, inside, tile, x, given)
         capped = rows.transform(halves[i], x, column, here)
         seen = tl.where(here, capped, float("-inf"))
-        tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, across), tl.max(seen, 1), mask=inside)
-        e = tl.where(c[:, None] == float("inf"), 0.0, exp2((seen - c[:, None]) * LOG2E))
-        tl.store(part(given.parts_ptr, 1, j, tile.row, tile.rows, across), tl.sum(e, 1), mask=inside)
+        m = tl.maximum(tl.max(seen, 1), rows.LOWEST)
+        step = seen - c[:, None]
+        e = exp2(step * LOG2E)
+        store_parts(Half(seen, m, step, e, column, here, j), tile, inside, given, config)
         if x.softcap is not None:
             s = capped / x.softcap
             e *= 1.0 - s * s
-        out.store([tile.begin, j * HALF], e.to(out.dtype))
+        out.store([tile.begin, j * HALF], tl.where(counts, e, 0.0).to(out.dtype))
 
 
 @triton.jit(do_not_specialize=("count",))
 def linear_raise_kernel(given, count, across, classes, config: tl.constexpr):
     """Raise the offsets of rows whose maximum is out of reach, and have the product computed again where there are some."""
     span = span_of_rows(count, classes, config)
-    top = tl.full([config.BR], rows.LOWEST, tl.float32)
-    for start in range(0, across, JOINED):
-        top = tl.maximum(top, tl.max(parts_of(given.parts_ptr, 0, start + tl.arange(0, JOINED), span, across, rows.LOWEST), 0))
+    top = maxima(given.parts_ptr, span, across)
     c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=float("inf"))
     high = top > c + REACH
     tl.store(given.shares_ptr + span.row, top, mask=high)
@@ -77,29 +83,30 @@ def linear_raise_kernel(given, count, across, classes, config: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("count",))
-def linear_finish_kernel(x, target, given, e_ptr, stride, factors_ptr, stats_ptr, sums, loss, count, across, config: tl.constexpr):
-    """Sum the exponentials of rows; compute losses and factors, and write the exponentials of the targets.
+def linear_finish_kernel(
+    x, target, given, e_ptr, stride, factors_ptr, out, sums, loss, count, across, planes: tl.constexpr, config: tl.constexpr
+):
+    """Sum the exponentials of rows; compute results and factors, and write the exponentials of the targets.
 
     Args:
         x: Logits, whose memory holds the target's z alone.
         stride: from a row of exponentials to the next.
         factors_ptr: v of each row.
-        stats_ptr: as the row-wise template keeps them for backward, or None.
+        out: Outputs.
         sums: a Sum or None each: of the loss, of the z-loss.
         loss: RowLoss.
         count: rows.
         across: halves of tiles.
+        planes: Config of the product.
+        config: that of the row-wise template.
     """
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of_rows(count, x.classes, config)
     terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
-    c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=0.0)
-    s = tl.full([config.BR], 0.0, tl.float32)
-    for start in range(0, across, JOINED):
-        s += tl.sum(parts_of(given.parts_ptr, 1, start + tl.arange(0, JOINED), span, across, 0.0), 0)
-    s = tl.where(terms.keep, s, 1.0)
-    none = s * 0.0
-    found = rows.Softmax(c, s, none, none, none, none, none, none, none)
+    read = span.inside if config.ALL_ROWS else terms.keep
+    c = tl.load(given.shares_ptr + span.row, mask=read, other=0.0)
+    found = joined(given.parts_ptr, c, x, terms, span, across, planes)
+    s = found.s
     of_row = row_value(found, terms, 0.0, target, loss, config)
     add_up(of_row.loss, of_row.z_loss, sums, scale)
     of_p = tl.where(of_row.p_share == 0.0, LEAST * of_row.c_a, of_row.p_share)
@@ -111,8 +118,6 @@ def linear_finish_kernel(x, target, given, e_ptr, stride, factors_ptr, stats_ptr
     if x.scale is not None:
         v *= x.scale
     tl.store(factors_ptr + span.row, v, mask=span.inside)
-    if stats_ptr is not None:
-        kept = tl.where(terms.keep, c, 0.0), tl.where(terms.keep, of_row.ls, 0.0), tl.where(terms.keep, of_row.q, 0.0)
-        store_stats(stats_ptr, kept, span)
+    store_results(out, of_row, found, terms, scale, c, read, span, config)
     at = e_ptr + span.row.to(tl.int64) * stride + terms.a
     tl.store(at, own.to(e_ptr.dtype.element_ty), mask=terms.keep & (terms.a >= 0))

@@ -146,13 +146,37 @@ def store_own(z, t, begin, column, inside, tile, x, given):
         tl.store(given.own_ptr + tile.row, tl.sum(tl.where(column == t[:, None], z, 0.0), 1), mask=mine)
 
 
+Half = namedtuple("Half", "seen m step e column here j")
+"""Half of a tile: its logits, -inf outside of the classes; each row's maximum; the logits relative to this or to an offset, and their
+exponentials; its classes, which of them there are, and its number in the row of halves."""
+
+
+@triton.jit
+def store_parts(half, tile, inside, given, config):
+    """Store what is summed over the classes of half a tile."""
+    parts_ptr, j, across = given.parts_ptr, half.j, 2 * tile.across
+    tl.store(part(parts_ptr, 0, j, tile.row, tile.rows, across), half.m, mask=inside)
+    tl.store(part(parts_ptr, 1, j, tile.row, tile.rows, across), tl.sum(half.e, 1), mask=inside)
+    if config.ARGMAX:
+        best = tl.min(tl.where((half.seen == half.m[:, None]) & half.here, half.column, rows.NONE), 1).to(tl.float32, bitcast=True)
+        tl.store(part(parts_ptr, config.ARGMAX, j, tile.row, tile.rows, across), best, mask=inside)
+    if config.ENTROPY:
+        u = tl.sum(tl.where(half.e > 0, half.e * half.step, 0.0), 1)
+        tl.store(part(parts_ptr, config.ENTROPY, j, tile.row, tile.rows, across), u, mask=inside)
+    if config.SUM:
+        above = tl.sum(tl.where(half.here, half.step, 0.0), 1)
+        tl.store(part(parts_ptr, config.SUM, j, tile.row, tile.rows, across), above, mask=inside)
+    if config.SQUARES:
+        squares = tl.sum(half.e * half.e, 1)
+        tl.store(part(parts_ptr, config.SQUARES, j, tile.row, tile.rows, across), squares, mask=inside)
+
+
 @triton.jit
 def statistics(z, tile, x, target, given, out, config):
     """Store what is summed over the classes of each half of a tile."""
     HALF: tl.constexpr = config.BN // 2
     inside = tile.row < tile.rows
     t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
-    across = 2 * tile.across
     halves = halves_of(z, config)
     for i in tl.static_range(2):
         j = 2 * tile.j + i
@@ -161,22 +185,9 @@ def statistics(z, tile, x, target, given, out, config):
         store_own(halves[i], t, j * HALF, column, inside, tile, x, given)
         seen = tl.where(here, rows.transform(halves[i], x, column, here), float("-inf"))
         m = tl.maximum(tl.max(seen, 1), rows.LOWEST)
-        if config.ARGMAX:
-            best = tl.min(tl.where((seen == m[:, None]) & here, column, rows.NONE), 1).to(tl.float32, bitcast=True)
-            tl.store(part(given.parts_ptr, config.ARGMAX, j, tile.row, tile.rows, across), best, mask=inside)
         step = seen - m[:, None]
         e = exp2(step * LOG2E)
-        tl.store(part(given.parts_ptr, 0, j, tile.row, tile.rows, across), m, mask=inside)
-        tl.store(part(given.parts_ptr, 1, j, tile.row, tile.rows, across), tl.sum(e, 1), mask=inside)
-        if config.ENTROPY:
-            u = tl.sum(tl.where(e > 0, e * step, 0.0), 1)
-            tl.store(part(given.parts_ptr, config.ENTROPY, j, tile.row, tile.rows, across), u, mask=inside)
-        if config.SUM:
-            above = tl.sum(tl.where(here, step, 0.0), 1)
-            tl.store(part(given.parts_ptr, config.SUM, j, tile.row, tile.rows, across), above, mask=inside)
-        if config.SQUARES:
-            squares = tl.sum(e * e, 1)
-            tl.store(part(given.parts_ptr, config.SQUARES, j, tile.row, tile.rows, across), squares, mask=inside)
+        store_parts(Half(seen, m, step, e, column, here, j), tile, inside, given, config)
 
 
 @triton.jit
@@ -226,6 +237,48 @@ def parts_of(parts_ptr, plane, j, span, across, other):
     return tl.load(at, mask=(j < across)[:, None] & span.inside[None, :], other=other)
 
 
+@triton.jit
+def maxima(parts_ptr, span, across):
+    """Return the maximum of each row over the halves of tiles."""
+    top = tl.full([span.row.shape[0]], rows.LOWEST, tl.float32)
+    for start in range(0, across, JOINED):
+        top = tl.maximum(top, tl.max(parts_of(parts_ptr, 0, start + tl.arange(0, JOINED), span, across, rows.LOWEST), 0))
+    return top
+
+
+@triton.jit
+def joined(parts_ptr, offset, x, terms, span, across, planes):
+    """Return the Softmax of rows, relative to the rows' offset. None: each half is relative to its own maximum, and the rows to theirs."""
+    zero = tl.full([span.row.shape[0]], 0.0, tl.float32)
+    top, s, u, above, squares = zero, zero, zero, zero, zero
+    if planes.ARGMAX or offset is None:
+        top = maxima(parts_ptr, span, across)
+    best = tl.full([span.row.shape[0]], rows.NONE, tl.int32)
+    for start in range(0, across, JOINED):
+        j = start + tl.arange(0, JOINED)
+        m, more = parts_of(parts_ptr, 0, j, span, across, rows.LOWEST), parts_of(parts_ptr, 1, j, span, across, 0.0)
+        if offset is None:
+            step = m - top[None, :]
+        else:
+            step = more * 0.0
+        fade = exp2(step * LOG2E)
+        s += tl.sum(more * fade, 0)
+        if planes.ENTROPY:
+            steps = parts_of(parts_ptr, planes.ENTROPY, j, span, across, 0.0)
+            u += tl.sum(tl.where(more == 0, 0.0, fade * (steps + step * more)), 0)
+        if planes.SUM:
+            number = tl.minimum(tl.maximum(x.classes - j * (planes.BN // 2), 0), planes.BN // 2)
+            summed = parts_of(parts_ptr, planes.SUM, j, span, across, 0.0) + number[:, None] * step
+            above += tl.sum(tl.where((j < across)[:, None], summed, 0.0), 0)
+        if planes.SQUARES:
+            squares += tl.sum(parts_of(parts_ptr, planes.SQUARES, j, span, across, 0.0) * fade * fade, 0)
+        if planes.ARGMAX:
+            of_tile = parts_of(parts_ptr, planes.ARGMAX, j, span, across, 0.0).to(tl.int32, bitcast=True)
+            best = tl.minimum(best, tl.min(tl.where((m == top[None, :]) & (j < across)[:, None], of_tile, rows.NONE), 0))
+    reference = top if offset is None else offset
+    return rows.Softmax(reference, s, u, zero, above, (best != terms.a).to(tl.int32), best, squares, above)
+
+
 @triton.jit(do_not_specialize=("count",))
 def linear_join_kernel(x, target, parts_ptr, out, sums, loss, count, across, planes: tl.constexpr, config: tl.constexpr):
     """Join the tiles of rows, and compute their results.
@@ -243,38 +296,14 @@ def linear_join_kernel(x, target, parts_ptr, out, sums, loss, count, across, pla
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = span_of_rows(count, x.classes, config)
     terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
-    top = tl.full([config.BR], rows.LOWEST, tl.float32)
-    for start in range(0, across, JOINED):
-        top = tl.maximum(top, tl.max(parts_of(parts_ptr, 0, start + tl.arange(0, JOINED), span, across, rows.LOWEST), 0))
-    zero = tl.full([config.BR], 0.0, tl.float32)
-    s, u, above, squares = zero, zero, zero, zero
-    best = tl.full([config.BR], rows.NONE, tl.int32)
-    for start in range(0, across, JOINED):
-        j = start + tl.arange(0, JOINED)
-        m, more = parts_of(parts_ptr, 0, j, span, across, rows.LOWEST), parts_of(parts_ptr, 1, j, span, across, 0.0)
-        step = m - top[None, :]
-        fade = exp2(step * LOG2E)
-        s += tl.sum(more * fade, 0)
-        if planes.ENTROPY:
-            steps = parts_of(parts_ptr, planes.ENTROPY, j, span, across, 0.0)
-            u += tl.sum(tl.where(more == 0, 0.0, fade * (steps + step * more)), 0)
-        if planes.SUM:
-            number = tl.minimum(tl.maximum(x.classes - j * (planes.BN // 2), 0), planes.BN // 2)
-            summed = parts_of(parts_ptr, planes.SUM, j, span, across, 0.0) + number[:, None] * step
-            above += tl.sum(tl.where((j < across)[:, None], summed, 0.0), 0)
-        if planes.SQUARES:
-            squares += tl.sum(parts_of(parts_ptr, planes.SQUARES, j, span, across, 0.0) * fade * fade, 0)
-        if planes.ARGMAX:
-            of_tile = parts_of(parts_ptr, planes.ARGMAX, j, span, across, 0.0).to(tl.int32, bitcast=True)
-            best = tl.minimum(best, tl.min(tl.where((m == top[None, :]) & (j < across)[:, None], of_tile, rows.NONE), 0))
     each = 0.0
     if config.EVEN:
         each = target.labels.smoothing / span.classes
-    found = rows.Softmax(top, s, u, zero, above, (best != terms.a).to(tl.int32), best, squares, above)
+    found = joined(parts_ptr, None, x, terms, span, across, planes)
     of_row = row_value(found, terms, each, target, loss, config)
     add_up(of_row.loss, of_row.z_loss, sums, scale)
     read = span.inside if config.ALL_ROWS else terms.keep
-    store_results(out, of_row, found, terms, scale, top, read, span, config)
+    store_results(out, of_row, found, terms, scale, found.m, read, span, config)
 
 
 @triton.jit(do_not_specialize=("count",))

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lossforge.kernels.call import FLOAT, Formulas
+from lossforge.kernels.call import FLOAT, FROM_WEIGHT, NEVER_ROUNDED, Formulas
 from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like
 from lossforge.kernels.engine.layout import Results, Strided, Tensors
 from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
@@ -44,10 +44,11 @@ SHARED = 200 * 1024
 """Bytes of shared memory that the tiles need."""
 
 
-EXPONENTIALS = 3072
-"""The most features for which a scalar loss goes by exponentials. With more, a pass over logits takes no longer than cuBLAS saves."""
 WORK = 2**35
-"""The least rows × features × classes for it: of less, the host takes longer for its launches than the GPU saves."""
+"""The least rows × features × classes for which a scalar loss goes by exponentials: of less, their launches take longer than a pass over
+logits of float32."""
+EXPONENTIALS = 3072
+"""The most features for it where logits may be rounded. With more, a pass over rounded logits takes no longer than cuBLAS saves."""
 
 
 @functools.cache
@@ -74,10 +75,12 @@ def carries(call: RowwiseCall[Any]) -> bool:
 def exponentiates(call: RowwiseCall[Any]) -> bool:
     """Return whether `exponentials_of` computes a call whose gradient is wanted in forward, in less time than chunks of logits take."""
     layer = call.x
-    others = layer.bias is not None or call.bias is not None or call.label_smoothing or any(call.outputs[1:]) or call.reduction == "none"
     classes, features = layer.weight.shape
-    large = features <= EXPONENTIALS and len(layer.input) * features * classes >= WORK
-    return large and not (others or layer.wide) and layer.weight.dtype == torch.bfloat16 and carries(call)
+    log_p2 = call.outputs[5]  # whose squares may be out of float32's range
+    if layer.weight.dtype != torch.bfloat16 or call.reduction == "none" or call.label_smoothing or log_p2:
+        return False
+    most = {FROM_WEIGHT: EXPONENTIALS, NEVER_ROUNDED: features}.get(layer.logits, 0)
+    return features <= most and len(layer.input) * features * classes >= WORK and carries(call)
 
 
 def rows_a_launch(call: RowwiseCall[Any]) -> int:
@@ -158,12 +161,12 @@ def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> Results:
     return results_of(out, join.start(), None)
 
 
-def _sampled(step: int, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the logits of some classes in float32."""
+def _sampled(step: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the logits of every step-th class in float32, at most SAMPLE of them."""
     some = weight[::step][: SAMPLE.value]
     found = torch.empty((len(x), len(some)), dtype=torch.float32, device=x.device)
     add_product(found, x, some.t(), True)
-    return found
+    return found if bias is None else found.add_(bias[::step][: SAMPLE.value])
 
 
 def ordered(call: RowwiseCall[Any]) -> RowwiseCall[Any]:
@@ -176,20 +179,23 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     call = ordered(call)
     layer, (rows, classes) = call.x, call.x.shape
     across = 2 * triton.cdiv(classes, product_tiles().columns)
-    parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((2, across, rows), *[(rows,)] * 3))
+    count, planes = _planes(call)
+    parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((count, across, rows), *[(rows,)] * 3))
     again = new_like(layer.input, ((1,), torch.int32))
-    sample = computed(functools.partial(_sampled, max(classes // SAMPLE.value, 1)), layer.input, layer.weight)
-    logits, target, given = logits_of(call, Strided(), classes), _target(call), Given(None, parts, own, offsets, again)
-    of_rows, grid = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero), (triton.cdiv(rows, JOIN),)
-    arguments: tuple[Any, ...] = (logits, target, sample, offsets, again, rows, sample.shape[1], of_rows)
+    step = max(classes // SAMPLE.value, 1)
+    sample = computed(functools.partial(_sampled, step), *layer.tensors)
+    logits, target, given = logits_of(call, Strided(), classes), _target(call), Given(in_order(layer.bias), parts, own, offsets, again)
+    out, sums = outputs_of(call, layer.input, keep), sums_of(call)
+    of_rows, grid = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero, **flags_of(out)), (triton.cdiv(rows, JOIN),)
+    arguments: tuple[Any, ...] = (logits, target, sample, offsets, again, rows, sample.shape[1], step, of_rows)
     Launch(linear_offsets_kernel, grid, arguments, num_warps=4).start()
     product = functools.partial(_product, call, to, (logits, target, given), (0, classes), exponentials)
-    product(_config(layer.weight)).start()
+    config = _config(layer.weight, **planes)
+    product(config).start()
     Launch(linear_raise_kernel, grid, (given, rows, across, classes, of_rows), num_warps=4).start()
-    product(_config(layer.weight, AGAIN=True)).start()
-    out, sums = outputs_of(call, layer.input, keep), sums_of(call)
+    product(config._replace(AGAIN=True)).start()
     of_own, loss = logits_of(call, Strided(own, 0, 1, 0), classes), row_loss(call, formulas, call.normalizer)
-    arguments = (of_own, target, given, to, to.stride(0), factors, out.stats, sums, loss, rows, across, of_rows)
+    arguments = (of_own, target, given, to, to.stride(0), factors, out, sums, loss, rows, across, config, of_rows)
     totals = Launch(linear_finish_kernel, grid, arguments, totals=1 + call.outputs[0], num_warps=4).start()
     return *results_of(out, totals, None), factors
 

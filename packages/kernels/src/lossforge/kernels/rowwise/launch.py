@@ -129,6 +129,8 @@ def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
     changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.angle or call.margin
     on_chip = chip(call.x.get_device())
+    if p.given[2].ptr.itemsize != call.x.itemsize:
+        return None
     if on_chip is None or p.constants["DENSE"] or changed or max(at.align, at.shift) == 1 or at.outer != 1:
         return None
     if pair and (at.shift > 1 or bias):

@@ -283,7 +283,7 @@ class FusedTemplate(Template[C]):
         tensors = {name: types[name] for name in names[1:end]}
         if self.fusing.teacher:
             tensors["target"] = Tensor | None
-        return {**self.layers, **tensors, "chunk": int, "accumulate": int, "wide": bool, **{name: types[name] for name in names[end:]}}
+        return {**self.layers, **tensors, "chunk": int, "accumulate": int, "logits": int, **{name: types[name] for name in names[end:]}}
 
     @property
     def end(self) -> int:
@@ -299,10 +299,10 @@ class FusedTemplate(Template[C]):
             teacher = others[0]
             tensors += teacher[:3] if isinstance(teacher, Head) else [None] * 3
             others[0] = None if isinstance(teacher, Head) else teacher
-        return (*tensors, *others), (head.chunk, head.accumulate, head.wide, *numbers)
+        return (*tensors, *others), (head.chunk, head.accumulate, head.logits, *numbers)
 
     def of(self, formula: str, tensors: Several, numbers: Sequence[Any]) -> C:
-        (input, weight, bias), (chunk, accumulate, wide, *rest) = tensors[:3], numbers
+        (input, weight, bias), (chunk, accumulate, logits, *rest) = tensors[:3], numbers
         others: list[Any] = [*tensors[3:]]
         assert input is not None
         assert weight is not None
@@ -312,7 +312,7 @@ class FusedTemplate(Template[C]):
             if teacher is not None and teacher_weight is not None:
                 others[0] = Head(teacher, teacher_weight, teacher_bias)
         make: Callable[..., C] = self.call
-        return make(formula, Head(input, weight, bias, chunk, accumulate, wide), *others, *rest)
+        return make(formula, Head(input, weight, bias, chunk, accumulate, logits), *others, *rest)
 
     def shapes(self, call: C, keep: bool) -> tuple[Shape, ...]:
         known = self.unfused

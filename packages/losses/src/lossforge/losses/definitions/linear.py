@@ -48,9 +48,9 @@ LINEAR = TemplateDocs(
             "a third of the memory and rounds after every chunk. Default: float32 where memory allows."
         ),
         "logits": (
-            'dtype in which the logits of a chunk are kept, where input and weight are of half precision: "weight", theirs, or "float32", '
-            "which rounds only the gradient, in three times the memory. A loss inside the matrix product always has logits of float32. "
-            'Default: "weight".'
+            'how logits are kept, where input and weight are of half precision. "float32": a chunk\'s in float32, beside their gradient. '
+            '"weight": they may be rounded to the dtype of the weight, where this takes less time or memory. '
+            "Default: they are never rounded, by the fastest way that does not round them."
         ),
         "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
         "valid": "the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.",
@@ -196,7 +196,9 @@ def linear_selective_log_softmax(
     _no_skipping(linear, "one index a row, got several")
     classes = head.weight.shape[0]
     near = index.long().clamp(0, classes - 1)
-    x = torch.matmul(F.embedding(near, head.weight), head.input.unsqueeze(-1)).squeeze(-1)
+    wide = torch.promote_types(head.dtype, torch.float32)
+    with torch.autocast(head.device.type, enabled=False):  # which would round the logits
+        x = torch.matmul(F.embedding(near, head.weight).to(wide), head.input.to(wide).unsqueeze(-1)).squeeze(-1)
     x = x if head.bias is None else x + head.bias[near]
     target, place = first_of(x, index, classes, ignore_index)
     first = fused(cross_entropy, head, {**given, "target": target}, linear, ("target",), finish=_logps)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.call import Head
+from lossforge.kernels.call import FROM_WEIGHT, Head
 from lossforge.kernels.plans import PLANS, call_key, layouts, recorded
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
@@ -29,7 +29,6 @@ from lossforge.losses.linear.products import (
     add_products,
     add_transposed,
     logits_of,
-    narrowed,
     new_logits,
     room,
     sums_of_classes,
@@ -56,28 +55,29 @@ def memory_for(x: Tensor) -> int:
 
 
 def is_wide(layer: Head) -> bool:
-    """Return whether logits of half precision are kept in float32."""
-    return layer.wide and layer.input.dtype in HALF
+    """Return whether chunks of logits are kept in float32, and their gradient in half precision."""
+    return layer.logits != FROM_WEIGHT and layer.input.dtype in HALF
 
 
-def element_size(layer: Head) -> int:
-    """Return the bytes that a logit takes: in float32, its gradient is written a second time in half precision."""
-    return layer.input.element_size() + 4 * is_wide(layer)
-
-
-def rows_a_chunk(call: Any, spare: int, saved: int) -> int:
+def rows_a_chunk(call: Any, spare: int, saved: int, wide: bool) -> int:
     """Return how many rows are computed at a time: all of them where that takes no more memory than chunks would.
 
-    spare: bytes of a gradient that the logits of a chunk may lie in, until it is written. saved: bytes saved when one chunk suffices.
+    Args:
+        spare: bytes of the weight's gradient, which the gradient of a chunk's logits may lie in until the weight's is written.
+        saved: bytes saved when one chunk suffices.
+        wide: whether the logits lie beside their gradient, in float32.
     """
     rows = max(call.x.input.shape[0], 1)
     if call.x.chunk:
         return min(call.x.chunk, rows)
-    a_row = room(call.x.weight.shape[0], call.x.input) * element_size(call.x)
-    several = _evenly(rows, max(memory_for(call.x.input), spare) // a_row)
-    teachers = int(teacher_of(call) is not None)
-    of_several = (teachers + (several * a_row > spare)) * several * a_row
-    return rows if (1 + teachers) * rows * a_row <= saved + of_several else several
+    classes, memory = room(call.x.weight.shape[0], call.x.input), memory_for(call.x.input)
+    a_gradient = classes * call.x.input.element_size()
+    beside = 4 * classes * wide
+    in_spare = min(memory // beside, spare // a_gradient) if wide else spare // a_gradient
+    several = _evenly(rows, max(memory // (beside + a_gradient), in_spare))
+    beside += (4 * classes if wide else a_gradient) * (teacher_of(call) is not None)
+    of_several = several * beside + (several * a_gradient > spare) * several * a_gradient
+    return rows if rows * (beside + a_gradient) <= saved + of_several else several
 
 
 def classes_a_chunk(call: Any) -> int:
@@ -85,7 +85,7 @@ def classes_a_chunk(call: Any) -> int:
     rows, classes = max(call.x.input.shape[0], 1), call.x.weight.shape[0]
     if call.x.chunk:
         return min(-(-call.x.chunk * classes // rows // UNIT) * UNIT, classes)
-    return _evenly(classes, memory_for(call.x.input) // 2 // (rows * element_size(call.x)))
+    return _evenly(classes, memory_for(call.x.input) // 2 // (rows * (call.x.input.element_size() + 4 * is_wide(call.x))))
 
 
 def _evenly(whole: int, most: int) -> int:
@@ -97,22 +97,24 @@ def _evenly(whole: int, most: int) -> int:
 class Gradients:
     """The gradients of a layer's input, weight and bias, summed over chunks of rows; any may be None.
 
-    wide: the weight's gradient is of half precision, and summed in float32. It is written at the end; until then its own memory is free for
-    the logits of a chunk.
+    wide: the logits of a chunk are kept in float32, beside their gradient.
+    summed: the weight's gradient is of half precision, and summed in float32. It is written at the end; until then its own memory is free
+    for the gradient of a chunk's logits.
     """
 
-    def __init__(self, call: Any, gradients: Sequence[Tensor | None]) -> None:
+    def __init__(self, call: Any, gradients: Sequence[Tensor | None], wide: bool) -> None:
         self.input, self.weight, self.bias = gradients
         self.layer: Head = call.x
+        self.wide = wide
         of_weight = self.weight
         narrow = of_weight is not None and of_weight.dtype in HALF
-        self.wide = narrow and (call.x.accumulate == 1 or (call.x.accumulate == -1 and self._fits()))
-        size = of_weight.numel() if self.wide and of_weight is not None else 0
-        self.rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size)
+        self.summed = narrow and (call.x.accumulate == 1 or (call.x.accumulate == -1 and self._fits()))
+        size = of_weight.numel() if self.summed and of_weight is not None else 0
+        self.rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size, wide)
         several = self.rows < call.x.input.shape[0]
-        self.wide = self.wide and several
+        self.summed = self.summed and several
         self.sum = of_weight
-        if self.wide and of_weight is not None:
+        if self.summed and of_weight is not None:
             self.sum = torch.empty(of_weight.shape, dtype=torch.float32, device=of_weight.device)
         self.bias_sum = None if self.bias is None else torch.zeros(self.bias.shape, dtype=_wide(self.bias.dtype), device=self.bias.device)
         self.first = True
@@ -121,25 +123,20 @@ class Gradients:
         weight = self.weight
         return weight is not None and (not weight.is_cuda or 4 * weight.numel() <= free_memory(weight.device) // 2)
 
-    @property
-    def any(self) -> bool:
-        return not (self.input is None and self.weight is None and self.bias is None)
-
-    def memory(self) -> Tensor:
-        """Return memory for the logits of a chunk."""
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """Return memory for the logits of a chunk and for their gradient: the same, or two where the logits are kept in float32."""
         x, weight, classes = self.layer.input, self.weight, self.layer.weight.shape[0]
         shape = self.rows, room(classes, x)
         size = shape[0] * shape[1]
-        if is_wide(self.layer):
-            return new_logits(self.rows, classes, x, torch.float32)
-        if self.wide and weight is not None and weight.dtype == x.dtype and weight.is_contiguous() and size <= weight.numel():
-            return weight.view(-1)[:size].view(shape)[:, :classes]
-        return new_logits(self.rows, classes, x)
+        if self.summed and weight is not None and weight.dtype == x.dtype and weight.is_contiguous() and size <= weight.numel():
+            gradient = weight.view(-1)[:size].view(shape)[:, :classes]
+        else:
+            gradient = new_logits(self.rows, classes, x)
+        return (new_logits(self.rows, classes, x, torch.float32) if self.wide else gradient), gradient
 
     def add(self, start: int, end: int, logits: Tensor, factors: Tensor | None = None) -> None:
         """Add what the gradient of a chunk's logits makes: `logits`, times a factor a row if there are some."""
         x = self.layer.input[start:end]
-        logits = narrowed(logits, x)
         if self.input is not None:
             write_product(self.input[start:end], logits, self.layer.weight)
             if factors is not None:
@@ -149,11 +146,11 @@ class Gradients:
                 x = torch.mul(x, factors[:, None], out=torch.empty_like(x))
             add_transposed(self.sum, logits, x, self.first)
         if self.bias_sum is not None:
-            self.bias_sum += sums_of_classes(logits, self.bias_sum.dtype)
+            self.bias_sum += sums_of_classes(logits, self.bias_sum.dtype, factors)
         self.first = False
 
     def finish(self) -> None:
-        if self.wide and self.weight is not None and self.sum is not None:
+        if self.summed and self.weight is not None and self.sum is not None:
             self.weight.copy_(self.sum)
         if self.bias is not None and self.bias_sum is not None:
             self.bias.copy_(self.bias_sum)
@@ -170,15 +167,15 @@ class GradientsByClasses:
         if of_input is not None and of_input.dtype in HALF:
             self.sum = torch.empty(of_input.shape, dtype=torch.float32, device=of_input.device)
 
-    def memory(self) -> Tensor:
-        """Return memory for the logits of a chunk."""
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """Return memory for the logits of a chunk and for their gradient, as Gradients does."""
         x = self.layer.input
-        return new_logits(x.shape[0], self.classes, x, torch.float32 if is_wide(self.layer) else None)
+        gradient = new_logits(x.shape[0], self.classes, x)
+        return (new_logits(x.shape[0], self.classes, x, torch.float32) if is_wide(self.layer) else gradient), gradient
 
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
         x, weight = self.layer.of_classes(start, end)[:2]
-        logits = narrowed(logits, x)
         if self.sum is not None:
             add_products(self.sum, logits, weight, start == 0)
         if self.weight is not None:
@@ -214,8 +211,14 @@ class Chunks:
         rows, classes = memory.shape
         return new_logits(rows, classes, self.teacher.input, memory.dtype if is_wide(self.call.x) else None)
 
-    def along(self, axis: int, memory: Tensor) -> Iterator[tuple[int, int, Any]]:
-        """Yield where each chunk begins and ends, and its call: of rows (0) or of classes (1), with the logits in `memory`."""
+    def along(self, axis: int, memory: Tensor, gradient: Tensor) -> Iterator[tuple[int, int, Any, Tensor]]:
+        """Yield where each chunk begins and ends, its call, and memory for the gradient of its logits.
+
+        Args:
+            axis: 0 for chunks of rows, 1 for chunks of classes.
+            memory: of the logits.
+            gradient: memory of their gradient, which may be the same.
+        """
         others = self._of_teacher(memory)
         part, call_of = ((Head.of_rows, of_rows), (Head.of_classes, of_classes))[axis]
         fusing = FUSED[type(self.call)].fusing
@@ -223,26 +226,28 @@ class Chunks:
             logits, target = logits_of(part(self.call.x, start, end), memory.narrow(axis, 0, end - start)), None
             if self.teacher is not None and others is not None:
                 target = logits_of(part(self.teacher, start, end), others.narrow(axis, 0, end - start))
-            yield start, end, call_of(fusing, self.all, start, end, logits, target)
+            to = logits if gradient is memory else gradient.narrow(axis, 0, end - start)
+            yield start, end, call_of(fusing, self.all, start, end, logits, target), to
 
-    def forward(self, chunk: Any, differentiated: bool, keep: bool) -> Several:
-        """Return the results of a chunk and what its backward takes; its gradient takes the place of its logits."""
-        gradients = [chunk.x if differentiated else None]
+    def forward(self, chunk: Any, gradient: Tensor | None, keep: bool) -> Several:
+        """Return the results of a chunk and what its backward takes; write the gradient of its logits, perhaps in their place."""
         if not self.by_kernel:
-            return _by_reference(chunk, gradients[0], len(self.template.kept))
+            return _by_reference(chunk, gradient, len(self.template.kept))
         tensors, numbers = self.template.flat(chunk)
-        key = call_key(self.template.name, chunk.loss, tensors, numbers), "forward of a chunk", differentiated, keep
-        return _by_plan(key, tensors, self.template.launches.forward, chunk, self.formulas, gradients, keep)
+        written = () if gradient is None or gradient is chunk.x else (gradient,)
+        key = call_key(self.template.name, chunk.loss, tensors, numbers), "forward of a chunk", gradient is None, *layouts(written), keep
+        return _by_plan(key, (*tensors, *written), self.template.launches.forward, chunk, self.formulas, [gradient], keep)
 
-    def backward(self, chunk: Any, kept: Several, grads: Sequence[Tensor | None], **columns: tuple[int, int]) -> None:
-        """Write the gradient of a chunk in the place of its logits."""
+    def backward(self, chunk: Any, kept: Several, grads: Sequence[Tensor | None], gradient: Tensor, **columns: tuple[int, int]) -> None:
+        """Write the gradient of a chunk's logits, perhaps in their place."""
         if not self.by_kernel:
-            _backward_by_reference(chunk, grads)
+            _backward_by_reference(chunk, grads, gradient)
             return
         tensors, numbers = self.template.flat(chunk)
-        key = call_key(self.template.name, chunk.loss, tensors, numbers), *layouts((*kept, *grads)), *columns.items()
+        more = (*kept, *grads) if gradient is chunk.x else (*kept, *grads, gradient)
+        key = call_key(self.template.name, chunk.loss, tensors, numbers), *layouts(more), *columns.items()
         backward = functools.partial(self.template.launches.backward, **columns)
-        _by_plan(key, (*tensors, *kept, *grads), backward, chunk, self.formulas, kept, grads, [chunk.x])
+        _by_plan(key, (*tensors, *more), backward, chunk, self.formulas, kept, grads, [gradient])
 
 
 def _by_plan(key: Any, given: Several, launch: Callable[..., Any], *arguments: Any) -> Any:
@@ -275,13 +280,13 @@ def _by_reference(call: Any, gradient: Tensor | None, kept: int) -> Several:
     return *[None if t is None else t.detach() for t in results], *(None,) * kept
 
 
-def _backward_by_reference(call: Any, grads: Sequence[Tensor | None]) -> None:
-    """Do what a template's `backward` does, in the place of the logits."""
+def _backward_by_reference(call: Any, grads: Sequence[Tensor | None], gradient: Tensor) -> None:
+    """Do what a template's `backward` does."""
     x = call.x.detach().requires_grad_()
     with torch.enable_grad():
         results = reference(call._replace(x=x))
     pairs = [(r, g) for r, g in zip(results, grads, strict=False) if r is not None and g is not None]
-    call.x.copy_(torch.autograd.grad([r for r, _ in pairs], x, [g for _, g in pairs])[0])
+    gradient.copy_(torch.autograd.grad([r for r, _ in pairs], x, [g for _, g in pairs])[0])
 
 
 def product_of(call: Any) -> Any:
@@ -318,14 +323,16 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
     own = FUSED[type(call)]
     found = {name: _memory_of(shape, call.x.input) for name, shape in zip((*own.results, *own.kept), own.shapes(call, keep), strict=True)}
     names = (*chunks.template.results, *chunks.template.kept)
-    if all(g is None for g in gradients) and (product := product_of(call)) is not None:
+    product, differentiated = product_of(call), any(g is not None for g in gradients)
+    if product is not None and not differentiated:
         for start, end in _ranges(call.x.input.shape[0], product.rows_a_launch(call)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             _enter(found, start, end, zip(names, _by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
         return tuple(found.values())
-    sums = Gradients(call, gradients)
-    if sums.any and (product := product_of(call)) is not None and product.exponentiates(call):
-        memory = sums.memory()
+    exponentials = product is not None and product.exponentiates(call)
+    sums = Gradients(call, gradients, is_wide(call.x) and not exponentials)
+    if exponentials:
+        memory, _ = sums.memory()
         for start, end in _ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             to = memory[: end - start]
@@ -334,10 +341,10 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
             sums.add(start, end, to, factors)
         sums.finish()
         return tuple(found.values())
-    for start, end, chunk in chunks.along(0, sums.memory()):
-        _enter(found, start, end, zip(names, chunks.forward(chunk, sums.any, keep), strict=True))
-        if sums.any:
-            sums.add(start, end, chunk.x)
+    for start, end, chunk, to in chunks.along(0, *sums.memory()):
+        _enter(found, start, end, zip(names, chunks.forward(chunk, to if differentiated else None, keep), strict=True))
+        if differentiated:
+            sums.add(start, end, to)
     sums.finish()
     return tuple(found.values())
 
@@ -387,21 +394,21 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
         return
     if goes_by_classes(call, known, gradients):
         by_classes = GradientsByClasses(call, gradients)
-        for start, end, chunk in chunks.along(1, by_classes.memory()):
+        for start, end, chunk, to in chunks.along(1, *by_classes.memory()):
             which = {"columns": (start, call.x.weight.shape[0])} if own.fusing.product else {}
-            chunks.backward(chunk, tuple([known.get(name) for name in names]), grad_outputs, **which)
-            by_classes.add(start, end, chunk.x)
+            chunks.backward(chunk, tuple([known.get(name) for name in names]), grad_outputs, to, **which)
+            by_classes.add(start, end, to)
         by_classes.finish()
         return
-    sums = Gradients(call, gradients)
-    for start, end, chunk in chunks.along(0, sums.memory()):
+    sums = Gradients(call, gradients, is_wide(call.x))
+    for start, end, chunk, to in chunks.along(0, *sums.memory()):
         of_chunk: list[Tensor | None] = []
         for name in names:
             t = known.get(name)
             of_chunk.append(None if t is None else _rows_of(name, t, start, end).contiguous())
         given = [t if t is None or t.ndim == 0 else t[start:end] for t in grad_outputs]
-        chunks.backward(chunk, tuple(of_chunk), given)
-        sums.add(start, end, chunk.x)
+        chunks.backward(chunk, tuple(of_chunk), given, to)
+        sums.add(start, end, to)
     sums.finish()
 
 

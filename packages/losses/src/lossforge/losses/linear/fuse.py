@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from lossforge.kernels.call import Head
+from lossforge.kernels.call import FLOAT32, FROM_WEIGHT, NEVER_ROUNDED, Head
 from lossforge.losses import checks
 from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED
@@ -152,8 +152,8 @@ def _chunked(head: Head, linear: LinearOptions) -> Head:
         rows = checks.whole_number("chunk", chunk)
         if rows < 1:
             raise ValueError(f"chunk must be at least 1 row, got {rows}")
-    wide = logits == "float32"
-    return Head(head.input, head.weight, head.bias, rows, -1 if accumulate is None else int(accumulate == "float32"), wide)
+    kept_as = NEVER_ROUNDED if logits is None else FROM_WEIGHT if logits == "weight" else FLOAT32
+    return Head(head.input, head.weight, head.bias, rows, -1 if accumulate is None else int(accumulate == "float32"), kept_as)
 
 
 def fused(
