@@ -250,7 +250,7 @@ def test_cuda_graphs(run):
     [
         ("ddp", "the gradient is that of the whole batch"),
         ("fsdp2", "both gradients are those of one process with the whole batch"),
-        ("dtensor", "a DTensor is refused: input must be a whole tensor, got a DTensor (8, 12): gather it first"),
+        ("dtensor", "without group it is refused: weight must be a whole tensor, got a DTensor (12, 16): gather it first"),
     ],
     ids=["ddp", "fsdp2", "dtensor"],
 )

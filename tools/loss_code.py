@@ -136,7 +136,7 @@ def listed(names: Iterable[str]) -> str:
 
 def source(head: str, imports: Iterable[str], names: Iterable[str], *body: str) -> str:
     """Return a file whose imports `formatted` puts in order; it leaves imports out that nothing uses."""
-    types = f"from lossforge.losses.option_types import {', '.join(ALIASES.values())}"
+    types = f"from lossforge.losses.option_types import {', '.join((*ALIASES.values(), 'DeviceMesh', 'ProcessGroup'))}"
     return "\n".join([GENERATED, head, *imports, types, "", listed(names), *(f"\n{each}\n" for each in body)])
 
 

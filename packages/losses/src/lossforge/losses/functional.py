@@ -46,7 +46,18 @@ from lossforge.losses.definitions.linear import FusedLinear, LinearTeacher, TopK
 from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
 from lossforge.losses.definitions.tokens import TokenLogps
-from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
+from lossforge.losses.option_types import (
+    Activation,
+    Averaged,
+    BatchReduction,
+    BoxFormat,
+    DeviceMesh,
+    Empty,
+    Gradient,
+    ProcessGroup,
+    Reduction,
+    ScalarReduction,
+)
 from lossforge.losses.run import compute, entry_point, entry_point_of_layer
 
 __all__ = [
@@ -2294,9 +2305,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[False] = False, return_lse: Literal[False] = False,
     return_entropy: Literal[False] = False, return_correct: Literal[False] = False, return_argmax: Literal[False] = False,
-    return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def cross_entropy(
@@ -2304,8 +2315,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False, return_entropy: bool = False,
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2313,8 +2325,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True], return_entropy: bool = False,
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2322,8 +2335,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: Literal[True],
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2331,8 +2345,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
     return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2340,8 +2355,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
     return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2349,8 +2365,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True], return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2358,8 +2375,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: Literal[True],
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
@@ -2367,8 +2385,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
 @entry_point
 def cross_entropy(
@@ -2376,8 +2395,9 @@ def cross_entropy(
     reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
     softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
     return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy, as torch.nn.functional.cross_entropy.
 
@@ -2421,6 +2441,12 @@ def cross_entropy(
             gradient.
         return_mean_logit: give the mean of each row's logits as well, without
             gradient.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has the logits, class weights and
+            target probabilities of its own classes, and the indices of all.
+            Every process gets the whole loss.
+        classes: with group, how many there are, where the parts are padded or
+            the last is smaller. Default: as many as equal parts have.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -2453,8 +2479,8 @@ def cross_entropy(
     return compute(definitions.cross_entropy.cross_entropy(
         input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, scale=scale, softcap=softcap, z_loss=z_loss,
         return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy, return_correct=return_correct,
-        return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, empty=empty, gradient=gradient,
-        inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
+        return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, group=group, classes=classes,
+        empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
     ))
 
 
@@ -5104,9 +5130,10 @@ def linear_cross_entropy(
     return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
     return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -5115,7 +5142,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5126,7 +5154,8 @@ def linear_cross_entropy(
     return_lse: Literal[True], return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5137,7 +5166,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5148,7 +5178,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5159,7 +5190,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True],
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5170,7 +5202,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: Literal[True], return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5181,7 +5214,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: Literal[True], chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5192,7 +5226,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
@@ -5203,7 +5238,8 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
     lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput:
@@ -5246,6 +5282,15 @@ def linear_cross_entropy(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input. False: give this process's part, which a
+            reduce-scatter over the sequence adds up. Default: True.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -5281,8 +5326,9 @@ def linear_cross_entropy(
         input, weight, target, bias, loss_weight=loss_weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
         return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
-        chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, scale=scale, softcap=softcap,
-        z_loss=z_loss, target_b=target_b, lam=lam, normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
+        chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group, classes=classes,
+        sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, z_loss=z_loss, target_b=target_b, lam=lam,
+        normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
     )
 
 
@@ -5291,28 +5337,28 @@ def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
     return_entropy: Literal[False] = False, ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor: ...
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
     return_entropy: Literal[True], ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> TokenLogps: ...
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
     return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps: ...
 @entry_point_of_layer
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
     return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps:
     """Log-probability of each token from a model's hidden states:
     selective_log_softmax(F.linear(input, weight, bias), index).
@@ -5348,6 +5394,15 @@ def linear_selective_log_softmax(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input. False: give this process's part, which a
+            reduce-scatter over the sequence adds up. Default: True.
 
     Returns:
         as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
@@ -5366,7 +5421,8 @@ def linear_selective_log_softmax(
     """
     return definitions.linear.linear_selective_log_softmax(
         input, weight, index, bias, temperature=temperature, softcap=softcap, return_entropy=return_entropy, ignore_index=ignore_index,
-        validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid,
+        validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
+        classes=classes, sum_input_gradient=sum_input_gradient,
     )
 
 
@@ -5374,7 +5430,8 @@ def linear_selective_log_softmax(
 def linear_entropy(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
@@ -5403,6 +5460,15 @@ def linear_entropy(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input. False: give this process's part, which a
+            reduce-scatter over the sequence adds up. Default: True.
 
     Returns:
         (…), float32 (float64 for float64), in nats.
@@ -5418,7 +5484,7 @@ def linear_entropy(
     """
     return definitions.linear.linear_entropy(
         input, weight, bias, temperature=temperature, softcap=softcap, chunk=chunk, accumulate=accumulate, logits=logits,
-        skip_ignored=skip_ignored, valid=valid,
+        skip_ignored=skip_ignored, valid=valid, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
     )
 
 

@@ -1976,6 +1976,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input. False: give this process's part, which a
+            reduce-scatter over the sequence adds up. Default: True.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -1991,14 +1994,15 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
 
     function = staticmethod(functional.linear_cross_entropy)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "scale": 1.0, "softcap": None, "z_loss": 0.0,
-        "empty": "nan", "gradient": None, "validate": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
+        "z_loss": 0.0, "empty": "nan", "gradient": None, "validate": None,
     }
     reduction: Reduction
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    sum_input_gradient: bool
     scale: float
     softcap: float | None
     z_loss: float
@@ -2021,8 +2025,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
         return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2030,8 +2035,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2039,8 +2045,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True],
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2048,8 +2055,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2057,8 +2065,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2066,8 +2075,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2075,8 +2085,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True],
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2084,8 +2095,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -2093,8 +2105,9 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None,
-        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        validate: bool | None = None,
     ) -> None: ...
 
     @constructor
@@ -2103,14 +2116,15 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
         return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-        skip_ignored: bool = False, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan",
-        gradient: Gradient | None = None, validate: bool | None = None,
+        skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+        empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, scale=scale, softcap=softcap,
-            z_loss=z_loss, empty=empty, gradient=gradient, validate=validate, loss_weight=loss_weight, ignore_index=ignore_index,
-            label_smoothing=label_smoothing, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
-            return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, z_loss=z_loss, empty=empty, gradient=gradient,
+            validate=validate, loss_weight=loss_weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
+            return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy, return_correct=return_correct,
+            return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
         )
 
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result:

@@ -2,6 +2,12 @@
 
 from typing import Annotated, Literal, NamedTuple
 
+try:
+    from torch.distributed import DeviceMesh as DeviceMesh
+    from torch.distributed import ProcessGroup as ProcessGroup
+except ImportError:  # torch built without torch.distributed
+    DeviceMesh = ProcessGroup = object  # type: ignore[assignment, misc]
+
 Reduction = Literal["none", "mean", "sum"]
 BatchReduction = Literal["none", "batchmean", "mean", "sum"]
 ScalarReduction = Literal["mean", "sum"]

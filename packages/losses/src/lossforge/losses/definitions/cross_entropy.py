@@ -11,7 +11,9 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
+from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, UnitInterval
+from lossforge.losses.parallel.rows import over_processes
+from lossforge.losses.parallel.shards import without_group
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
 __all__ = ["CrossEntropyOutput"]
@@ -79,6 +81,8 @@ def cross_entropy(
     return_argmax: bool = False,
     return_log_p2: bool = False,
     return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None,
     **options: Unpack[Options],
 ) -> CheckedCall[RowwiseCall, Tensor | CrossEntropyOutput]:
     """Cross entropy, as torch.nn.functional.cross_entropy.
@@ -97,6 +101,9 @@ def cross_entropy(
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
         z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
+        group: processes over which the classes are spread, a ProcessGroup or a DeviceMesh of one dimension: each has the logits, class
+            weights and target probabilities of its own classes, and the indices of all. Every process gets the whole loss.
+        classes: with group, how many there are, where the parts are padded or the last is smaller. Default: as many as equal parts have.
 
     Returns:
         the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
@@ -109,7 +116,11 @@ def cross_entropy(
         outputs=[return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit],
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
-    return rowwise_results(call, row_options, _output if any(call.outputs) else first, probabilities=True)
+    finish = _output if any(call.outputs) else first
+    if group is not None:
+        return over_processes(call, row_options, group, classes, finish)
+    without_group(classes)
+    return rowwise_results(call, row_options, finish, probabilities=True)
 
 
 def _output(results: Sequence[Tensor | None]) -> CrossEntropyOutput:

@@ -22,7 +22,17 @@ from lossforge.losses.definitions.divergence import (
 )
 from lossforge.losses.definitions.tokens import TokenLogps, first_of, logps_beside, softened
 from lossforge.losses.linear.fuse import OPTIONS, FusedLinear, LinearOptions, fuse_linear, fused, layer_of, split
-from lossforge.losses.option_types import BatchReduction, Empty, Gradient, Positive, Reduction, UnitInterval
+from lossforge.losses.option_types import (
+    BatchReduction,
+    DeviceMesh,
+    Empty,
+    Gradient,
+    Positive,
+    ProcessGroup,
+    Reduction,
+    UnitInterval,
+)
+from lossforge.losses.parallel.shards import local_layer
 from lossforge.losses.templates import divergence
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
@@ -52,12 +62,21 @@ LINEAR = TemplateDocs(
             '"weight": they may be rounded to the dtype of the weight, where this takes less time or memory. '
             "Default: they are never rounded, by the fastest way that does not round them."
         ),
+        "group": (
+            "processes over which the classes are spread, a ProcessGroup or a DeviceMesh of one dimension: each has all rows, and the part "
+            "of weight, bias and what else has an entry a class that belongs to its classes. weight may be a DTensor, Shard(0)."
+        ),
+        "classes": "with group, how many there are, where parts are padded or the last is smaller. Default: as many as equal parts have.",
+        "sum_input_gradient": (
+            "with group, give the sum over the processes as the gradient of input. False: give this process's part, which a "
+            "reduce-scatter over the sequence adds up. Default: True."
+        ),
         "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
         "valid": "the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.",
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     keeping=Keeping(
-        {**SETTINGS, **OPTIONS, "ignore_index": -100},
+        {**SETTINGS, **OPTIONS, "ignore_index": -100, "sum_input_gradient": True},
         per_call=("bias", "loss_weight"),
         forward="input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None",
     ),
@@ -94,7 +113,15 @@ class TopKTeacher(NamedTuple):
 SEE = " The layer's tensors belong to the call."
 
 
-class LinearCrossEntropyOptions(LinearOptions, total=False):
+class ShardedLinearOptions(LinearOptions, total=False):
+    """For losses whose classes may be spread over processes."""
+
+    group: ProcessGroup | DeviceMesh | None
+    classes: int | None
+    sum_input_gradient: bool
+
+
+class LinearCrossEntropyOptions(ShardedLinearOptions, total=False):
     scale: float
     softcap: float | None
     z_loss: float
@@ -143,12 +170,20 @@ def linear_cross_entropy(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_cross_entropy(hidden, head.weight, torch.randint(100, (6,)), head.bias).backward()
     """
-    own, linear = split(options)
-    given = {"weight": loss_weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, **own}
+    layer, shards, others = local_layer((input, weight, bias), options)
+    own, linear = split(others)
+    given = {
+        "weight": loss_weight,
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        **own,
+        **shards,
+    }
     given |= {"return_z_loss": return_z_loss, "return_lse": return_lse}
     given |= {"return_entropy": return_entropy, "return_correct": return_correct, "target": target}
     given |= {"return_argmax": return_argmax, "return_log_p2": return_log_p2, "return_mean_logit": return_mean_logit}
-    return fused(cross_entropy, layer_of(input, weight, bias), given, linear, ("target",))
+    return fused(cross_entropy, layer_of(*layer), given, linear, ("target",))
 
 
 @public(LINEAR)
@@ -163,7 +198,7 @@ def linear_selective_log_softmax(
     return_entropy: bool = False,
     ignore_index: int = -100,
     validate: bool | None = None,
-    **linear: Unpack[LinearOptions],
+    **options: Unpack[ShardedLinearOptions],
 ) -> Tensor | TokenLogps:
     """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
 
@@ -184,14 +219,19 @@ def linear_selective_log_softmax(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_selective_log_softmax(hidden, head.weight, torch.randint(100, (6,)), head.bias).mean().backward()
     """
-    head = layer_of(input, weight, bias)
+    layer, shards, others = local_layer((input, weight, bias), options)
+    head, (_, linear) = layer_of(*layer), split(others)
     checks.integer("index", index)
-    lead, several = input.shape[:-1], index.ndim == input.ndim
+    lead, several = head.input.shape[:-1], index.ndim == input.ndim
     of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
-    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy} | _softened(temperature, softcap)
+    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy, **shards} | _softened(
+        temperature, softcap
+    )
     if not several:
         return fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)
+    if shards:
+        raise ValueError(f"index must have one token a row where group is given, shape {tuple(lead)}, got {tuple(index.shape)}")
     index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
     _no_skipping(linear, "one index a row, got several")
     classes = head.weight.shape[0]
@@ -215,7 +255,7 @@ def linear_entropy(
     *,
     temperature: float = 1.0,
     softcap: float | None = None,
-    **linear: Unpack[LinearOptions],
+    **options: Unpack[ShardedLinearOptions],
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
@@ -232,10 +272,11 @@ def linear_entropy(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_entropy(hidden, head.weight, head.bias).mean().backward()
     """
-    head = layer_of(input, weight, bias)
+    layer, shards, others = local_layer((input, weight, bias), options)
+    head, (_, linear) = layer_of(*layer), split(others)
     _no_skipping(linear, "class indices as target, which an entropy does not have")
-    nothing = torch.full(input.shape[:-1], -100, dtype=torch.int64, device=input.device)
-    given = {"target": nothing, "return_entropy": True, "validate": False}
+    nothing = torch.full(head.input.shape[:-1], -100, dtype=torch.int64, device=input.device)
+    given = {"target": nothing, "return_entropy": True, "validate": False, **shards}
     return fused(cross_entropy, head, given | _softened(temperature, softcap), linear, ("target",), finish=_entropy)
 
 

@@ -17,6 +17,7 @@ from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall
+from lossforge.losses.parallel.shards import local_layer
 from lossforge.losses.run import compute
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates.elementwise import IGNORED
@@ -298,7 +299,7 @@ class FusedLoss:
     """What `fuse_linear` returns: no closure, so that a model that has it can be copied and saved.
 
     by_position, accepted: the names of its arguments. needed: those of the loss's own without a default. targets: those with an entry
-    a row.
+    a row. shared: whether its classes may be spread over processes.
     """
 
     def __init__(self, loss: Any) -> None:
@@ -326,7 +327,11 @@ class FusedLoss:
         layer = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for each in LAYER]
         settings = {"bias": Tensor | None, **LinearOptions.__annotations__}
         by_name = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p not in by_position]
-        by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=OPTIONS.get(k), annotation=t) for k, t in settings.items()]
+        self.shared = {"group", "classes"} <= {p.name for p in others}
+        if self.shared:
+            settings |= {"sum_input_gradient": bool}
+        defaults = {**OPTIONS, "sum_input_gradient": True}
+        by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=defaults.get(k), annotation=t) for k, t in settings.items()]
         self.by_position = (*LAYER, *[p.name for p in by_position])
         self.__signature__ = Signature([*layer, *by_position, *by_name])  # inspect reads it
         self.accepted, self.flags = tuple(self.__signature__.parameters), checks.flags_of(self.__signature__)
@@ -346,7 +351,11 @@ class FusedLoss:
             if name not in given:
                 raise TypeError(f"{self.__name__}() needs {name}. It takes {', '.join(self.accepted)}")
         checks.with_flags(self.flags, (), given)
-        layer = layer_of(given.pop("input"), given.pop("weight"), given.pop("bias", None))
+        parts = given.pop("input"), given.pop("weight"), given.pop("bias", None)
+        if self.shared:
+            parts, shards, given = local_layer(parts, given)
+            given |= shards
+        layer = layer_of(*parts)
         own, linear = split(given)
         kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
         checks.with_flags(self.flags, (), kept)

@@ -277,7 +277,7 @@ DOCS = TemplateDocs(
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     example=("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
     targets="class index, probabilities, mixup pair",
-    keeping=Keeping({**SETTINGS, "weight": None, "ignore_index": -100}, quiet=("scale", "softcap", "z_loss")),
+    keeping=Keeping({**SETTINGS, "weight": None, "ignore_index": -100}, per_call=("classes",), quiet=("scale", "softcap", "z_loss")),
 )
 ROWWISE = Template(
     "rowwise",

@@ -1,0 +1,248 @@
+"""Cross entropy of rows whose classes are spread over processes, from each process's own results.
+
+Process r has lse_r, the log-sum-exp of its own logits, and L_r = Σ qⱼ (lse_r - xⱼ) over its own classes, where qⱼ is the target's share of
+class j, times its weight. With Q_r = Σ qⱼ of its own classes:
+
+    lse = ln Σ_r exp lse_r,  w_r = exp(lse_r - lse),  L = Σ_r (L_r + Q_r (lse - lse_r)),  H = Σ_r w_r (H_r - ln w_r)
+
+Gradients need no rule of their own: L_r, lse_r and H_r are differentiable results of one call, and its backward is one pass.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.call import Head
+from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.losses import checks
+from lossforge.losses.base.options import of_classes, rows_of
+from lossforge.losses.base.record import CheckedCall
+from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, shards_of
+from lossforge.losses.reference import accurate, reduced, row_weights, which_count
+from lossforge.losses.templates.rowwise import RowOptions, rowwise_results
+
+LOWEST = -1e30
+"""In place of the difference of two log-sum-exps where that is -inf."""
+ROWS = 1024
+"""Rows of features at a time whose largest logits are computed again."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What makes the results of all classes from each process's own: a checked call's `finish`.
+
+    Attributes:
+        shards: how the classes are spread.
+        whole: the call as one process would have it, but for its logits and class weights.
+        own: the call of this process's classes.
+        z_loss: coefficient of lse².
+        factor: of this process's loss, which has a label smoothing of its own.
+        finish: from the results of all classes to what the public function returns.
+        mode: when the gradient is written: the option `gradient`.
+    """
+
+    shards: Shards
+    whole: RowwiseCall[Any]
+    own: RowwiseCall[Any]
+    z_loss: float
+    factor: float
+    finish: Callable[[Sequence[Tensor | None]], Any]
+    mode: str | None
+
+    def __call__(self, results: Sequence[Tensor | None]) -> Any:
+        return self.finish(_joined(self, results))
+
+    def reduced(self, v: Tensor, divisor: Tensor | None) -> Tensor:
+        """Return values of rows as the call reduces them."""
+        return reduced(v, self.whole.loss_scale, divisor, self.whole.reduction, self.whole.empty_is_zero)
+
+    def divisor(self, keep: Tensor, weights: Tensor | None = None) -> Tensor | None:
+        """Return what the loss is divided by. keep: which rows count. weights: of the rows' classes, where classes have weights."""
+        whole = self.whole
+        if whole.normalizer is not None or whole.reduction != "mean":
+            return whole.normalizer
+        if weights is not None:
+            return weights.detach().sum()
+        return keep.sum() if whole.target.is_floating_point() else row_weights(whole, None).sum()
+
+
+def over_processes(
+    call: RowwiseCall[Any], options: RowOptions, group: Any, classes: int | None, finish: Callable[[Sequence[Tensor | None]], Any]
+) -> CheckedCall[RowwiseCall[Any], Any]:
+    """Return the checked call of this process's classes, whose finish joins its results with those of the others.
+
+    call: with the function's arguments as they are. finish: from the results of all classes to what the function returns.
+    """
+    if options.get("gradient") == "forward":
+        raise ValueError('gradient="forward" is not served with group: omit it')
+    x = call.x
+    dim = min(x.ndim - 1, 1) if is_dtensor(x) else of_classes(x)
+    shards, x = shards_of(group, classes, x, dim, "input")
+    x = x if isinstance(x, Head) else shards.trimmed(x, dim)
+    weight = call.weight if call.weight is None else shards.trimmed(checks.tensor("weight", call.weight), 0)
+    z_loss = checks.number("z_loss", options.get("z_loss", 0.0), 0.0)
+    label_smoothing = checks.number("label_smoothing", call.label_smoothing, 0.0, 1.0)
+    ignore_index = checks.whole_number("ignore_index", call.ignore_index)
+    target, target_b, _lam = checks.tensor("target", call.target), options.get("target_b"), options.get("lam")
+    local: dict[str, Any] = {}
+    if target.is_floating_point():
+        checks.without_gradient("target", target)
+        target = own_target = shards.trimmed(target, dim)
+    else:
+        allowed, rows = checks.Allowed(0, shards.classes, ignore_index, options.get("validate")), rows_of(x, dim)
+        target = checks.indices("target", target, x, allowed, rows).long()
+        own_target = shards.mine(target, ignore_index)
+        if target_b is not None:
+            target_b = checks.indices("target_b", target_b, x, allowed, rows).long()
+            local["target_b"] = shards.mine(target_b, ignore_index)
+    # this process spreads its classes' part of the smoothing over them: factor · (1 - own) = 1 - ε, factor · own / own classes = ε / C
+    part = label_smoothing * shards.own / shards.classes
+    factor = 1.0 - label_smoothing + part
+    given: RowOptions = {**options, **local, "z_loss": 0.0}  # type: ignore[typeddict-item]
+    own_call = call._replace(x=x, target=own_target, weight=weight, ignore_index=NO_CLASS, label_smoothing=part / factor if factor else 0.0)
+    checked = rowwise_results(own_call, given, finish, probabilities=True)
+    own: RowwiseCall[Any] = checked.call
+    one = (lambda t: t.unsqueeze(0)) if own.target.ndim > target.ndim else (lambda t: t)
+    whole = own._replace(target=one(target), target_b=None if target_b is None else one(target_b), ignore_index=ignore_index)
+    if label_smoothing and not target.is_floating_point():
+        own = _with_smoothing(own, whole)
+    _, _, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = own.outputs
+    own = own._replace(
+        loss_scale=1.0,
+        reduction="none",
+        normalizer=None,
+        mean_of_rows=False,
+        outputs=[False, True, want_entropy, False, want_argmax or want_correct, want_log_p2, want_mean],
+    )
+    kept = {name: v for name, v in options.items() if name != "gradient"}
+    return CheckedCall(own, kept, Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient")))
+
+
+def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCall[Any]:
+    """Return the call with a second target of no share in the rows whose target another process has, so that they are smoothed too."""
+    counts = which_count(whole)
+    target_b = torch.full_like(own.target, own.ignore_index) if own.target_b is None else own.target_b
+    elsewhere = counts & (own.target == own.ignore_index) & (target_b == own.ignore_index)
+    lam = torch.ones((), dtype=torch.float32, device=counts.device) if own.lam is None else own.lam
+    return own._replace(target_b=torch.where(elsewhere, 0, target_b), lam=torch.where(elsewhere, 1.0, lam).expand(counts.shape))
+
+
+def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the results of all classes, in the template's order."""
+    shards, whole, own = joining.shards, joining.whole, joining.own
+    loss, _, lse, entropy, _, argmax, log_p2, mean_logit = results
+    assert loss is not None
+    assert lse is not None
+    dense = whole.target.is_floating_point()
+    keep = torch.ones_like(lse, dtype=torch.bool) if dense else which_count(whole)
+    if not shards.own:  # a class of padding alone, whose gradient is 0
+        nothing = torch.zeros_like(keep)
+        loss, lse = torch.where(nothing, loss, 0.0), torch.where(nothing, lse, -torch.inf)
+    share = _shares(own) * joining.factor if shards.own else torch.zeros_like(lse)
+    rows = {"lse": lse, "loss": loss * joining.factor, "share": share}
+    if own.weight is not None and not dense:
+        rows["weight"] = row_weights(own, accurate(own.weight))
+    rows |= {name: t for name, t in (("entropy", entropy), ("log_p2", log_p2), ("mean", mean_logit)) if t is not None}
+    if argmax is not None:
+        rows |= {"class": argmax, "top": _logits_at(own, argmax) if shards.own else torch.full_like(lse, -torch.inf)}
+    of = dict(zip(rows, shards.gathered([t.to(lse.dtype) for t in rows.values()]).unbind(1), strict=True))
+    values, counted = values_of(joining, keep, of["lse"], of["loss"], of["share"])
+    divisor = joining.divisor(keep, of.get("weight"))
+    found: list[Tensor | None] = [joining.reduced(values, divisor), *[None] * 7]
+    _, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = whole.outputs
+    log_w, total = log_shares(of["lse"]) if any(whole.outputs[1:]) else (values, values)
+    if joining.z_loss or whole.outputs[0]:
+        of_weights = whole.reduction == "mean" and whole.normalizer is None and "weight" in of
+        z = joining.reduced(torch.where(keep, joining.z_loss * counted.square(), 0.0), keep.sum() if of_weights else divisor)
+        found[0] = joining.reduced(values, divisor) + z
+        found[1] = z if whole.outputs[0] else None
+    found[2] = total if want_lse else None
+    if want_entropy:
+        w = log_w.exp()
+        found[3] = (w * (torch.where(w > 0, of["entropy"], 0.0) - log_w)).sum(0)
+    if want_correct or want_argmax:
+        largest = _class_of_largest(shards, of["class"], of["top"])
+        found[4] = keep & (largest == whole.target) & ~total.isnan() if want_correct else None
+        found[5] = largest if want_argmax else None
+    if want_log_p2:
+        found[6] = (of["log_p2"] + 2 * log_w).detach().logsumexp(0)
+    found[7] = _mean(shards, of["mean"].detach()) if want_mean else None
+    return found
+
+
+def values_of(joining: Joining, keep: Tensor, lse: Tensor, loss: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row without the z-loss, and its log-sum-exp, a finite number in rows that do not count.
+
+    lse, loss, share: of each process, (world, …).
+    """
+    log_w, total = log_shares(torch.where(keep, lse, 0.0))
+    values = torch.where(keep, (loss - share * log_w).sum(0), 0.0)
+    if not joining.whole.target.is_floating_point():
+        values = values * _in_range(joining.whole, joining.shards.classes)
+    return values, total
+
+
+def _mean(shards: Shards, means: Tensor) -> Tensor:
+    """Return the mean logit from each process's."""
+    sizes = [min(max(shards.classes - r * shards.size, 0), shards.size) for r in range(shards.world)]
+    of_process = torch.tensor(sizes, dtype=means.dtype).div_(shards.classes).to(means.device, non_blocking=True)
+    of_process = of_process.view(-1, *(1,) * (means.ndim - 1))
+    return torch.where(of_process > 0, means * of_process, 0.0).sum(0)
+
+
+def log_shares(lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ln w of each process, and the log-sum-exp of all, from each process's (world, …)."""
+    top = lse.detach().amax(0)
+    beside = (lse - top).clamp(min=LOWEST)
+    total = beside.exp().sum(0).log()
+    return beside - total, top + total
+
+
+def _shares(own: RowwiseCall[Any]) -> Tensor:
+    """Return Q_r of each row: the target's share of this process's classes, times their weights."""
+    dtype = torch.float64 if own.x.dtype == torch.float64 else torch.float32
+    weight = None if own.weight is None else own.weight.to(dtype)
+    if own.target.is_floating_point():
+        target = own.target.to(dtype)
+        by_class = (1, -1) + (1,) * (target.ndim - 2)
+        of_target = (target if weight is None else target * weight.view(by_class)).sum(1)
+        counts = torch.ones_like(of_target)
+    else:
+        of_target, counts = row_weights(own, weight), which_count(own)
+    smoothing = own.label_smoothing
+    found = (1.0 - smoothing) * of_target
+    if smoothing:
+        found = found + torch.where(counts.bool(), smoothing * (1.0 if weight is None else weight.mean()), 0.0)
+    return found
+
+
+def _in_range(whole: RowwiseCall[Any], classes: int) -> Tensor:
+    """Return 1, nan in rows whose class does not exist, which gives their gradient too."""
+    outside = (whole.target != whole.ignore_index) & ((whole.target < 0) | (whole.target >= classes))
+    if whole.target_b is not None:
+        outside |= (whole.target_b != whole.ignore_index) & ((whole.target_b < 0) | (whole.target_b >= classes))
+    return torch.where(outside, torch.nan, 1.0)
+
+
+def _class_of_largest(shards: Shards, classes: Tensor, tops: Tensor) -> Tensor:
+    """Return the class of the largest logit, the first of equal ones, from each process's."""
+    tops = torch.where(tops.isnan(), -torch.inf, tops)
+    first = torch.arange(shards.world, device=classes.device).view(-1, *(1,) * (classes.ndim - 1)) * shards.size
+    return torch.where(tops == tops.amax(0), classes.long() + first, shards.classes).amin(0)
+
+
+@torch.no_grad()
+def _logits_at(own: RowwiseCall[Any], index: Tensor) -> Tensor:
+    """Return the logit of one class a row, scaled and capped."""
+    x = own.x
+    if isinstance(x, Head):
+        parts = zip(x.input.split(ROWS), index.split(ROWS), strict=True)
+        z = torch.cat([(accurate(rows) * accurate(x.weight[at])).sum(1) for rows, at in parts])
+        z = z if x.bias is None else z + accurate(x.bias[index])
+    else:
+        z = accurate(x.gather(1, index.unsqueeze(1)).squeeze(1))
+    z = z * own.logit_scale
+    return z if own.softcap is None else own.softcap * torch.tanh(z / own.softcap)

@@ -1,0 +1,200 @@
+"""Which classes a process of a group has, and what processes exchange."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lossforge.losses import checks
+
+NO_CLASS = -100
+"""In place of a class that another process has. An ignore_index may be the index of one of this process's classes."""
+
+
+class Shards(NamedTuple):
+    """Classes spread over a group: process r has those from r · size on.
+
+    Attributes:
+        group: the process group.
+        rank: of this process in the group.
+        world: processes of the group.
+        size: classes of each process but the last ones, padding included.
+        classes: all classes, without padding.
+        local: classes of this process, padding included.
+    """
+
+    group: Any
+    rank: int
+    world: int
+    size: int
+    classes: int
+    local: int
+
+    @property
+    def first(self) -> int:
+        return self.rank * self.size
+
+    @property
+    def own(self) -> int:
+        """The classes of this process, without padding."""
+        return min(max(self.classes - self.first, 0), self.local)
+
+    def trimmed(self, t: Tensor, dim: int) -> Tensor:
+        """Return the part of t without padding, or one class of padding where nothing else is left: kernels take at least one."""
+        if t.shape[dim] != self.local:
+            return t
+        if not self.local:
+            return F.pad(t, (*(0, 0) * (t.ndim - 1 - dim % t.ndim), 0, 1))
+        return t.narrow(dim, 0, max(self.own, 1)) if self.own < self.local else t
+
+    def mine(self, index: Tensor, ignored: int) -> Tensor:
+        """Return class indices as this process counts them, NO_CLASS where they are ignored or another process has the class."""
+        here = (index >= self.first) & (index < self.first + self.own) & (index != ignored)
+        return torch.where(here, index - self.first, NO_CLASS)
+
+    def gathered(self, rows: list[Tensor]) -> Tensor:
+        """Return what each process has of the same kind, (world, kinds, …), differentiable in this process's part."""
+        found: Tensor = _Gathered.apply(torch.stack(rows), self.group, self.rank, self.world)
+        return found
+
+
+class _Gathered(torch.autograd.Function):
+    """Gather a tensor of each process. Every process has the whole loss, so that the gradient of its own part is all that it needs."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any, rank: int, world: int) -> Tensor:
+        ctx.rank = rank
+        found = own.new_empty((world * own.shape[0], *own.shape[1:]))
+        dist.all_gather_into_tensor(found, own.contiguous(), group=group)
+        return found.unflatten(0, (world, own.shape[0]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0][ctx.rank], None, None, None
+
+
+class _SummedGradient(torch.autograd.Function):
+    """Return a tensor that every process has; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        total = grads[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -> tuple[Shards, Tensor]:
+    """Return how the classes of a tensor are spread, and this process's part.
+
+    Args:
+        group: a process group, a DeviceMesh of one dimension, or Shards, which are returned.
+        t: with classes in dimension `dim`: this process's part, or a DTensor.
+        name: of t, in messages.
+    """
+    if isinstance(group, Shards):
+        return group, t
+    group = _process_group(group)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("group must have this process among its own, got one of which it is no member")
+    whole = None
+    if is_dtensor(t):
+        whole, t = t.shape[dim], _local_part(t, group, dim % t.ndim, name)
+    local = t.shape[dim]
+    if classes is not None:
+        classes = checks.whole_number("classes", classes)
+        if classes < 1 or (whole is not None and classes > whole):
+            most = "" if whole is None else f" and at most those of {name}, {whole}"
+            raise ValueError(f"classes must be at least 1{most}, got {classes}")
+    if whole is not None:
+        return Shards(group, rank, world, -(-whole // world), whole if classes is None else classes, local), t
+    if classes is None:
+        return Shards(group, rank, world, local, world * local, local), t
+    size = -(-classes // world)
+    if local >= size:
+        size = local
+    elif rank * size + local != min(classes, (rank + 1) * size) and not (local == 0 and rank * size >= classes):
+        needed = f"{size} of {classes} classes, or the rest in the last process, or equally many with padding in all"
+        raise ValueError(f"{name} must have {needed}, got {local} in process {rank} of {world}")
+    return Shards(group, rank, world, size, classes, local), t
+
+
+def is_dtensor(t: object) -> bool:
+    """Return whether a tensor is a DTensor, without an import of it, which takes long."""
+    return type(t).__name__ == "DTensor" or (isinstance(t, torch.nn.Parameter) and type(t.data).__name__ == "DTensor")
+
+
+def _process_group(group: Any) -> Any:
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if type(group).__name__ == "DeviceMesh":
+        if group.ndim != 1:
+            names = group.mesh_dim_names
+            raise ValueError(f"group must be a DeviceMesh of one dimension, such as mesh[name], got {group.ndim} dimensions, {names}")
+        return group.get_group()
+    raise TypeError(f"group must be a torch.distributed.ProcessGroup or a DeviceMesh of one dimension, got {type(group).__name__}")
+
+
+def _local_part(t: Any, group: Any, dim: int, name: str) -> Tensor:
+    """Return this process's part of a DTensor whose classes are spread over the group."""
+    placements = tuple(t.placements)
+    if len(placements) != 1 or not placements[0].is_shard(dim):
+        raise ValueError(f"{name} must be placed as (Shard(dim={dim}),), its classes over one mesh dimension, got {placements}")
+    if t.device_mesh.get_group() is not group:
+        raise ValueError(f"{name} must be spread over the processes of group: give group={name}.device_mesh")
+    part: Tensor = t.to_local()
+    return part
+
+
+def local_layer(
+    layer: tuple[Tensor, Tensor, Tensor | None], options: Any
+) -> tuple[tuple[Tensor, Tensor, Tensor | None], dict[str, Any], dict[str, Any]]:
+    """Return a layer (input, weight, bias) as this process has it, how its classes are spread, and the other options.
+
+    options: with group, classes and sum_input_gradient, which may be absent.
+    """
+    others = {name: v for name, v in options.items() if name not in ("group", "classes", "sum_input_gradient")}
+    group, classes = options.get("group"), options.get("classes")
+    if group is None:
+        without_group(classes)
+        return layer, {}, others
+    input, weight, bias = layer
+    checks.floating("input", input)
+    checks.floating("weight", weight)
+    shards, weight = shards_of(group, classes, weight, 0, "weight")
+    weight = shards.trimmed(weight, 0)
+    if bias is not None:
+        checks.floating("bias", bias)
+        bias = shards.trimmed(_local_part(bias, shards.group, 0, "bias") if is_dtensor(bias) else bias, 0)
+    if is_dtensor(input):
+        input = _gathered_input(input, shards.group)
+    elif checks.flag("sum_input_gradient", options.get("sum_input_gradient", True)) and input.requires_grad and shards.world > 1:
+        summed: Tensor = _SummedGradient.apply(input, shards.group)
+        input = summed
+    return (input, weight, bias), {"group": shards}, others
+
+
+def _gathered_input(input: Any, group: Any) -> Tensor:
+    """Return all rows of a DTensor. Its gradient is summed over the processes, and spread as the input is."""
+    from torch.distributed.tensor import Partial, Replicate
+
+    if input.device_mesh.ndim != 1 or input.device_mesh.get_group() is not group:
+        raise ValueError(f"input must lie on the processes of group, got a DTensor on {input.device_mesh}")
+    found: Tensor = input.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    return found
+
+
+def without_group(classes: int | None) -> None:
+    """Refuse a number of classes that says nothing."""
+    if classes is not None:
+        raise ValueError(f"classes needs group, over whose processes the classes are spread, got classes={classes!r} alone")

@@ -1,0 +1,281 @@
+"""One of the processes of test_parallel: losses whose classes are spread, against the loss of all classes in float64.
+
+On the CPU through gloo, or on as many GPUs through NCCL.
+"""
+
+import os
+import re
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from lossforge.losses import (
+    cross_entropy,
+    fuse_linear,
+    linear_cross_entropy,
+    linear_entropy,
+    linear_selective_log_softmax,
+)
+
+ROWS, FEATURES = 7, 5
+PADDED = 24
+OUTPUTS = dict.fromkeys([f"return_{name}" for name in ("z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")], True)
+
+
+class Layout:
+    """How many classes there are, and the first and last of this process, of which the last may be padding."""
+
+    def __init__(self, classes: int, each: int, padded: bool) -> None:
+        rank = dist.get_rank()
+        self.classes, self.total = classes, each * dist.get_world_size() if padded else classes
+        self.low, self.high = (min(at * each, self.total) for at in (rank, rank + 1))
+        self.own = max(min(self.high, classes) - self.low, 0)
+
+    def part(self, t: Tensor, dim: int = 0) -> Tensor:
+        """Return this process's part of a tensor of all classes, with padding of large numbers."""
+        padding = torch.full([self.total - n if d == dim % t.ndim else n for d, n in enumerate(t.shape)], 9.0).to(t)
+        return torch.cat([t, padding], dim).narrow(dim, self.low, self.high - self.low).clone()
+
+    def of_own(self, t: Tensor, dim: int = 0) -> Tensor:
+        """Return this process's part of a tensor of all classes, and 0 for padding: the gradient that is expected."""
+        found = torch.zeros_like(self.part(t, dim))
+        found.narrow(dim, 0, self.own).copy_(t.narrow(dim, min(self.low, self.classes - self.own), self.own))
+        return found
+
+
+def layouts() -> dict[str, Layout]:
+    processes = dist.get_world_size()
+    each = PADDED // processes
+    return {
+        "equal": Layout(PADDED, each, True),
+        "uneven": Layout(PADDED - 3, -(-(PADDED - 3) // processes), False),
+        "padded": Layout(PADDED - 3, each, True),
+        "padding alone": Layout(PADDED - each, each, True),
+    }
+
+
+def cases(classes: int, target: Tensor) -> dict[str, dict[str, Any]]:
+    weight, other = torch.rand(classes), torch.randint(classes, target.shape)
+    other[:2], other[3] = -100, int(target[3])
+    pair = {"target_b": other, "lam": torch.rand(target.shape)}
+    return {
+        "mean": {},
+        "sum": {"reduction": "sum", "scale": 0.7, "softcap": 4.0},
+        "rows": {"reduction": "none", "label_smoothing": 0.2},
+        "smoothing alone": {"label_smoothing": 1.0, "z_loss": 0.1},
+        "weights": {"weight": weight, "z_loss": 0.1, "label_smoothing": 0.1},
+        "weights of rows": {"weight": weight, "reduction": "none"},
+        "pair": pair,
+        "pair, smoothed": {**pair, "label_smoothing": 0.3, "weight": weight},
+        "another ignored class": {"ignore_index": int(target[0]), "label_smoothing": 0.1},
+        "nothing counts": {"ignore_index": -100, "target": torch.full_like(target, -100), "empty": "zero"},
+        "normalizer": {"normalizer": torch.tensor(3.0), "z_loss": 0.2},
+        "number as normalizer": {"normalizer": 5, "weight": weight},
+        "outputs": {**OUTPUTS, "reduction": "none", "z_loss": 0.1, "softcap": 6.0},
+        "outputs of the mean": {**OUTPUTS, "label_smoothing": 0.1},
+        "probabilities": {"target": torch.randn(len(target), classes).softmax(1), "label_smoothing": 0.1, "weight": weight},
+        "probabilities of rows": {"target": torch.randn(len(target), classes).softmax(1), "reduction": "none", "return_argmax": True},
+    }
+
+
+def scalar(found: Any) -> Tensor:
+    """Return a number that every differentiable result has a part in."""
+    parts = [found] if isinstance(found, Tensor) else [t for t in found if t is not None and t.requires_grad]
+    return sum(((i + 1.7) * t * torch.linspace(0.5, 2.0, t.numel()).view(t.shape).to(t)).sum() for i, t in enumerate(parts))  # type: ignore[return-value]
+
+
+def compare(name: str, found: Any, expected: Any, grads: list[Tensor | None], wanted: list[Tensor | None]) -> None:
+    pairs = [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
+    for got, want in [*pairs, *zip(grads, wanted, strict=True)]:
+        if want is None:
+            assert got is None, name
+            continue
+        assert got is not None, name
+        exact = not want.is_floating_point()
+        torch.testing.assert_close(got, want if exact else want.to(got.dtype), rtol=2e-5, atol=5e-6, msg=lambda text: f"{name}: {text}")
+        first = got.detach().clone()
+        if not any(got is t for t in grads):
+            dist.broadcast(first, 0)
+            assert torch.equal(first, got) or first.isnan().any(), f"{name}: processes differ"
+
+
+def grads_of(found: Any, leaves: list[Tensor]) -> list[Tensor | None]:
+    return list(torch.autograd.grad(scalar(found), leaves, allow_unused=True))
+
+
+def double(v: Any) -> Any:
+    return v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+
+
+def spread(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options as this process has them."""
+
+    def own(name: str, v: Any) -> Any:
+        if name == "weight":
+            return layout.part(v)
+        return layout.part(v, 1) if name == "target" and v.ndim == 2 else v
+
+    return {name: own(name, v) for name, v in options.items()}
+
+
+def check_rows(layout: Layout, name: str, group: Any) -> None:
+    """Compare every case of logits, (N, C), and of a layer."""
+    torch.manual_seed(len(name))
+    x, w, b = torch.randn(ROWS, FEATURES), 2 * torch.randn(layout.classes, FEATURES), torch.randn(layout.classes)
+    logits, target = x @ w.t() + b, torch.randint(layout.classes, (ROWS,))
+    target[4] = -100
+    known = {"group": group, "classes": layout.classes}
+    for case, options in cases(layout.classes, target).items():
+        given = {"target": target, **options}
+        if case == "another ignored class":
+            given["target"] = torch.where(target == -100, target[0], target)
+        wide = {key: double(v) for key, v in given.items()}
+        mine = spread(layout, given)
+        whole = logits.double().requires_grad_()
+        expected = cross_entropy(whole, **wide)
+        (wanted,) = grads_of(expected, [whole])
+        part = layout.part(logits, 1).requires_grad_()
+        found = cross_entropy(part, **mine, **known)
+        compare(f"{name}, {case}", found, expected, grads_of(found, [part]), [layout.of_own(wanted, 1)])
+
+        leaves = [t.double().requires_grad_() for t in (x, w, b)]
+        renamed = lambda each: {"loss_weight" if key == "weight" else key: v for key, v in each.items()}  # noqa: E731
+        expected = linear_cross_entropy(*leaves[:2], bias=leaves[2], **renamed(wide))
+        of_x, of_w, of_b = grads_of(expected, leaves)
+        own = [t.clone().requires_grad_() for t in (x, layout.part(w), layout.part(b))]
+        found = linear_cross_entropy(*own[:2], bias=own[2], **renamed(mine), **known, chunk=4)
+        grads = grads_of(found, own)
+        compare(f"layer: {name}, {case}", found, expected, grads, [of_x, layout.of_own(of_w), layout.of_own(of_b)])
+        again = linear_cross_entropy(*own[:2], bias=own[2], **renamed(mine), **known, chunk=4)
+        assert all(torch.equal(a, b) or a.isnan().any() for a, b in zip(grads, grads_of(again, own), strict=True)), "bits differ"
+
+
+def check_tokens(layout: Layout, name: str, group: Any) -> None:
+    """Compare log-probabilities and entropies of a layer, with the rows in two dimensions."""
+    x, w = torch.randn(2, 4, FEATURES), 2 * torch.randn(layout.classes, FEATURES)
+    index = torch.randint(layout.classes, (2, 4))
+    index[1, 2] = -100
+    known = {"group": group, "classes": layout.classes}
+    for options in ({}, {"temperature": 0.7, "softcap": 5.0, "return_entropy": True}):
+        leaves, own = (
+            [x.double().requires_grad_(), w.double().requires_grad_()],
+            [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
+        )
+        expected = linear_selective_log_softmax(*leaves, index, **options)
+        found = linear_selective_log_softmax(*own, index, **options, **known)
+        of_x, of_w = grads_of(expected, leaves)
+        compare(f"{name}, tokens", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
+    leaves, own = [x.double().requires_grad_(), w.double().requires_grad_()], [x.clone().requires_grad_(), layout.part(w).requires_grad_()]
+    expected, found = linear_entropy(*leaves, softcap=3.0), linear_entropy(*own, softcap=3.0, **known)
+    of_x, of_w = grads_of(expected, leaves)
+    compare(f"{name}, entropy", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
+    part = linear_cross_entropy(*own, index, **known, sum_input_gradient=False)
+    (of_part,) = torch.autograd.grad(part, own[:1])
+    dist.all_reduce(of_part)
+    (of_x,) = torch.autograd.grad(linear_cross_entropy(*leaves, index), leaves[:1])
+    torch.testing.assert_close(of_part, of_x.float(), rtol=2e-5, atol=2e-6)
+    fused = fuse_linear(cross_entropy)(*own, index, **known, skip_ignored=True)
+    torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
+
+
+def check_layouts_of_logits(group: Any) -> None:
+    """Compare images, (N, C, d, d), one row, (C,), and rows with logits that are not finite."""
+    layout = layouts()["equal"]
+    image, labels = torch.randn(2, PADDED, 3, 2), torch.randint(PADDED, (2, 3, 2))
+    row = torch.randn(PADDED)
+    for x, target in ((image, labels), (row, torch.tensor(3))):
+        dim = min(x.ndim - 1, 1)
+        whole, own = x.double().requires_grad_(), layout.part(x, dim).requires_grad_()
+        options = {**OUTPUTS, "reduction": "none", "label_smoothing": 0.1}
+        expected, found = cross_entropy(whole, target, **options), cross_entropy(own, target, group=group, **options)
+        compare("layout", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], dim)])
+    x, target = torch.randn(4, PADDED), torch.tensor([1, PADDED - 1, -100, 2])
+    x[1, 0] = -torch.inf  # a class that is left out
+    whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
+    expected, found = cross_entropy(whole, target), cross_entropy(own, target, group=group)
+    compare("not finite", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
+
+
+def check_dtensors(mesh: Any) -> None:
+    """Compare DTensors: a weight Shard(0) of any number of classes, an input that is whole or spread over its rows, and logits."""
+    for classes in (PADDED, PADDED - 3):
+        x, target = torch.randn(8, FEATURES), torch.randint(classes, (8,))
+        head = torch.nn.Linear(FEATURES, classes)
+        for t in head.parameters():
+            dist.broadcast(t.data, 0)
+        leaves = [t.detach().double().requires_grad_() for t in (x, head.weight, head.bias)]
+        expected = linear_cross_entropy(*leaves[:2], target, leaves[2])
+        of_x, of_w, of_b = (t.float() for t in torch.autograd.grad(expected, leaves))
+        parallelize_module(head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+        assert isinstance(head.weight, DTensor)
+        for input in (x.clone(), distribute_tensor(x, mesh, [Replicate()]), distribute_tensor(x, mesh, [Shard(0)])):
+            head.zero_grad()
+            input.requires_grad_()
+            loss = linear_cross_entropy(input, head.weight, target, head.bias, group=mesh)
+            loss.backward()
+            torch.testing.assert_close(loss, expected.float())
+            of_input = input.grad.full_tensor() if isinstance(input, DTensor) else input.grad
+            for found, wanted in ((of_input, of_x), (head.weight.grad.full_tensor(), of_w), (head.bias.grad.full_tensor(), of_b)):
+                torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-6)
+            if isinstance(input, DTensor):
+                assert input.grad.placements == input.placements
+        head.zero_grad()
+        cross_entropy(head(x), target, group=mesh).backward()
+        torch.testing.assert_close(head.weight.grad.full_tensor(), of_w, rtol=2e-5, atol=2e-6)
+
+
+def refused(kind: type[Exception], part: str, function: Any, *args: Any, **options: Any) -> None:
+    with pytest.raises(kind, match=re.escape(part)):
+        function(*args, **options)
+
+
+def check_errors(mesh: Any) -> None:
+    group, x = mesh.get_group(), torch.randn(ROWS, 6)
+    target = torch.zeros(ROWS, dtype=torch.int64)
+    most = 6 * dist.get_world_size()
+    refused(IndexError, f"target must hold 0 to {most - 1}", cross_entropy, x, target + most, group=group)
+    refused(ValueError, f"input must have {most // 6 + 6} of", cross_entropy, x, target, group=group, classes=most + (most // 6) ** 2)
+    refused(ValueError, "classes must be at least 1, got 0", cross_entropy, x, target, group=group, classes=0)
+    weight = distribute_tensor(torch.randn(most, 6), mesh, [Replicate()])
+    refused(ValueError, "weight must be placed as (Shard(dim=0),)", linear_cross_entropy, x, weight, target, group=group)
+    weight = distribute_tensor(torch.randn(most, 6), mesh, [Shard(0)])
+    more = {"group": group, "classes": most + 1}
+    refused(ValueError, f"at most those of weight, {most}, got {most + 1}", linear_cross_entropy, x, weight, target, **more)
+    refused(TypeError, "weight must be a whole tensor, got a DTensor", linear_cross_entropy, x, weight, target)
+    several = target[:, None].expand(ROWS, 2)
+    refused(ValueError, "one token a row where group is given", linear_selective_log_softmax, x, x, several, group=group)
+    twice = cross_entropy(x.requires_grad_(), target, group=group)
+    (gradient,) = torch.autograd.grad(twice, x, create_graph=True)
+    refused(RuntimeError, "once_differentiable", gradient.sum().backward)
+
+
+def main() -> None:
+    gpus = torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+    if gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(f"cuda:{os.environ['LOCAL_RANK']}")
+    dist.init_process_group("nccl" if gpus else "gloo")
+    mesh = init_device_mesh("cuda" if gpus else "cpu", (dist.get_world_size(),))
+    for name, layout in layouts().items():
+        if name in sys.argv[1:]:
+            check_rows(layout, name, mesh.get_group())
+            check_tokens(layout, name, mesh)
+    if "dtensors" in sys.argv[1:]:
+        check_layouts_of_logits(mesh)
+        check_dtensors(mesh)
+        if not gpus:  # where indices are not read on the host
+            check_errors(mesh)
+    dist.barrier()
+    print("every process agrees")
+
+
+main()
+sys.stdout.flush()
+os._exit(0)  # a mesh holds the process group: a thread of gloo's that lets go of a tensor while Python ends aborts the process
