@@ -137,6 +137,7 @@ def test_a_run_says_what_came_of_it(seen, tmp_path):
     text = page.inner_text("body")
     assert f"held-out top-1 {run.data.metrics['best_top1']:.2%}, held-out loss" in text
     assert "uv run experiments/" in text
+    assert page.get_by_text("About this run").bounding_box()["x"] < 1400  # beside a long command
     assert f"{run.data.metrics['best_top1']}"[:8] in text
     for link in ("focal-tiny_resnet-digits", "digits"):
         page.get_by_role("link", name=link).first.wait_for()

@@ -1,11 +1,15 @@
 """The store is fed beside the training: several runs at once, failing stores, later replays."""
 
 import json
+import shlex
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+
+from lab.run.run import in_lines
 
 SHORT = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=6", "loss.implementation=torch", "data.image_size=16"]
 
@@ -107,6 +111,15 @@ def test_a_run_says_who_started_what_and_what_came_of_it(clone):
     view = f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=results&workflowType=machine_learning"
     assert view in done.output.replace("\n", "")
     assert "mlflow.sharedViewState.results" in experiment.tags
+
+
+def test_a_long_command_is_shown_in_lines_that_a_shell_joins():
+    words = ["uv", "run", "experiments/train.py", *(f"trainer.setting{number}=a  b's" for number in range(12)), "x" * 100]
+    shown = in_lines(shlex.join(words))
+    *lines, last = shown.splitlines()
+    assert 40 < max(map(len, lines)) <= 80
+    assert last == f"  {words[-1]}"
+    assert subprocess.run(["bash", "-c", f"printf '%s\\n' {shown}"], capture_output=True, text=True).stdout.splitlines() == words
 
 
 def test_an_experiment_keeps_what_its_owner_says_of_it(clone):

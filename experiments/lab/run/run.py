@@ -187,12 +187,23 @@ def command() -> str:
     return shlex.join([f"experiments/{script}", *arguments])
 
 
+def in_lines(said: str, width: int = 80) -> str:
+    """Return a command in lines that a shell joins; MLflow's page of a run is as wide as the longest line, and hides its right column."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(said)):
+        if lines[-1].strip() and len(lines[-1]) + len(word) + len(" \\") > width:
+            lines[-1] += "\\"
+            lines.append("  ")
+        lines[-1] += f"{word} "
+    return "\n".join(lines).rstrip()
+
+
 HEADLINE = ("held-out loss", "images/s", "update", "loss forward + backward", "peak memory")
 
 
 def description(table: dict[str, str]) -> str:
     """Return a run's description in Markdown: results in one line, its command, its final table, and links to its files."""
-    parts = [markdown_code(f"uv run {command()}", "sh")]
+    parts = [markdown_code(in_lines(f"uv run {command()}"), "sh")]
     if table:
         first = next(iter(table))
         shown = {markdown_text(name): markdown_text(table[name]) for name in dict.fromkeys((first, *HEADLINE)) if name in table}
