@@ -100,6 +100,18 @@ def test_a_header_that_says_more_than_the_file_holds_is_refused_before_memory_is
         opened(str(tmp_path / "train.npz"))
 
 
+def test_an_archive_that_claims_more_than_the_memory_is_refused(tmp_path):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (2**52, 8, 8)})
+    with zipfile.ZipFile(tmp_path / "train.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("images.npy", "labels.npy"):
+            archive.writestr(name, head.getvalue())
+        for info in archive.infolist():
+            info.file_size = 2**58 + 128
+    with pytest.raises(UserError, match=r"images\.npy unpacks to 288,230,376,151,711,872 bytes, and this machine has [\d,]+ bytes"):
+        opened(str(tmp_path / "train.npz"))
+
+
 def test_the_files_identify_the_parts(tmp_path):
     known = {"file": str(tmp_path / "a.npz"), "val": str(tmp_path / "b.npz"), "test": None}
     assert SOURCES["npz"].places_of(known) == {"train": {known["file"]}, "val": {known["val"]}}

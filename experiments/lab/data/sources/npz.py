@@ -1,6 +1,7 @@
 """Images and their classes in arrays of NumPy's .npz files."""
 
 import math
+import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -129,12 +130,14 @@ def _arrays(setting: str, path: Path, names: tuple[str, ...]) -> list[Any]:
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
-    """Read an array; its header may say more than the file holds, and the memory for it would be taken first."""
+    """Read an array. Its header and the archive's directory may say more than the file or the memory holds, which would be taken first."""
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read_header(file)
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
             raise ValueError(f"{info.filename} is cut off: its header says {dtype} of the shape {shape}")
+        if info.file_size > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+            raise ValueError(f"{info.filename} unpacks to {info.file_size:,} bytes, and this machine has {memory:,} bytes of memory")
     with archive.open(info) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
