@@ -389,7 +389,8 @@ def assignments(recorder: Recorder) -> None:
         scores = torch.zeros(2, classes, 84, dtype=dtype).mT if style == "yolo" else torch.zeros(2, 84, classes, dtype=dtype)
         boxes, anchors, targets = torch.zeros(2, 84, 4, dtype=dtype), torch.zeros(84, 2), torch.zeros(2, 7, 4)
         labels = torch.zeros(2, 7, 1, dtype=torch.int64)
-        options = {"topk": topk, "iou": iou, "style": style, "from_logits": style == "yolo", "dense": classes < 1000}
+        options = {"topk": topk, "topk2": topk // 10 or 64, "iou": iou, "style": style}
+        options |= {"from_logits": style == "yolo", "dense": classes < 1000}
         task_aligned_assign(scores, boxes, anchors, labels, targets, **options)
 
 

@@ -39,7 +39,9 @@ def problem(device: str, seed: int = 0, boxes: int = 6, classes: int = 5) -> tup
     return tuple(t.to(device) for t in (scores, predicted, anchors, labels, targets, mask))
 
 
-def one_image(scores, predicted, anchors, labels, targets, mask, topk, alpha, beta, style, iou, margin=1e-9, eps=1e-9, min_side=0.0):
+def one_image(
+    scores, predicted, anchors, labels, targets, mask, topk, alpha, beta, style, iou, margin=1e-9, eps=1e-9, min_side=0.0, topk2=None
+):
     """Index and quality of each anchor, in float64: ultralytics' rules as "yolo", mmdetection's as "tood"."""
     real = [g for g in range(len(targets)) if mask[g]]
     u = IOUS[iou](targets.double(), predicted.double()).clamp(min=0).tolist()
@@ -64,7 +66,10 @@ def one_image(scores, predicted, anchors, labels, targets, mask, topk, alpha, be
         index.append(max(owners, key=lambda g: (u[g][a], -g)) if owners else -1)
     quality = torch.zeros(len(anchors), dtype=torch.float64)
     for g in real:
-        mine = [a for a in range(len(anchors)) if index[a] == g]
+        mine = sorted((a for a in range(len(anchors)) if index[a] == g), key=lambda a: (-t[g][a], a))
+        for a in mine[topk2:] if topk2 else ():
+            index[a] = -1
+        mine = mine[:topk2]
         for a in mine:
             quality[a] = t[g][a] * max(u[g][b] for b in mine) / (max(t[g][b] for b in mine) + eps)
     return torch.tensor(index), quality
@@ -101,6 +106,25 @@ def test_as_ultralytics_and_mmdetection(style, iou, topk, alpha, beta, device):
     assert assigned >= 5
     wide = tuple(t.double() if t.is_floating_point() else t for t in given)
     assert check(wide, task_aligned_assign(*wide, **options), **options) == assigned
+
+
+@STYLES
+@pytest.mark.parametrize(("topk", "topk2"), [(7, 1), (5, 2), (3, 13)])
+def test_a_box_keeps_some_of_its_anchors(style, topk, topk2, device):
+    """The best of those that it got, by a fourth launch; targets are scaled by the largest overlap of those that are kept."""
+    given = problem(device, seed=topk)
+    options = {"topk": topk, "topk2": topk2, "style": style}
+    before = sum(launch_counts().values())
+    found = task_aligned_assign(*given, **options)
+    assert backend(given[0]) == "torch" or sum(launch_counts().values()) == before + 4
+    assigned = check(given, found, **options)
+    dropped = int(task_aligned_assign(*given, topk=topk, style=style).foreground.sum()) - assigned
+    assert dropped == 0 if topk2 == 13 else dropped > 5
+    assert found.box_index[0].unique(return_counts=True)[1][1:].max() <= topk2
+    wide = tuple(t.double() if t.is_floating_point() else t for t in given)
+    assert check(wide, task_aligned_assign(*wide, **options), **options) == assigned
+    as_all = task_aligned_assign(*given, topk=topk, topk2=topk, style=style)
+    assert torch.equal(as_all.box_index, task_aligned_assign(*given, topk=topk, style=style).box_index)
 
 
 @STYLES
@@ -304,6 +328,8 @@ def test_mistakes(device):
         ({"mask": mask[:1]}, ValueError, r"mask must have shape \(2, 6\) or \(2, 6, 1\), got \(1, 6\)"),
         ({"topk": 0}, ValueError, "topk must be 1 to 64, got 0"),
         ({"topk": 65}, ValueError, "topk must be 1 to 64, got 65"),
+        ({"topk2": 0}, ValueError, "topk2 must be 1 to 64, got 0"),
+        ({"topk2": 2.0}, TypeError, "topk2 must be a whole number, got float"),
         ({"alpha": -1}, ValueError, "alpha must be finite and at least 0, got -1"),
         ({"iou": "siou"}, ValueError, "iou must be one of 'iou', 'giou', 'diou', 'ciou', got 'siou'"),
         ({"style": "atss"}, ValueError, "style must be one of 'yolo', 'tood', got 'atss'"),

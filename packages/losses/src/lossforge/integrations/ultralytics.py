@@ -64,8 +64,6 @@ def _assign(
         return "masks, keypoints and rotated boxes have an assignment of their own"
     if not getattr(self, "for_boxes_alone", False):
         return "masks and keypoints count anchors of alignment 0, which ours never assigns"
-    if self.topk2 != self.topk:
-        return "it filters by topk2, which ours does not have"
     if not gt_bboxes.shape[1]:
         return "no image of the batch has a box"
     self.bs, self.n_max_boxes = pd_scores.shape[0], gt_bboxes.shape[1]
@@ -77,6 +75,7 @@ def _assign(
         gt_bboxes,
         mask_gt,
         topk=min(self.topk, pd_scores.shape[1]),
+        topk2=None if self.topk2 == self.topk else self.topk2,
         alpha=self.alpha,
         beta=self.beta,
         eps=self.eps,

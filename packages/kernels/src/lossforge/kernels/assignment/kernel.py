@@ -1,9 +1,10 @@
-"""Task-aligned assignment of boxes to anchors, by three kernels. None keeps a value for each pair of anchor and box.
+"""Task-aligned assignment of boxes to anchors, by three kernels, or four. None keeps a value for each pair of anchor and box.
 
 choose    a program for each box: the k anchors inside it with the best alignment sᵅ uᵝ, s the score of the box's class, u the
           overlap of the box with the anchor's predicted box
 resolve   a program for each block of anchors: an anchor that several boxes chose goes to the one that overlaps it most. The boxes
           keep the best alignment and overlap among their anchors, by maxima of integers, whose order changes nothing
+narrow    a program for each box, where it may keep only some of its anchors: those with the best alignment
 complete  a program for each block of anchors: the targets, scaled so that a box's best anchor has its best overlap
 """
 
@@ -117,6 +118,41 @@ def alignment_of(given, batch, a, label, mask, overlap, alpha, beta):
     return tl.where(some, power(s, alpha) * power(overlap, beta), 0.0)
 
 
+NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
+"""The key of an anchor that cannot be chosen."""
+
+
+@triton.jit
+def key_of(alignment, a, mask):
+    """Return numbers in the order of the choice: the alignment's bits above, the anchor's number below, the first being the largest."""
+    key = (alignment.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - a).to(tl.int64)
+    return tl.where(mask & (alignment > 0.0), key, NOTHING)
+
+
+@triton.jit
+def no_best(place, k, PLACES: tl.constexpr):
+    """Return the keys of k places that nothing took yet. Places beyond k are never free."""
+    return tl.where(place < k, place.to(tl.int64) - PLACES, 0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def with_best(best, key):
+    """Return the best keys, of those that have a place and of a block's."""
+    top, worst = tl.max(key, 0), tl.min(best, 0)
+    while top > worst:
+        best = tl.where(best == worst, top, best)
+        key = tl.where(key == top, NOTHING, key)
+        top, worst = tl.max(key, 0), tl.min(best, 0)
+    return best
+
+
+@triton.jit
+def anchors_of(best, place, k):
+    """Return the anchors of the best keys, and which places have one."""
+    found = (place < k) & (best >= 0)
+    return tl.where(found, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), -1), found
+
+
 @triton.jit(do_not_specialize=("boxes", "anchors", "classes", "k", "alpha", "beta", "margin", "least"))
 def choose_kernel(
     given,
@@ -143,8 +179,7 @@ def choose_kernel(
     batch, g = program // boxes, program % boxes
     x1, y1, x2, y2, label, counts = load_target(given, batch, g, classes)
     place = tl.arange(0, chosen.PLACES)
-    # the alignment's bits above, the anchor's number below, the first being the largest; places beyond k are never free
-    best = tl.where(place < k, place.to(tl.int64) - chosen.PLACES, 0x7FFFFFFFFFFFFFFF)
+    best = no_best(place, k, chosen.PLACES)
     end = tl.where(counts, anchors, 0)
     for start in range(0, end, BLOCK):
         a = start + tl.arange(0, BLOCK)
@@ -155,15 +190,8 @@ def choose_kernel(
         if tl.max(mask.to(tl.int32), 0) > 0:
             u = overlap_of(given, batch, a, mask, x1, y1, x2, y2, similarity)
             alignment = alignment_of(given, batch, a, label, mask, u, alpha, beta)
-            key = (alignment.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - a).to(tl.int64)
-            key = tl.where(alignment > 0.0, key, -0x7FFFFFFFFFFFFFFF)
-            top, worst = tl.max(key, 0), tl.min(best, 0)
-            while top > worst:
-                best = tl.where(best == worst, top, best)
-                key = tl.where(key == top, -0x7FFFFFFFFFFFFFFF, key)
-                top, worst = tl.max(key, 0), tl.min(best, 0)
-    found = (place < k) & (best >= 0)
-    anchor = tl.where(found, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), -1)
+            best = with_best(best, key_of(alignment, a, mask))
+    anchor, found = anchors_of(best, place, k)
     if not INSIDE:
         x, y = load_points(given, anchor, found)
         anchor = tl.where(found & is_inside(x, y, x1, y1, x2, y2, margin, least), anchor, -1)
@@ -235,6 +263,53 @@ def resolve_kernel(
     tl.store(assigned.index_ptr + out, index.to(tl.int64), mask=inside)
     tl.store(assigned.labels_ptr + out, tl.where(has, label, -1), mask=inside)
     tl.store(assigned.foreground_ptr + out, has, mask=inside)
+
+
+@triton.jit
+def owned(assigned, batch, g, anchors, a):
+    """Return which anchors box g has, and their keys. `quality` holds alignments still."""
+    mine = tl.load(assigned.index_ptr + batch * anchors + a, mask=a < anchors, other=-1) == g
+    alignment = tl.load(assigned.quality_ptr + batch * anchors + a, mask=mine, other=0.0)
+    return mine, key_of(alignment, a, mine)
+
+
+@triton.jit(do_not_specialize=("boxes", "anchors", "classes", "k"))
+def narrow_kernel(
+    given,
+    chosen,
+    assigned,
+    boxes,
+    anchors,
+    classes,
+    k,
+    similarity: tl.constexpr,
+    PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Let a box keep the k of its anchors with the best alignment, and its largest overlap be one of theirs."""
+    program = tl.program_id(0).to(tl.int64)
+    batch, g = program // boxes, program % boxes
+    x1, y1, x2, y2, _, counts = load_target(given, batch, g, classes)
+    place = tl.arange(0, PLACES)
+    best = no_best(place, k, PLACES)
+    end = tl.where(counts, anchors, 0)
+    for start in range(0, end, BLOCK):
+        a = start + tl.arange(0, BLOCK)
+        mine, key = owned(assigned, batch, g, anchors, a)
+        best = with_best(best, key)
+    worst = tl.min(best, 0)
+    for start in range(0, end, BLOCK):
+        a = start + tl.arange(0, BLOCK)
+        mine, key = owned(assigned, batch, g, anchors, a)
+        dropped = mine & (key < worst)
+        if tl.max(dropped.to(tl.int32), 0) > 0:
+            out = batch * anchors + a
+            tl.store(assigned.index_ptr + out, tl.full([BLOCK], -1, tl.int64), mask=dropped)
+            tl.store(assigned.labels_ptr + out, tl.full([BLOCK], -1, tl.int64), mask=dropped)
+            tl.store(assigned.foreground_ptr + out, mine & (key >= worst), mask=dropped)
+    anchor, found = anchors_of(best, place, k)
+    overlap = overlap_of(given, batch, anchor, found, x1, y1, x2, y2, similarity)
+    tl.store(chosen.overlap_ptr + program, tl.max(overlap, 0).to(tl.int32, bitcast=True))
 
 
 @triton.jit(do_not_specialize=("boxes", "anchors", "classes", "eps"))

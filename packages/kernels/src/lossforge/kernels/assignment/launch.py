@@ -1,4 +1,4 @@
-"""Host side of task-aligned assignment: its memory, tiles, and the three launches."""
+"""Host side of task-aligned assignment: its memory, tiles, and its launches."""
 
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from lossforge.kernels.assignment.kernel import (
     Scores,
     choose_kernel,
     complete_kernel,
+    narrow_kernel,
     resolve_kernel,
 )
 from lossforge.kernels.engine.launch import Launch, new_like
@@ -26,9 +27,10 @@ CLASSES = 32
 
 
 class Numbers(NamedTuple):
-    """How to assign; lossforge.losses.task_aligned_assign says what each means."""
+    """How to assign; lossforge.losses.task_aligned_assign says what each means. topk2: 0 for None."""
 
     topk: int
+    topk2: int
     alpha: float
     beta: float
     eps: float
@@ -76,6 +78,10 @@ def assign(
     resolve = (given, chosen, assigned, *sizes, *exponents)
     grid = (batch * triton.cdiv(count, RESOLVE),)
     Launch(resolve_kernel, grid, resolve, similarity=similarity, ANY=inside, BLOCK=RESOLVE, num_warps=4).start()
+    if numbers.topk2:
+        narrow = (given, chosen, assigned, *sizes, numbers.topk2)
+        kept = triton.next_power_of_2(numbers.topk2)
+        Launch(narrow_kernel, (batch * several,), narrow, similarity=similarity, PLACES=kept, BLOCK=CHOOSE, num_warps=4).start()
     width = min(triton.next_power_of_2(classes), CLASSES)
     complete = (given, chosen, assigned, *sizes, numbers.eps)
     grid = (batch * triton.cdiv(count, COMPLETE),)

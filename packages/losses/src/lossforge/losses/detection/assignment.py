@@ -54,6 +54,7 @@ def task_aligned_assign(
     mask: Tensor | None = None,
     *,
     topk: int = 10,
+    topk2: int | None = None,
     alpha: float = 0.5,
     beta: float = 6.0,
     eps: float = 1e-9,
@@ -64,14 +65,14 @@ def task_aligned_assign(
     from_logits: bool = False,
     dense: bool = True,
 ) -> Assignment:
-    """Assign boxes to anchors by how well the predictions fit them (Feng et al. 2021, arXiv 2108.07755), as YOLOv8 and TOOD did.
+    """Assign boxes to anchors by how well the predictions fit them (Feng et al. 2021, arXiv 2108.07755), as YOLO and TOOD do.
 
     t = sᵅ uᵝ with s the predicted score of the box's class and u the overlap of predicted box and box, at least 0. Each box chooses the
     `topk` anchors inside it with the largest t. An anchor that several boxes chose goes to the one that overlaps its prediction most. The
     target is t, scaled for each box so that its largest is its largest u.
 
-    It is the assigner of ultralytics before 8.4. Since then theirs counts a box of few pixels as one of a least size, as `min_side` does
-    here, and has a second choice, `topk2`, which ours has not: YOLO26's one-to-one head takes it.
+    It is the assigner of ultralytics. Since 8.4 theirs counts a box of few pixels as one of a least size, as `min_side` does here, and lets
+    a box of YOLO26's one-to-one head keep only some of its anchors, `topk2`.
 
     It does not wait for the device, and takes no memory of anchors × boxes; in float64 and in plain torch it waits. Anchors with t = 0 are
     never chosen (in YOLOv8 they are, where fewer than topk others are inside; their target is 0). Ties go to the anchor and the box that
@@ -86,6 +87,8 @@ def task_aligned_assign(
         target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number.
         mask: (B, G) or (B, G, 1), nonzero where a box is one, 0 where it is padding; None: all are.
         topk: how many anchors a box chooses, 1 to 64. YOLOv8 takes 10, TOOD 13.
+        topk2: how many of the anchors that it got a box keeps, those with the largest t, 1 to 64; None, or as many as topk: all. YOLO26's
+            one-to-one head takes 1 of topk=7.
         alpha: α of at least 0, the exponent of the score. YOLOv8 takes 0.5, TOOD 1.
         beta: β of at least 0, the exponent of the overlap.
         eps: of at least 0, added to the divisor of the targets' scale.
@@ -119,15 +122,14 @@ def task_aligned_assign(
         >>> loss = varifocal_loss(logits, found.labels, found.quality, normalizer=found.quality.sum().clamp(min=1))
     """
     tensors = _checked(scores, boxes, anchors, labels, target_boxes, mask)
-    topk = checks.whole_number("topk", topk)
-    if not 1 <= topk <= MOST:
-        raise ValueError(f"topk must be 1 to {MOST}, got {topk}")
+    topk = _choices("topk", topk)
+    topk2 = topk if topk2 is None else _choices("topk2", topk2)
     positive = {"alpha": alpha, "beta": beta, "eps": eps, "margin": margin, "min_side": min_side}
     positive = {name: checks.number(name, value, 0.0) for name, value in positive.items()}
     checks.one_of("iou", iou, IOUS)
     checks.one_of("style", style, STYLES)
     flags = style == "tood", from_logits, dense
-    numbers: tuple[Any, ...] = (topk, *positive.values(), iou, *flags)
+    numbers: tuple[Any, ...] = (topk, 0 if topk2 == topk else topk2, *positive.values(), iou, *flags)
     narrow = all(t.dtype in KERNEL_DTYPES for t in (tensors[1], tensors[2], tensors[4]))
     by_kernels = narrow and kernels_apply(tensors[0]) and tensors[4].numel()
     # traced, plain torch runs within the operator, because the number of its pairs depends on the data
@@ -137,6 +139,13 @@ def task_aligned_assign(
         found = assignment_reference(*tensors, *numbers)
     label, box, score, quality, foreground, index = found
     return Assignment(label, box, score if dense else None, foreground, index, quality)
+
+
+def _choices(name: str, value: int) -> int:
+    value = checks.whole_number(name, value)
+    if not 1 <= value <= MOST:
+        raise ValueError(f"{name} must be 1 to {MOST}, got {value}")
+    return value
 
 
 def _checked(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, target_boxes: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
@@ -174,6 +183,7 @@ def assignment_reference(
     targets: Tensor,
     mask: Tensor,
     topk: int,
+    topk2: int,
     alpha: float,
     beta: float,
     eps: float,
@@ -242,6 +252,11 @@ def assignment_reference(
     at = (index >= 0).nonzero().view(-1)
     b, g, a = at // max(count, 1), index[at], at % max(count, 1)
     t, u = aligned(b, g, a)
+    if topk2:
+        order = (b * several + g).sort(stable=True).indices
+        kept = order[_first_best((b * several + g)[order], t[order], batch * several, topk2)]
+        at, b, g, a, t, u = (each[kept] for each in (at, b, g, a, t, u))
+        index = torch.full_like(index, -1).index_put((at,), g)
     of_box, box = t.new_zeros(2, batch * several), b * several + g
     best_t, best_u = of_box.scatter_reduce(1, box.expand(2, -1), torch.stack([t, u.to(t.dtype)]), "amax")[:, box]
     quality = t.new_zeros(batch * count).index_put((at,), t * best_u / (best_t + eps)).view(batch, count)
@@ -312,8 +327,8 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 define(
-    "task_aligned_assign(Tensor scores, Tensor boxes, Tensor anchors, Tensor labels, Tensor targets, Tensor mask, int topk, float alpha, "
-    "float beta, float eps, float margin, float min_side, str iou, bool tood, bool logits, bool dense) "
+    "task_aligned_assign(Tensor scores, Tensor boxes, Tensor anchors, Tensor labels, Tensor targets, Tensor mask, int topk, int topk2, "
+    "float alpha, float beta, float eps, float margin, float min_side, str iou, bool tood, bool logits, bool dense) "
     "-> (Tensor labels, Tensor boxes, Tensor scores, Tensor quality, Tensor foreground, Tensor index)",
     _assign,
     _fake,
