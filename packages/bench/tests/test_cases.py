@@ -21,7 +21,7 @@ def test_no_two_cases_have_one_name():
         ({"loss": ["focal"], "suite": ["table"], "dtype": ["bf16"]}, 2),
         ({"shape": ["8192x32000"], "suite": ["table", "variants"]}, 7),
         ({"shape": ["retinanet*"], "suite": ["table"]}, 4),
-        ({"loss": ["*bce"], "dtype": ["fp32"]}, 3),
+        ({"loss": ["*bce"], "dtype": ["fp32"]}, 4),
         ({"shape": ["timm-head*"], "suite": ["table"]}, 3),
     ],
 )

@@ -389,7 +389,7 @@ def test_kernels_and_reference_agree_at_a_divisor_of_zero(loss, device):
             check_agreement(loss, sample, reduction="sum", normalizer=normalizer)
 
 
-BETWEEN_0_AND_1 = ("quality_focal", "varifocal", "poly_bce", "distribution_balanced", "siglip")
+BETWEEN_0_AND_1 = ("quality_focal", "varifocal", "mal", "ia_bce", "poly_bce", "distribution_balanced", "siglip")
 """Losses whose targets lie in [0, 1]: of an infinite one, the last refuses it, and the others' slopes are not the same for both."""
 
 

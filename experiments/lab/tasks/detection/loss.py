@@ -12,7 +12,7 @@ from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
 from lab.tasks.detection.types import Coder, DetectorOutput, Matched
 from lossforge.losses.registry import LOSSES, Loss
 
-SCORED = ("quality_focal", "varifocal")
+SCORED = ("quality_focal", "varifocal", "mal", "ia_bce")
 """Losses whose target of a positive is the IoU of its box."""
 ENCODED = {"l1": "box_l1", "smooth_l1": "box_smooth_l1"}
 """Losses of encoded boxes, with their names in the registry."""
@@ -112,7 +112,7 @@ def _wide(outputs: Tensor) -> Tensor:
 def overlap(boxes: Tensor, others: Tensor) -> Tensor:
     """Return the IoU of pairs of boxes (..., 4), (...).
 
-    For boxes that do not overlap it is exactly 0, unlike 1 - box_iou_loss; varifocal loss then takes the class as a negative.
+    For boxes that do not overlap it is exactly 0, unlike 1 - box_iou_loss; varifocal loss then takes the class as a negative by default.
     """
     corner, opposite = torch.maximum(boxes[..., :2], others[..., :2]), torch.minimum(boxes[..., 2:], others[..., 2:])
     intersection = (opposite - corner).clamp(min=0).prod(-1)

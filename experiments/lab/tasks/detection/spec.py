@@ -95,7 +95,7 @@ BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
     **{name: with_settings(BoxLossConfig, name, settings) for name, settings in loss_settings.BOX_LOSSES.items()},
     "custom": CustomBoxConfig,
 }
-LOSSES = ("focal", "quality_focal", "varifocal", "bce", "asymmetric", "poly_bce")
+LOSSES = ("focal", "quality_focal", "varifocal", "mal", "ia_bce", "bce", "asymmetric", "poly_bce")
 """Losses that take class indices, beside loss=custom."""
 
 

@@ -1,4 +1,4 @@
-"""The cost of matching as Deformable DETR has it, and the Hungarian method over a batch; ragged targets, edges, operators."""
+"""The costs of matching as DETR, Deformable DETR and Mask2Former have them, and the Hungarian method over a batch; ragged targets."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from loss_calls import Operators
 from torch import Tensor
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import backend, hungarian_match, matching_cost, plain_torch
+from lossforge.losses import backend, hungarian_match, mask_matching_cost, matching_cost, plain_torch
 from lossforge.losses.testing import error
 
 NAN, INF = float("nan"), float("inf")
@@ -26,13 +26,16 @@ def problem(device: str, queries: int = 21, classes: int = 7, counts=COUNTS, dty
 
 
 def theirs(logits, boxes, labels, targets, counts, cost_class=2.0, cost_bbox=5.0, cost_giou=2.0, alpha=0.25, gamma=2.0, format="cxcywh"):
-    """Deformable DETR's matcher, an image at a time."""
+    """The costs of Deformable DETR's matcher, an image at a time; of DETR's where alpha is None."""
     found, start = [], 0
     for b, n in enumerate(counts):
-        p = logits[b].sigmoid()[:, labels[start : start + n]]
-        wanted = targets[start : start + n]
-        positive = alpha * (1 - p) ** gamma * -(p + 1e-12).log()
-        negative = (1 - alpha) * p**gamma * -(1 - p + 1e-12).log()
+        own, wanted = labels[start : start + n], targets[start : start + n]
+        if alpha is None:
+            positive, negative = -logits[b].softmax(1)[:, own], 0.0
+        else:
+            p = logits[b].sigmoid()[:, own]
+            positive = alpha * (1 - p) ** gamma * -(p + 1e-12).log()
+            negative = (1 - alpha) * p**gamma * -(1 - p + 1e-12).log()
         corners = [torchvision.ops.box_convert(t, format, "xyxy") for t in (boxes[b], wanted)]
         distance = torch.cdist(boxes[b], wanted, p=1)
         overlap = torchvision.ops.generalized_box_iou(*corners)
@@ -54,6 +57,53 @@ def test_as_deformable_detr(queries, options, device):
     assert found.dtype == torch.float32
     assert error(found, exact) < 3e-6
     assert torch.equal(found, matching_cost(*narrow, torch.tensor(COUNTS, device=device), **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_softmax_of_detr(dtype, device):
+    """Also of saturated logits; and of classes alone."""
+    given = problem(device, dtype=dtype)
+    given[0][0, :3] = torch.tensor([[6e4] * 7, [-6e4] * 7, [-6e4, 0, 6e4, 0, 0, 0, 0]], device=device)
+    wide = [t.double() if t.is_floating_point() else t for t in given]
+    weights = {"cost_class": 1.5, "cost_bbox": 4.0, "cost_giou": 3.0}
+    found = matching_cost(*given, COUNTS, class_cost="softmax", **weights)
+    assert error(found, theirs(*wide, COUNTS, alpha=None, **weights)) < (1e-9 if dtype == torch.float64 else 3e-6)
+    assert torch.equal(found, matching_cost(*given, torch.tensor(COUNTS, device=device), class_cost="softmax", **weights))
+    alone = theirs(*wide, COUNTS, alpha=None, cost_class=1.5, cost_bbox=0.0, cost_giou=0.0)
+    found = matching_cost(given[0], None, given[2], None, COUNTS, class_cost="softmax", cost_class=1.5)
+    assert error(found, alone) < (1e-9 if dtype == torch.float64 else 3e-6)
+    given[0][1, 4, 0] = NAN
+    bad = matching_cost(given[0], None, torch.zeros_like(given[2]), None, [3, 40, 1, 0], class_cost="softmax").isnan()
+    assert bad.nonzero().tolist() == [[4, t] for t in range(3, 43)]
+
+
+@pytest.mark.parametrize("mask_cost", ["bce", "focal"])
+@pytest.mark.parametrize("size", [(37,), (5, 8)])
+def test_masks_as_transformers(mask_cost, size, device):
+    """Of Mask2Former and MaskFormer, an image at a time; one without masks."""
+    of_mask2former = pytest.importorskip("transformers.models.mask2former.modeling_mask2former")
+    of_maskformer = pytest.importorskip("transformers.models.maskformer.modeling_maskformer")
+    pairs = of_mask2former.pair_wise_sigmoid_cross_entropy_loss if mask_cost == "bce" else of_maskformer.pair_wise_sigmoid_focal_loss
+    counts = [3, 0, 4]
+    make = torch.Generator().manual_seed(0)
+    logits = (torch.randn(3, 6, *size, generator=make, dtype=torch.float64) * 4).to(device)
+    masks = (torch.rand(7, *size, generator=make, dtype=torch.float64) > 0.6).to(device)
+    expected = []
+    for x, y in zip(logits.flatten(2), masks.flatten(1).double().split(counts), strict=True):
+        expected.append(1.5 * pairs(x, y) + 0.7 * of_mask2former.pair_wise_dice_loss(x, y))
+    options = {"mask_cost": mask_cost, "cost_mask": 1.5, "cost_dice": 0.7}
+    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        found = mask_matching_cost(logits.to(dtype).requires_grad_(), masks, counts, **options)
+        assert error(found, torch.cat(expected, 1)) < limit
+        assert found.dtype == dtype
+        assert not found.requires_grad
+    half = mask_matching_cost(logits.half(), masks.to(torch.uint8), torch.tensor(counts, device=device), **options)
+    assert error(half, mask_matching_cost(logits.half().double(), masks, counts, **options)) < 1e-6
+    soft = torch.rand(7, *size, generator=make).to(device)
+    alpha = {"alpha": 0.4, "gamma": 1.0} if mask_cost == "focal" else {}
+    x, y = logits[0].flatten(1), soft.flatten(1)[:3].double()
+    found = mask_matching_cost(logits, soft, counts, cost_dice=0.0, mask_cost=mask_cost, **alpha)
+    torch.testing.assert_close(found[:, :3], pairs(x, y, **alpha), rtol=1e-9, atol=1e-12)
 
 
 def test_corners_as_format(device):
@@ -181,6 +231,9 @@ def test_mistakes(device):
         ({"counts": torch.tensor([44], device=device)}, ValueError, r"counts must have shape \(4,\), got \(1,\)"),
         ({"alpha": 2}, ValueError, "alpha must be finite and at least 0 and at most 1, got 2"),
         ({"gamma": -1}, ValueError, "gamma must be finite and at least 0, got -1"),
+        ({"boxes": None}, TypeError, "boxes and target_boxes go together, got only target_boxes"),
+        ({"target_boxes": None}, TypeError, "boxes and target_boxes go together, got only boxes"),
+        ({"class_cost": "sigmoid"}, ValueError, "class_cost must be one of 'focal', 'softmax', got 'sigmoid'"),
         ({"format": "xywh"}, ValueError, "format must be one of 'xyxy', 'cxcywh', got 'xywh'"),
         ({"cost_box": 1}, TypeError, "unexpected keyword argument 'cost_box'; did you mean 'cost_bbox'"),
     ):
@@ -193,6 +246,24 @@ def test_mistakes(device):
         hungarian_match(torch.zeros(4, 3), [2])
     with pytest.raises(ValueError, match=r"cost must have shape \(Q, T\), got \(4,\)"):
         hungarian_match(torch.zeros(4), [2])
+
+
+def test_mistakes_of_masks(device):
+    good = {"mask_logits": torch.randn(2, 5, 4, 6, device=device), "target_masks": torch.rand(3, 4, 6, device=device), "counts": [1, 2]}
+    for changed, kind, message in (
+        (
+            {"mask_logits": good["mask_logits"][0, 0]},
+            ValueError,
+            r"mask_logits must have shape \(B, Q, P\) or \(B, Q, H, W\), got \(4, 6\)",
+        ),
+        ({"mask_logits": good["mask_logits"].int()}, TypeError, "mask_logits must be of a floating dtype, got torch.int32"),
+        ({"target_masks": good["target_masks"].flatten(1)}, ValueError, r"target_masks must have shape \(T, 4, 6\), got \(3, 24\)"),
+        ({"counts": [1, 1]}, ValueError, r"counts must hold 2 numbers of at least 0 with the sum 3, got \[1, 1\]"),
+        ({"mask_cost": "dice"}, ValueError, "mask_cost must be one of 'bce', 'focal', got 'dice'"),
+        ({"gamma": -1}, ValueError, "gamma must be finite and at least 0, got -1"),
+    ):
+        with pytest.raises(kind, match=message):
+            mask_matching_cost(**{**good, **changed})
 
 
 @pytest.mark.gpu

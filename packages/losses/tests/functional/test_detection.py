@@ -1,10 +1,13 @@
-"""Quality focal, varifocal and distribution focal loss against mmdetection's formulas in float64; scores a row, their edges and errors."""
+"""Losses of detectors against mmdetection's formulas and transformers' criteria in float64; scores a row, their edges and errors."""
 
+import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision.ops
 from loss_calls import gradient_of
 
 from lossforge.kernels.elementwise import launch as element_launch
@@ -19,6 +22,8 @@ from lossforge.losses import (
     cross_entropy,
     distribution_focal_loss,
     gaussian_focal_loss,
+    ia_bce_loss,
+    mal_loss,
     plain_torch,
     quality_focal_loss,
     sigmoid_focal_loss,
@@ -29,7 +34,7 @@ from lossforge.losses.testing import error
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 BOTH = pytest.mark.parametrize("function", [quality_focal_loss, varifocal_loss])
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 SATURATED = [-6e4, -1e4, -200.0, -100.0, -88.0, -30.0, -17.0, -1.0, 0.0, 0.5, 17.0, 30.0, 88.0, 100.0, 200.0, 1e4, 6e4]
 
 
@@ -102,6 +107,94 @@ def test_varifocal_is_mmdetections(options, classes, mode, device):
         (g,) = torch.autograd.grad(varifocal_loss(x, label, leaf, *options, reduction), leaf)
         scored = score > 0  # at 0 there is no derivative
         assert error(g[scored], g_score[scored]) < 3e-6
+
+
+def of_transformers(loss, x, label, boxes, wanted):
+    """A loss of matched queries (B, Q, C) as transformers' criterion has it, its sum over all elements."""
+    from transformers.loss import loss_deimv2, loss_lw_detr, loss_rt_detr
+
+    indices = [(row.nonzero()[:, 0], torch.arange(len(row.nonzero()), device=row.device)) for row in label >= 0]
+    targets = [{"class_labels": each[q], "boxes": box[q]} for each, box, (q, _) in zip(label, wanted, indices, strict=True)]
+    places = functools.partial(loss_rt_detr.RTDetrLoss._get_source_permutation_idx, None)
+    given = {"num_classes": x.shape[2], "_get_source_permutation_idx": places, "focal_alpha": 0.3}
+    outputs = {"logits": x, "pred_boxes": boxes}, targets, indices, 1
+    if loss == "vfl":
+        made = loss_rt_detr.RTDetrLoss.loss_labels_vfl(SimpleNamespace(alpha=0.6, gamma=1.5, **given), *outputs)
+    elif loss == "mal":
+        made = loss_deimv2.Deimv2Loss.loss_labels_mal(SimpleNamespace(gamma=1.5, mal_alpha=0.6, **given), *outputs)
+    else:
+        made = loss_lw_detr.LwDetrImageLoss.loss_labels(SimpleNamespace(**given), *outputs)
+    return made.popitem()[1]
+
+
+@MODES
+@pytest.mark.parametrize("loss", ["vfl", "mal", "ia_bce"])
+def test_matched_queries_as_transformers(loss, mode, device):
+    """RT-DETR's, DEIM's and LW-DETR's losses, among them of a matched box that does not overlap its target."""
+    pytest.importorskip("transformers")
+    make = torch.Generator().manual_seed(0)
+    x = (torch.randn(2, 6, 5, generator=make, dtype=torch.float64) * 3).to(device)
+    label = torch.tensor([[3, -1, 0, 4, -1, -1], [-1, 1, 1, -1, 2, -1]], device=device)
+    boxes = torch.cat([0.3 + 0.1 * torch.rand(2, 6, 2, generator=make), 0.2 + 0.1 * torch.rand(2, 6, 2, generator=make)], 2)
+    wanted = boxes.roll(1, 1)
+    wanted[1, 4, :2] = 0.9
+    boxes, wanted = boxes.double().to(device), wanted.double().to(device)
+    corners = [torchvision.ops.box_convert(each.flatten(0, 1), "cxcywh", "xyxy") for each in (boxes, wanted)]
+    score = torchvision.ops.box_iou(*corners).diagonal().view(2, 6)
+    assert score[1, 4] == 0
+    function, options = {
+        "vfl": (varifocal_loss, {"alpha": 0.6, "gamma": 1.5, "hold_weight": True, "positive_at_zero": True}),
+        "mal": (mal_loss, {"gamma": 1.5, "alpha": 0.6}),
+        "ia_bce": (ia_bce_loss, {"alpha": 0.3}),
+    }[loss]
+    wide = x.clone().requires_grad_()
+    exact = of_transformers(loss, wide, label, boxes, wanted)
+    (g_exact,) = torch.autograd.grad(exact, wide)
+    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 3e-6)):
+        value, g = gradient_of(function, x.to(dtype), label, score.to(dtype), reduction="sum", gradient=mode, **options)
+        assert error(value, exact.detach()) < limit
+        assert error(g, g_exact) < limit
+    half, _ = gradient_of(function, x.half(), label, score.half(), reduction="sum", **options)  # float16 has no score just above 0
+    wide = function(x.half().double(), label, score.half().double(), reduction="sum", **options)
+    assert error(half, wide) < 1e-5
+
+
+@MODES
+@pytest.mark.parametrize("hyper", [{"gamma": 2.0}, {"gamma": 0.7}])
+def test_the_gradient_of_a_score_and_of_dense_qualities(hyper, mode, device):
+    """A quality is differentiated, the prediction in a weight or a target is not; and dense zeros are negatives."""
+    x, label, score = boxes(device)
+    for function, exponent in ((mal_loss, hyper["gamma"]), (ia_bce_loss, 0.75)):
+        wide, quality = x.double(), score.double().requires_grad_()
+        p, q = wide.sigmoid(), dense(label, quality, 7)
+        positive = q > 0
+        raised = torch.where(positive, torch.where(positive, q, 1.0) ** exponent, 0.0)
+        t = raised if function is mal_loss else torch.where(positive, (p**0.25 * raised).clamp(min=0.01), 0.0)
+        w = torch.where(positive, 1.0, p ** hyper["gamma"])
+        exact = (w * F.binary_cross_entropy_with_logits(wide, t, reduction="none")).sum()
+        (g_exact,) = torch.autograd.grad(exact, quality)
+        for of_class in (True, False):
+            leaf = score.clone().requires_grad_()
+            given = (label, leaf) if of_class else (dense(label, leaf, 7), None)
+            value = function(x, *given, reduction="sum", gradient=mode, **hyper)
+            assert error(value.detach(), exact.detach()) < 1e-6
+            assert error(torch.autograd.grad(value, leaf)[0], g_exact) < 3e-6
+
+
+@pytest.mark.parametrize("gamma", [2.0, 1.5])
+def test_a_held_weight_at_saturated_logits(gamma, device):
+    """The derivative of a negative is α p^γ p, finite where its loss is infinite, and that of a positive y (p - y)."""
+    x = torch.tensor([[-INF, -6e4, -30.0, 0.0, 30.0, 6e4, INF]], device=device).T
+    for label, expected in ((-1, 0.75 * x.double().sigmoid() ** (gamma + 1)), (0, x.double().sigmoid() - 1)):
+        index = torch.full((7,), label, device=device)
+        for score in (None, torch.ones(7, device=device)):
+            _, g = gradient_of(
+                varifocal_loss, x[1:6], index[1:6], None if score is None else score[1:6], gamma=gamma, hold_weight=True, reduction="sum"
+            )
+            torch.testing.assert_close(g, expected[1:6].float())
+        value, g = gradient_of(varifocal_loss, x, index, gamma=gamma, hold_weight=True, reduction="sum")
+        assert value == INF
+        torch.testing.assert_close(g, expected.float())
 
 
 @MODES
@@ -243,6 +336,11 @@ def test_half_precision_scores_of_pixels(device):
         (quality_focal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
         (varifocal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),
         (varifocal_loss, "dense", {"score": torch.rand(3)}, TypeError, "target must hold .* where score is given, got torch.float32"),
+        (varifocal_loss, "dense", {"positive_at_zero": True}, TypeError, "class indices where positive_at_zero=True, got torch.float32"),
+        (mal_loss, "index", {"gamma": 0}, ValueError, "gamma must be finite and above 0, got 0"),
+        (mal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),
+        (mal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
+        (ia_bce_loss, "index", {"alpha": 1.5}, ValueError, "alpha must be finite and at least 0 and at most 1, got 1.5"),
         (sigmoid_focal_loss, "dense", {"score": torch.rand(3)}, TypeError, "target must hold class indices where score is given"),
         (quality_focal_loss, "dense", {"dim": 3}, ValueError, "dim must be at least -2 and below 2 .* got 3"),
     ],

@@ -160,6 +160,8 @@ def _losses() -> Iterable[Case]:
         ("bce_smoothed", "imagenet-21k", many, "classes", {"smoothing": 0.1}, {"smoothing": 0.2}),
         ("quality_focal", "retinanet-800x1344", anchors, "scored", {"beta": 2.0}, {"beta": 1.5}),
         ("varifocal", "retinanet-800x1344", anchors, "scored", {"alpha": 0.75, "gamma": 2.0}, {"gamma": 1.5}),
+        ("mal", "retinanet-800x1344", anchors, "scored", {"gamma": 1.5}, {"gamma": 2.0}),
+        ("ia_bce", "retinanet-800x1344", anchors, "scored", {"alpha": 0.25, "gamma": 2.0}, {"gamma": 1.5}),
         ("gaussian_focal", "large", large, "heatmap", {"alpha": 2.0, "gamma": 4.0}, {"alpha": 1.5}),
         ("distribution_focal", "gfl-800x1344", (16, 89600, 17), "positions", {}, {}),
         ("distribution_focal", "yolo-640", (8, 33600, 16), "positions", {}, {}),

@@ -85,6 +85,22 @@ def _varifocal(x: Tensor, target: Tensor, *, score: Tensor, alpha: float, gamma:
     return _reduced(factor * F.binary_cross_entropy_with_logits(x, y, reduction="none"), reduction)
 
 
+def _mal(x: Tensor, target: Tensor, *, score: Tensor, gamma: float, reduction: str) -> Tensor:
+    """Compute as DEIM does: no gradient goes through the weight."""
+    one = one_hot(x, target)
+    weight = x.detach().sigmoid() ** gamma * (1 - one) + one
+    y = (one * score.unsqueeze(-1)) ** gamma
+    return F.binary_cross_entropy_with_logits(x, y, weight=weight, reduction=reduction)
+
+
+def _ia_bce(x: Tensor, target: Tensor, *, score: Tensor, alpha: float, gamma: float, reduction: str) -> Tensor:
+    """Compute as LW-DETR does, from logits: no gradient goes through a positive's target."""
+    p, q, positive = x.sigmoid(), score.unsqueeze(-1), one_hot(x, target) > 0
+    y = torch.where(positive, (p**alpha * q ** (1 - alpha)).clamp(min=0.01), 0.0).detach()
+    factor = torch.where(positive, 1.0, p**gamma)
+    return _reduced(factor * F.binary_cross_entropy_with_logits(x, y, reduction="none"), reduction)
+
+
 def _gaussian_focal(x: Tensor, target: Tensor, *, alpha: float, gamma: float, reduction: str) -> Tensor:
     """Compute as mmdetection does, from logits and without its 1e-12."""
     positive = (1 - x.sigmoid()) ** alpha * -F.logsigmoid(x)
@@ -509,6 +525,8 @@ _EAGER: dict[str, Call] = {
     "poly_bce": _poly_bce,
     "quality_focal": _quality_focal,
     "varifocal": _varifocal,
+    "mal": _mal,
+    "ia_bce": _ia_bce,
     "gaussian_focal": _gaussian_focal,
     "distribution_focal": _distribution_focal,
     "siglip": _siglip,

@@ -1,4 +1,4 @@
-"""transformers' detectors: the matchers and losses of DETR and its successors, and the mask losses of Mask2Former, computed by ours.
+"""transformers' detectors: the matchers and losses of DETR and its successors, and of MaskFormer and Mask2Former, computed by ours.
 
     from lossforge.integrations import transformers_detection
 
@@ -9,12 +9,14 @@ Methods of transformers' criteria are replaced, so their classes, their attribut
 Tested with transformers 5.23.
 """
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge import kernels
 from lossforge.integrations.patching import Patch, Replacement, or_theirs
 from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
@@ -26,13 +28,17 @@ from lossforge.losses import (
     distribution_focal_loss,
     generalized_box_iou_loss,
     hungarian_match,
+    ia_bce_loss,
+    mal_loss,
+    mask_matching_cost,
     matching_cost,
     sigmoid_focal_loss,
+    varifocal_loss,
 )
 
 TESTED = "5.23"
-SMALLEST = 1e-12
-"""The target of a positive whose overlap is 0: it must not count as a negative."""
+ClassCost = Literal["focal", "softmax"]
+MaskCost = Literal["bce", "focal"]
 
 
 def _matched(outputs: Any, targets: Any, indices: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
@@ -70,19 +76,31 @@ def _labels_of_focal(self: Any, outputs: Any, targets: Any, indices: Any, num_bo
     return {"loss_ce": sigmoid_focal_loss(logits, index, self.focal_alpha, 2.0, "sum") / num_boxes}
 
 
-def _labels_of_varifocal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any, log: bool = True) -> dict[str, Tensor] | str:
-    if not kernels.TRITON:
-        return "the formula with a held weight needs Triton"
-    from lossforge.integrations._held_varifocal import held_varifocal
-
+def _matched_quality(outputs: Any, targets: Any, indices: Any) -> tuple[Tensor, Tensor]:
+    """Return the class of each query (B, Q), -1 of those without a box, and the IoU of matched ones, else 0."""
     logits = outputs["logits"]
     where, classes, boxes = _matched(outputs, targets, indices)
-    index = _classes(logits, where, classes, -1)
     overlap = 1 - box_iou_loss(outputs["pred_boxes"][where].detach().to(boxes.dtype), boxes, format="cxcywh")
-    score = torch.zeros(index.shape, dtype=torch.float32, device=logits.device)
-    score[where] = overlap.to(score.dtype).clamp(min=SMALLEST)
-    loss: Tensor = held_varifocal(logits, index, score=score, alpha=self.alpha, gamma=self.gamma, reduction="sum")
-    return {"loss_vfl": loss / num_boxes}
+    score = torch.zeros(logits.shape[:2], dtype=overlap.dtype, device=logits.device)
+    score[where] = overlap
+    return _classes(logits, where, classes, -1), score
+
+
+def _labels_of_varifocal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any, log: bool = True) -> dict[str, Tensor]:
+    index, score = _matched_quality(outputs, targets, indices)
+    rule: dict[str, Any] = {"hold_weight": True, "positive_at_zero": True, "reduction": "sum"}
+    return {"loss_vfl": varifocal_loss(outputs["logits"], index, score, self.alpha, self.gamma, **rule) / num_boxes}
+
+
+def _labels_of_mal(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
+    index, score = _matched_quality(outputs, targets, indices)
+    alpha = 1.0 if self.mal_alpha is None else self.mal_alpha
+    return {"loss_mal": mal_loss(outputs["logits"], index, score, self.gamma, alpha, "sum") / num_boxes}
+
+
+def _labels_of_ia_bce(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
+    index, score = _matched_quality(outputs, targets, indices)
+    return {"loss_ce": ia_bce_loss(outputs["logits"], index, score, self.focal_alpha, 2.0, "sum") / num_boxes}
 
 
 def _boxes(self: Any, outputs: Any, targets: Any, indices: Any, num_boxes: Any) -> dict[str, Tensor]:
@@ -113,9 +131,7 @@ def _distribution(
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
-def _match(self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]] | str:
-    if not getattr(self, "use_focal_loss", True):
-        return "matching_cost has no softmax"
+def _match(class_cost: ClassCost, self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]]:
     counts = [len(target["class_labels"]) for target in targets]
     labels, boxes = (torch.cat([target[name] for target in targets]) for name in ("class_labels", "boxes"))
     cost = matching_cost(
@@ -124,6 +140,7 @@ def _match(self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]]
         labels,
         boxes,
         counts,
+        class_cost=class_cost,
         cost_class=self.class_cost,
         cost_bbox=self.bbox_cost,
         cost_giou=self.giou_cost,
@@ -131,6 +148,44 @@ def _match(self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]]
         gamma=getattr(self, "gamma", 2.0),
     )
     return hungarian_match(cost, counts)
+
+
+def _match_by_either(self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]]:
+    return _match("focal" if self.use_focal_loss else "softmax", self, outputs, targets)
+
+
+def _match_masks(
+    self: Any, classes: Tensor, class_labels: Sequence[Tensor], masks: Tensor, mask_labels: Tensor, mask_cost: MaskCost
+) -> list[tuple[Tensor, Tensor]]:
+    """Match masks (B, Q, P) with those of all images (T, P) by the softmax cost of their classes and the masks' own, with one copy."""
+    counts = [len(labels) for labels in class_labels]
+    cost = matching_cost(classes, None, torch.cat(list(class_labels)), None, counts, class_cost="softmax", cost_class=self.cost_class)
+    weights = {"cost_mask": self.cost_mask, "cost_dice": self.cost_dice}
+    return hungarian_match(cost + mask_matching_cost(masks, mask_labels, counts, mask_cost=mask_cost, **weights), counts)
+
+
+def _match_sampled_masks(
+    self: Any, masks_queries_logits: Tensor, class_queries_logits: Tensor, mask_labels: Any, class_labels: Any
+) -> list[tuple[Tensor, Tensor]]:
+    """Match at Mask2Former's random points, which are drawn as there: one set an image."""
+    from transformers.models.mask2former.modeling_mask2former import sample_point
+
+    predicted: list[Tensor] = []
+    wanted: list[Tensor] = []
+    for logits, masks in zip(masks_queries_logits, mask_labels, strict=True):
+        points = torch.rand(1, self.num_points, 2, device=logits.device)
+        for each, sampled in ((logits, predicted), (masks.to(logits), wanted)):
+            sampled.append(sample_point(each[:, None], points.expand(len(each), -1, -1), align_corners=False).squeeze(1))
+    return _match_masks(self, class_queries_logits, class_labels, torch.stack(predicted), torch.cat(wanted), "bce")
+
+
+def _match_masks_of_pixels(
+    self: Any, masks_queries_logits: Tensor, class_queries_logits: Tensor, mask_labels: Any, class_labels: Any
+) -> list[tuple[Tensor, Tensor]]:
+    """Match at every pixel of MaskFormer's predictions."""
+    size = masks_queries_logits.shape[-2:]
+    wanted = torch.cat([F.interpolate(masks[:, None], size=size, mode="nearest")[:, 0] for masks in mask_labels])
+    return _match_masks(self, class_queries_logits, class_labels, masks_queries_logits, wanted, "focal")
 
 
 def _focal_of_masks(inputs: Tensor, targets: Tensor, num_boxes: Any, alpha: float = 0.25, gamma: float = 2) -> Tensor | str:
@@ -158,18 +213,25 @@ def _dice_of_boxes(inputs: Tensor, targets: Tensor, num_boxes: Any) -> Tensor | 
 
 OF_CRITERION = "(self, outputs, targets, indices, num_boxes)"
 OF_MATCHER = "(self, outputs, targets)"
+OF_MASKS = "(self, masks_queries_logits, class_queries_logits, mask_labels, class_labels)"
 DISTRIBUTED = "(self, pred, label, weight_right, weight_left, weight=None, reduction='sum', avg_factor=None)"
 NAMES: dict[str, tuple[Any, str]] = {
+    "loss.loss_for_object_detection:HungarianMatcher.forward": (functools.partial(_match, "softmax"), OF_MATCHER),
     "loss.loss_for_object_detection:ImageLoss.loss_labels": (_labels_of_softmax, OF_CRITERION),
     "loss.loss_for_object_detection:ImageLoss.loss_boxes": (_boxes, OF_CRITERION),
     "loss.loss_for_object_detection:sigmoid_focal_loss": (_focal_of_masks, "(inputs, targets, num_boxes, alpha=0.25, gamma=2)"),
     "loss.loss_for_object_detection:dice_loss": (_dice_of_boxes, "(inputs, targets, num_boxes)"),
     "loss.loss_deformable_detr:DeformableDetrImageLoss.loss_labels": (_labels_of_focal, OF_CRITERION),
-    "loss.loss_deformable_detr:DeformableDetrHungarianMatcher.forward": (_match, OF_MATCHER),
+    "loss.loss_deformable_detr:DeformableDetrHungarianMatcher.forward": (functools.partial(_match, "focal"), OF_MATCHER),
     "loss.loss_rt_detr:RTDetrLoss.loss_labels_vfl": (_labels_of_varifocal, OF_CRITERION[:-1] + ", log=True)"),
     "loss.loss_rt_detr:RTDetrLoss.loss_boxes": (_boxes, OF_CRITERION),
-    "loss.loss_rt_detr:RTDetrHungarianMatcher.forward": (_match, OF_MATCHER),
+    "loss.loss_rt_detr:RTDetrHungarianMatcher.forward": (_match_by_either, OF_MATCHER),
+    "loss.loss_deimv2:Deimv2Loss.loss_labels_mal": (_labels_of_mal, OF_CRITERION),
+    "loss.loss_lw_detr:LwDetrImageLoss.loss_labels": (_labels_of_ia_bce, OF_CRITERION),
+    "loss.loss_lw_detr:LwDetrImageLoss.loss_boxes": (_boxes, OF_CRITERION),
     "loss.loss_d_fine:DFineLoss.unimodal_distribution_focal_loss": (_distribution, DISTRIBUTED),
+    "models.maskformer.modeling_maskformer:MaskFormerHungarianMatcher.forward": (_match_masks_of_pixels, OF_MASKS),
+    "models.mask2former.modeling_mask2former:Mask2FormerHungarianMatcher.forward": (_match_sampled_masks, OF_MASKS),
     "models.mask2former.modeling_mask2former:dice_loss": (_dice, "(inputs, labels, num_masks)"),
     "models.mask2former.modeling_mask2former:sigmoid_cross_entropy_loss": (_bce_of_masks, "(inputs, labels, num_masks)"),
 }

@@ -9,7 +9,7 @@ from lossforge.losses import operators as operators
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.detection.assignment import Assignment, task_aligned_assign
-from lossforge.losses.detection.matching import hungarian_match, matching_cost
+from lossforge.losses.detection.matching import hungarian_match, mask_matching_cost, matching_cost
 from lossforge.losses.detection.pairwise import box_iou, complete_box_iou, distance_box_iou, generalized_box_iou
 from lossforge.losses.functional import *
 from lossforge.losses.modules import *
@@ -59,6 +59,7 @@ __all__ = [
     "HingeEmbeddingLoss",
     "HuberLoss",
     "InfoNCELoss",
+    "IoUAwareBCELoss",
     "JSDivWithLogitsLoss",
     "JaccardLoss",
     "KLDivLoss",
@@ -77,6 +78,7 @@ __all__ = [
     "LovaszSoftmaxLoss",
     "MSELoss",
     "MarginRankingLoss",
+    "MatchabilityAwareLoss",
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
@@ -160,6 +162,7 @@ __all__ = [
     "hinge_embedding_loss",
     "huber_loss",
     "hungarian_match",
+    "ia_bce_loss",
     "info_nce_loss",
     "jaccard_loss",
     "js_div_with_logits",
@@ -179,7 +182,9 @@ __all__ = [
     "logit_adjusted_cross_entropy",
     "lovasz_hinge_loss",
     "lovasz_softmax_loss",
+    "mal_loss",
     "margin_ranking_loss",
+    "mask_matching_cost",
     "matching_cost",
     "mse_loss",
     "multi_margin_loss",

@@ -103,6 +103,7 @@ __all__ = [
     "grpo_loss",
     "hinge_embedding_loss",
     "huber_loss",
+    "ia_bce_loss",
     "info_nce_loss",
     "jaccard_loss",
     "js_div_with_logits",
@@ -122,6 +123,7 @@ __all__ = [
     "logit_adjusted_cross_entropy",
     "lovasz_hinge_loss",
     "lovasz_softmax_loss",
+    "mal_loss",
     "margin_ranking_loss",
     "mse_loss",
     "multi_margin_loss",
@@ -2108,15 +2110,17 @@ def quality_focal_loss(
 @entry_point
 def varifocal_loss(
     input: Tensor, target: Tensor, score: Tensor | None = None, alpha: float = 0.75, gamma: float = 2.0, iou_weighted: bool = True,
-    reduction: Reduction = "mean", *, weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1,
+    reduction: Reduction = "mean", *, hold_weight: bool = False, positive_at_zero: bool = False, weight: Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1,
 ) -> Tensor:
     """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al.
     2021, arXiv 2008.13367).
 
     L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v
-    = α p^γ elsewhere, p = σ(x). The factor p^γ is differentiated as well.
+    = α p^γ elsewhere, p = σ(x). The factor p^γ is differentiated as well,
+    unless hold_weight. RT-DETR (arXiv 2304.08069) and D-FINE have both
+    hold_weight and positive_at_zero.
 
     When to use it: Take it for detectors whose score ranks boxes by their IoU,
     as VarifocalNet does. Only negatives are damped; positives keep their
@@ -2130,13 +2134,17 @@ def varifocal_loss(
         target: class indices, -1 background and -2 ignored; or the IoU-aware
             targets y in [0, 1] themselves, dense.
         score: of class indices: y of the row's class in [0, 1]; 0 makes its
-            class a negative, as in mmdetection.
+            class a negative, as in mmdetection, unless positive_at_zero.
         alpha: α of at least 0, a factor of negatives.
         gamma: γ of at least 0, the focusing exponent of negatives. Below 1,
             saturated logits take the limit.
         iou_weighted: weigh positives by their target, which is an IoU; False is
             v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
+        hold_weight: let no gradient go through the weight α p^γ of negatives.
+        positive_at_zero: let a row's class of score 0 count as a positive,
+            whose weight is then 0, or 1 without iou_weighted. It takes class
+            indices, because dense targets do not tell which zeros are such.
         weight: broadcasts to input, a factor of each element's loss. An element
             of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2167,8 +2175,141 @@ def varifocal_loss(
     options.
     """
     return compute(definitions.detection.varifocal_loss(
-        input, target, score, alpha, gamma, iou_weighted, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace,
-        validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
+        input, target, score, alpha, gamma, iou_weighted, reduction, hold_weight=hold_weight, positive_at_zero=positive_at_zero,
+        weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b,
+        lam=lam, dim=dim,
+    ))
+
+
+@entry_point
+def mal_loss(
+    input: Tensor, target: Tensor, score: Tensor | None = None, gamma: float = 1.5, alpha: float = 1.0, reduction: Reduction = "mean", *,
+    weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1,
+) -> Tensor:
+    """Matchability-aware loss on logits (MAL; Huang et al. 2025,
+    arXiv 2412.04234), as DEIM's loss_labels_mal.
+
+    L = w [q^γ softplus(-x) + (1 - q^γ) softplus(x)] of a positive of quality q,
+    and w α p^γ softplus(x) of a negative, p = σ(x). No gradient goes through
+    the weight α p^γ.
+
+    When to use it: Take it for DETRs that match one query with each box, as
+    DEIM and DEIMv2 do. A match of low IoU keeps its full weight, where
+    varifocal loss all but drops it.
+
+    When not: Leave it where many anchors of low IoU are positives, as in dense
+    detectors; `varifocal` weighs these by their IoU.
+
+    Args:
+        input: of any shape and floating dtype.
+        target: class indices, -1 background and -2 ignored; or the qualities q
+            in [0, 1] themselves, dense, of which 0 is a negative.
+        score: of class indices: q of the row's class in [0, 1], such as the IoU
+            of the box; without it 1. A class of score 0 is a positive.
+        gamma: γ above 0, the exponent of the quality, and of a negative's
+            probability.
+        alpha: α of at least 0, a factor of negatives: DEIM's mal_alpha, whose
+            None is 1.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor, such as the number of boxes.
+        target_b: class indices of the second of a mixup pair, as target.
+        lam: share λ of target, 1 - λ of target_b; one, or one a sample or row.
+        dim: dimension of the classes.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import mal_loss
+        >>> logits = torch.randn(8, 10, requires_grad=True)
+        >>> mal_loss(logits, torch.randint(10, (8,))).backward()
+
+    Source: arXiv 2412.04234. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.detection.mal_loss(
+        input, target, score, gamma, alpha, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+        normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
+    ))
+
+
+@entry_point
+def ia_bce_loss(
+    input: Tensor, target: Tensor, score: Tensor | None = None, alpha: float = 0.25, gamma: float = 2.0, reduction: Reduction = "mean", *,
+    weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1,
+) -> Tensor:
+    """IoU-aware binary cross entropy on logits (IA-BCE), as LW-DETR's and
+    RF-DETR's loss_labels (Chen et al. 2024, arXiv 2406.03459).
+
+    L = w [t softplus(-x) + (1 - t) softplus(x)] of a positive of quality q, t =
+    max(p^α q^(1-α), 0.01), and w p^γ softplus(x) of a negative, p = σ(x). No
+    gradient goes through p in t. The factor p^γ of negatives is differentiated.
+
+    When to use it: Take it for DETRs in the manner of LW-DETR and RF-DETR. Its
+    target lies between the score and the IoU, so that it rises as both do.
+
+    When not: Leave it where scores must be the IoU itself, as for ranking by
+    it; take `quality_focal` or `mal`.
+
+    Args:
+        input: of any shape and floating dtype.
+        target: class indices, -1 background and -2 ignored; or the qualities q
+            in [0, 1] themselves, dense, of which 0 is a negative.
+        score: of class indices: q of the row's class in [0, 1], such as the IoU
+            of the box; without it 1. A class of score 0 is a positive.
+        alpha: α in [0, 1], the share of the predicted score in the target.
+        gamma: γ of at least 0, the focusing exponent of negatives. Below 1,
+            saturated logits take the limit.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        normalizer: number or 0-d tensor that takes the place of the mean's
+            divisor, such as the number of boxes.
+        target_b: class indices of the second of a mixup pair, as target.
+        lam: share λ of target, 1 - λ of target_b; one, or one a sample or row.
+        dim: dimension of the classes.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" a
+        tensor in the shape and dtype of input.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import ia_bce_loss
+        >>> logits = torch.randn(8, 10, requires_grad=True)
+        >>> ia_bce_loss(logits, torch.randint(10, (8,))).backward()
+
+    Source: arXiv 2406.03459. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.detection.ia_bce_loss(
+        input, target, score, alpha, gamma, reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+        normalizer=normalizer, target_b=target_b, lam=lam, dim=dim,
     ))
 
 

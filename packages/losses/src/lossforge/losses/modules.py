@@ -59,6 +59,7 @@ __all__ = [
     "HingeEmbeddingLoss",
     "HuberLoss",
     "InfoNCELoss",
+    "IoUAwareBCELoss",
     "JSDivWithLogitsLoss",
     "JaccardLoss",
     "KLDivLoss",
@@ -75,6 +76,7 @@ __all__ = [
     "LovaszSoftmaxLoss",
     "MSELoss",
     "MarginRankingLoss",
+    "MatchabilityAwareLoss",
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
@@ -1685,6 +1687,45 @@ class InfoNCELoss(LossModule):
         def __call__(self, query: Tensor, positive: Tensor, negatives: Tensor | None = None, **per_call: Any) -> Tensor: ...
 
 
+class IoUAwareBCELoss(TargetModule):
+    """IoU-aware binary cross entropy as LW-DETR's: see ia_bce_loss.
+
+    Args:
+        alpha: α in [0, 1], the share of the predicted score in the target.
+        gamma: γ of at least 0, the focusing exponent of negatives. Below 1,
+            saturated logits take the limit.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        dim: dimension of the classes.
+    """
+
+    function = staticmethod(functional.ia_bce_loss)
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
+    reduction: Reduction
+    weight: Tensor | None
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    dim: int
+    alpha: float
+    gamma: float
+
+    @constructor
+    def __init__(
+        self, alpha: float = 0.25, gamma: float = 2.0, reduction: Reduction = "mean", *, weight: Tensor | None = None, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, dim: int = -1,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, alpha=alpha,
+            gamma=gamma,
+        )
+
+
 class JSDivWithLogitsLoss(TargetModule):
     """Generalised Jensen-Shannon divergence from a teacher's logits: see
     js_div_with_logits.
@@ -2554,6 +2595,46 @@ class MarginRankingLoss(PairModule):
     ) -> None:
         super().__init__(
             reduction=checks.legacy_reduction(size_average, reduce, reduction, frames=4), empty=empty, gradient=gradient, margin=margin,
+        )
+
+
+class MatchabilityAwareLoss(TargetModule):
+    """Matchability-aware loss as DEIM's: see mal_loss.
+
+    Args:
+        gamma: γ above 0, the exponent of the quality, and of a negative's
+            probability.
+        alpha: α of at least 0, a factor of negatives: DEIM's mal_alpha, whose
+            None is 1.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        weight: broadcasts to input, a factor of each element's loss. An element
+            of weight 0 adds nothing, whatever it holds.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        dim: dimension of the classes.
+    """
+
+    function = staticmethod(functional.mal_loss)
+    shared = {"weight": None, "empty": "nan", "gradient": None, "inplace": False, "validate": None, "dim": -1}
+    reduction: Reduction
+    weight: Tensor | None
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    dim: int
+    gamma: float
+    alpha: float
+
+    @constructor
+    def __init__(
+        self, gamma: float = 1.5, alpha: float = 1.0, reduction: Reduction = "mean", *, weight: Tensor | None = None, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, dim: int = -1,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, gamma=gamma,
+            alpha=alpha,
         )
 
 
@@ -3870,6 +3951,10 @@ class VarifocalLoss(TargetModule):
         iou_weighted: weigh positives by their target, which is an IoU; False is
             v = 1 where y > 0.
         reduction: "mean" over all elements not ignored, "sum" or "none".
+        hold_weight: let no gradient go through the weight α p^γ of negatives.
+        positive_at_zero: let a row's class of score 0 count as a positive,
+            whose weight is then 0, or 1 without iou_weighted. It takes class
+            indices, because dense targets do not tell which zeros are such.
         weight: broadcasts to input, a factor of each element's loss. An element
             of weight 0 adds nothing, whatever it holds.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -3890,16 +3975,18 @@ class VarifocalLoss(TargetModule):
     alpha: float
     gamma: float
     iou_weighted: bool
+    hold_weight: bool
+    positive_at_zero: bool
 
     @constructor
     def __init__(
         self, alpha: float = 0.75, gamma: float = 2.0, iou_weighted: bool = True, reduction: Reduction = "mean", *,
-        weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None, dim: int = -1,
+        hold_weight: bool = False, positive_at_zero: bool = False, weight: Tensor | None = None, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, dim: int = -1,
     ) -> None:
         super().__init__(
             reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim, alpha=alpha,
-            gamma=gamma, iou_weighted=iou_weighted,
+            gamma=gamma, iou_weighted=iou_weighted, hold_weight=hold_weight, positive_at_zero=positive_at_zero,
         )
 
 

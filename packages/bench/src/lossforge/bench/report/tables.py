@@ -42,6 +42,8 @@ LOSSES |= {"asymmetric": "asymmetric", "poly_bce": "Poly-1 BCE", "bce_smoothed":
 LOSSES |= {
     "quality_focal": "quality focal",
     "varifocal": "varifocal",
+    "mal": "matchability-aware",
+    "ia_bce": "IoU-aware BCE",
     "gaussian_focal": "Gaussian focal",
     "distribution_focal": "distribution focal",
     "preference_bce_probability": "preference-weighted BCE of probabilities",

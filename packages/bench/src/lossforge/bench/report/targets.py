@@ -55,7 +55,8 @@ def _ce(size: str, dtype: str, variant: str = "") -> Key:
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "element-wise": (
         *("mae", "mse", "huber", "smooth_l1", "bce", "preference_bce", "preference_bce_probability", "bce_smoothed", "focal"),
-        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "gaussian_focal", "siglip", "bce_probability", "kl_div", "nll"),
+        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "mal", "ia_bce", "gaussian_focal", "siglip", "bce_probability"),
+        *("kl_div", "nll"),
         *("multilabel_soft_margin", "log_cosh", "quantile", "general_robust", "total_variation_probability"),
     ),
     "pointwise": ("gaussian_nll", "poisson_nll", "soft_margin", "hinge_embedding", "margin_ranking"),

@@ -15,7 +15,7 @@ from lossforge.kernels.math import logistic, power
 
 
 class Problem(NamedTuple):
-    """Logits (B, Q, C) and boxes (B, Q, 4) of queries, and targets (1, T, 4) with labels (T,); counts (B,): targets of each image."""
+    """Logits or probabilities (B, Q, C) and boxes (B, Q, 4) of queries; targets (1, T, 4) with labels (T,); counts (B,) of each image."""
 
     logits: Strided
     boxes: Strided
@@ -61,11 +61,16 @@ def matching_kernel(
     classes,
     weights,
     CENTERED: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     IMAGES: tl.constexpr,
 ):
-    """Store the costs (queries, targets); nan where a class or an image does not exist."""
+    """Store the costs (queries, targets); nan where a class or an image does not exist.
+
+    Args:
+        SOFTMAX: problem.logits are probabilities, whose negative is the cost of the class.
+    """
     across = tl.cdiv(targets, COLUMNS)
     program = tl.program_id(0)
     q = (program // across) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -82,6 +87,7 @@ def matching_kernel(
     distance = tl.abs(a - e) + tl.abs(b - f) + tl.abs(c - g) + tl.abs(d - h)
     a, b, c, d = corners(a, b, c, d, CENTERED)
     e, f, g, h = corners(e, f, g, h, CENTERED)
-    cost = weights.classes * focal_cost(x, weights.alpha, weights.gamma) + weights.corners * distance
+    of_class = -x if SOFTMAX else focal_cost(x, weights.alpha, weights.gamma)
+    cost = weights.classes * of_class + weights.corners * distance
     cost -= weights.overlap * giou(a, b, c, d, e, f, g, h, 1e-7)
     tl.store(out_ptr + q.to(tl.int64) * targets + t, cost, mask=(q < queries) & (t < targets))

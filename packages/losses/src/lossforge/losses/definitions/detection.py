@@ -21,7 +21,7 @@ from lossforge.losses.base.options import (
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.binary import bce_with_logits_reference, lost
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import NonNegative, Reduction
+from lossforge.losses.option_types import NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 
@@ -88,18 +88,25 @@ VARIFOCAL = DeviceFormula(
 
 
 @formula("varifocal", VARIFOCAL, saturates=True)
-def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float) -> Tensor:
-    negative = alpha * x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
+def varifocal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, iou_weighted: float, free: float) -> Tensor:
+    negative = alpha * (x if free else x.detach()).sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma
     w = torch.where(y > 0, y if iou_weighted else torch.ones_like(y), negative)
-    return lost(w * bce_with_logits_reference(x, y, 1.0), x, y == 0, gamma != 0)
+    return lost(w * bce_with_logits_reference(x, y, 1.0), x, y == 0, gamma != 0, free != 0)
 
 
 @loss(
     "varifocal",
     ELEMENTWISE,
     Module("VarifocalLoss", "Varifocal loss as mmdetection's"),
-    switches=("iou_weighted",),
-    options=({"iou_weighted": False}, {"gamma": 0.5}, {"gamma": 0.0, "alpha": 0.3}, {"gamma": 3.5}),
+    switches=("iou_weighted", "hold_weight", "positive_at_zero"),
+    options=(
+        {"iou_weighted": False},
+        {"gamma": 0.5},
+        {"gamma": 0.0, "alpha": 0.3},
+        {"gamma": 3.5},
+        {"hold_weight": True},
+        {"hold_weight": True, "gamma": 1.5},
+    ),
     paper="arXiv 2008.13367",
 )
 def varifocal_loss(
@@ -110,12 +117,15 @@ def varifocal_loss(
     gamma: NonNegative = 2.0,
     iou_weighted: bool = True,
     reduction: Reduction = "mean",
+    *,
+    hold_weight: bool = False,
+    positive_at_zero: bool = False,
     **options: Unpack[WeightedUnscoredOptions],
 ) -> CheckedCall[ElementwiseCall]:
     """Varifocal loss on logits, as mmdetection's varifocal_loss (Zhang et al. 2021, arXiv 2008.13367).
 
     L = w v [y softplus(-x) + (1 - y) softplus(x)] with v = y where y > 0 and v = α p^γ elsewhere, p = σ(x). The factor p^γ is
-    differentiated as well.
+    differentiated as well, unless hold_weight. RT-DETR (arXiv 2304.08069) and D-FINE have both hold_weight and positive_at_zero.
 
     When to use it: Take it for detectors whose score ranks boxes by their IoU, as VarifocalNet does. Only negatives are damped; positives
     keep their weight.
@@ -124,17 +134,154 @@ def varifocal_loss(
 
     Args:
         target: class indices, -1 background and -2 ignored; or the IoU-aware targets y in [0, 1] themselves, dense.
-        score: of class indices: y of the row's class in [0, 1]; 0 makes its class a negative, as in mmdetection.
+        score: of class indices: y of the row's class in [0, 1]; 0 makes its class a negative, as in mmdetection, unless positive_at_zero.
         alpha: α of at least 0, a factor of negatives.
         gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.
         iou_weighted: weigh positives by their target, which is an IoU; False is v = 1 where y > 0.
+        hold_weight: let no gradient go through the weight α p^γ of negatives.
+        positive_at_zero: let a row's class of score 0 count as a positive, whose weight is then 0, or 1 without iou_weighted. It takes
+            class indices, because dense targets do not tell which zeros are such.
         reduction: "mean" over all elements not ignored, "sum" or "none".
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
     """
     alpha = checks.number("alpha", alpha, 0.0)
     gamma = checks.number("gamma", gamma, 0.0)
-    hyper = [alpha, gamma, float(iou_weighted)]
+    hyper = [alpha, gamma, float(iou_weighted), float(not hold_weight)]
+    if positive_at_zero:
+        if isinstance(target, Tensor) and target.is_floating_point():
+            raise TypeError(f"target must hold class indices where positive_at_zero=True, got {target.dtype}")
+        score = _above_zero(score)
     call = ElementwiseCall("varifocal", input, target, hyper=hyper, reduction=reduction)
+    return elementwise_loss(call, {**options, "score": score})
+
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The score of a positive whose quality is 0, because formulas take y = 0 as a negative."""
+
+
+def _above_zero(score: Tensor | None) -> Tensor | None:
+    """Return scores of which none is 0, in float32 at least, and what is refused later as it is."""
+    if not isinstance(score, Tensor) or not score.is_floating_point():
+        return score
+    return _wide(score).clamp(min=SMALLEST)
+
+
+def _raised(target: Tensor, score: Tensor | None, exponent: float) -> tuple[Tensor | None, float]:
+    """Return the scores of class indices to a power, none of them 0, and the power that is left for the kernel: that of dense targets."""
+    if isinstance(target, Tensor) and target.is_floating_point():
+        return score, exponent
+    if isinstance(score, Tensor) and score.is_floating_point():
+        score = _above_zero(_wide(score).clamp(min=SMALLEST) ** exponent)
+    return score, 1.0
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _to_the_power(y: Tensor, exponent: float) -> Tensor:
+    return torch.where(y > 0, y.clamp(min=torch.finfo(y.dtype).tiny) ** exponent, y)
+
+
+def _of_power(name: str) -> DeviceFormula:
+    """Return a formula with a quicker one for qualities that need no power."""
+    binary = DeviceFormula(f"varifocal.{name}_hard", f"varifocal.{name}_hard", "varifocal.is_1")
+    return DeviceFormula(f"varifocal.{name}", f"varifocal.{name}_1", "varifocal.is_1", binary=binary)
+
+
+@formula("mal", _of_power("mal"), saturates=True)
+def mal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, exponent: float) -> Tensor:
+    w = torch.where(y > 0, 1.0, alpha * x.detach().sigmoid().clamp(min=torch.finfo(x.dtype).tiny) ** gamma)
+    return w * bce_with_logits_reference(x, _to_the_power(y, exponent), 1.0)
+
+
+@loss(
+    "mal",
+    ELEMENTWISE,
+    Module("MatchabilityAwareLoss", "Matchability-aware loss as DEIM's"),
+    options=({"gamma": 2.0}, {"gamma": 0.5, "alpha": 0.3}),
+    paper="arXiv 2412.04234",
+)
+def mal_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    score: Tensor | None = None,  # as a class-index target
+    gamma: Positive = 1.5,
+    alpha: NonNegative = 1.0,
+    reduction: Reduction = "mean",
+    **options: Unpack[WeightedUnscoredOptions],
+) -> CheckedCall[ElementwiseCall]:
+    """Matchability-aware loss on logits (MAL; Huang et al. 2025, arXiv 2412.04234), as DEIM's loss_labels_mal.
+
+    L = w [q^γ softplus(-x) + (1 - q^γ) softplus(x)] of a positive of quality q, and w α p^γ softplus(x) of a negative, p = σ(x). No
+    gradient goes through the weight α p^γ.
+
+    When to use it: Take it for DETRs that match one query with each box, as DEIM and DEIMv2 do. A match of low IoU keeps its full weight,
+    where varifocal loss all but drops it.
+
+    When not: Leave it where many anchors of low IoU are positives, as in dense detectors; `varifocal` weighs these by their IoU.
+
+    Args:
+        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense, of which 0 is a negative.
+        score: of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. A class of score 0 is a positive.
+        gamma: γ above 0, the exponent of the quality, and of a negative's probability.
+        alpha: α of at least 0, a factor of negatives: DEIM's mal_alpha, whose None is 1.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of boxes.
+    """
+    gamma = checks.number("gamma", gamma, 0.0, exclusive=True)
+    score, exponent = _raised(target, score, gamma)
+    hyper = [checks.number("alpha", alpha, 0.0), gamma, exponent]
+    call = ElementwiseCall("mal", input, target, hyper=hyper, reduction=reduction)
+    return elementwise_loss(call, {**options, "score": score})
+
+
+@formula("ia_bce", _of_power("ia_bce"), saturates=True)
+def ia_bce_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, exponent: float) -> Tensor:
+    p = x.sigmoid().clamp(min=torch.finfo(x.dtype).tiny)
+    t = torch.where(y > 0, (p.detach() ** alpha * _to_the_power(y, exponent)).clamp(min=0.01), y)
+    w = torch.where(y > 0, 1.0, p**gamma)
+    return lost(w * bce_with_logits_reference(x, t, 1.0), x, y == 0, gamma != 0)
+
+
+@loss(
+    "ia_bce",
+    ELEMENTWISE,
+    Module("IoUAwareBCELoss", "IoU-aware binary cross entropy as LW-DETR's"),
+    options=({"alpha": 0.5, "gamma": 1.5}, {"alpha": 0.0}, {"alpha": 0.7, "gamma": 0.0}),
+    paper="arXiv 2406.03459",
+)
+def ia_bce_loss(
+    input: Tensor,  # any shape
+    target: Tensor,  # as input, or class indices: as input without dim
+    score: Tensor | None = None,  # as a class-index target
+    alpha: UnitInterval = 0.25,
+    gamma: NonNegative = 2.0,
+    reduction: Reduction = "mean",
+    **options: Unpack[WeightedUnscoredOptions],
+) -> CheckedCall[ElementwiseCall]:
+    """IoU-aware binary cross entropy on logits (IA-BCE), as LW-DETR's and RF-DETR's loss_labels (Chen et al. 2024, arXiv 2406.03459).
+
+    L = w [t softplus(-x) + (1 - t) softplus(x)] of a positive of quality q, t = max(p^α q^(1-α), 0.01), and w p^γ softplus(x) of a
+    negative, p = σ(x). No gradient goes through p in t. The factor p^γ of negatives is differentiated.
+
+    When to use it: Take it for DETRs in the manner of LW-DETR and RF-DETR. Its target lies between the score and the IoU, so that it rises
+    as both do.
+
+    When not: Leave it where scores must be the IoU itself, as for ranking by it; take `quality_focal` or `mal`.
+
+    Args:
+        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense, of which 0 is a negative.
+        score: of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. A class of score 0 is a positive.
+        alpha: α in [0, 1], the share of the predicted score in the target.
+        gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.
+        reduction: "mean" over all elements not ignored, "sum" or "none".
+        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of boxes.
+    """
+    alpha = checks.number("alpha", alpha, 0.0, 1.0)
+    score, exponent = _raised(target, score, 1.0 - alpha)
+    hyper = [alpha, checks.number("gamma", gamma, 0.0), exponent]
+    call = ElementwiseCall("ia_bce", input, target, hyper=hyper, reduction=reduction)
     return elementwise_loss(call, {**options, "score": score})
 
 

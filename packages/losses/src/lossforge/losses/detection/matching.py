@@ -1,10 +1,7 @@
-"""One query for each box, as DETR has it: the costs of all pairs of a batch in one launch, and the Hungarian method on the host.
-
-The cost of the class is Deformable DETR's.
-"""
+"""One query for each box or mask, as DETR has it: the costs of all pairs of a batch, and the Hungarian method on the host."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,17 +17,21 @@ from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
 
-__all__ = ["hungarian_match", "matching_cost"]
+__all__ = ["hungarian_match", "mask_matching_cost", "matching_cost"]
+
+CLASS_COSTS = ("focal", "softmax")
+MASK_COSTS = ("bce", "focal")
 
 
 @checks.named
 def matching_cost(
     logits: Tensor,
-    boxes: Tensor,
+    boxes: Tensor | None,
     labels: Tensor,
-    target_boxes: Tensor,
+    target_boxes: Tensor | None,
     counts: Sequence[int] | Tensor,
     *,
+    class_cost: Literal["focal", "softmax"] = "focal",
     cost_class: float = 2.0,
     cost_bbox: float = 5.0,
     cost_giou: float = 2.0,
@@ -38,28 +39,31 @@ def matching_cost(
     gamma: float = 2.0,
     format: BoxFormat = "cxcywh",
 ) -> Tensor:
-    """Cost of giving each box to each query of its image (Carion et al. 2020, arXiv 2005.12872), as Deformable DETR and DINO have it.
+    """Cost of giving each box to each query of its image, as DETR (Carion et al. 2020, arXiv 2005.12872) and Deformable DETR have it.
 
-    C = c₁ [α (1 - p)^γ (-ln p) - (1 - α) p^γ (-ln(1 - p))] + c₂ Σ |b - b̂| - c₃ GIoU with p = σ(x) of the box's class. One launch computes
-    the pairs of a whole batch, and no pair of one image's query with another's box.
+    C = c₁ C_class + c₂ Σ |b - b̂| - c₃ GIoU with C_class of the box's class: α (1 - p)^γ (-ln p) - (1 - α) p^γ (-ln(1 - p)), p = σ(x), or
+    -p with class_cost="softmax", p the softmax over the classes. One launch computes the pairs of a whole batch, and no pair of one image's
+    query with another's box; the softmax is a launch before it.
 
-    DETR itself has a softmax, and -p of the box's class in place of the focal term: other queries are then matched.
+    Deformable DETR, DINO and RT-DETR take the focal cost. DETR takes the softmax, and c₁ = 1 with it; so do MaskFormer and Mask2Former,
+    without boxes, beside `mask_matching_cost`.
 
     The layers of a decoder can share that launch, and the copy of `hungarian_match`: stack their predictions along the batch, and repeat
     labels, boxes and counts.
 
     Args:
-        logits: (B, Q, C), before the sigmoid, of any floating dtype and strides.
-        boxes: (B, Q, 4), predicted.
+        logits: (B, Q, C), before the sigmoid or softmax, of any floating dtype and strides. DETR's last class is background.
+        boxes: (B, Q, 4), predicted; None where classes alone count, as target_boxes is then.
         labels: (T,), the classes of all images' boxes one after the other, of any integer dtype. On CPU a class that does not exist raises.
             On CUDA its costs are nan.
-        target_boxes: (T, 4), the boxes.
+        target_boxes: (T, 4), the boxes; or None.
         counts: how many boxes each image has: B numbers, or a tensor (B,) on the device of the logits, whose sum is not checked.
+        class_cost: "focal" or "softmax".
         cost_class: c₁, the weight of the class.
         cost_bbox: c₂, the weight of the distance, of boxes as `format` has them.
         cost_giou: c₃, the weight of the overlap.
-        alpha: α in [0, 1], of focal loss.
-        gamma: γ of at least 0, of focal loss.
+        alpha: α in [0, 1], of the focal cost.
+        gamma: γ of at least 0, of the focal cost.
         format: of all boxes: "cxcywh" (centre, width, height), or "xyxy". DETR's are fractions of the image.
 
     Returns:
@@ -77,13 +81,21 @@ def matching_cost(
         >>> (queries, targets), _ = hungarian_match(cost, counts)
     """
     checks.whole("logits", logits)
-    for name, t in (("boxes", boxes), ("target_boxes", target_boxes)):
-        checks.floating_beside(name, t, logits, "logits")
-    checks.integer("labels", labels)
-    checks.beside("labels", labels, logits, "logits")
-    checks.one_of("format", format, FORMATS)
     checks.fits("logits", logits, logits.ndim == 3 and logits.shape[2] > 0, "have shape (B, Q, C)")
     images, queries, classes = logits.shape
+    checks.integer("labels", labels)
+    checks.beside("labels", labels, logits, "logits")
+    if boxes is None and target_boxes is None:
+        checks.fits("labels", labels, labels.ndim == 1, "have shape (T,)")
+        nothing = logits.new_zeros(())
+        boxes, target_boxes = nothing.expand(images, queries, 4), nothing.expand(len(labels), 4)
+        cost_bbox = cost_giou = 0.0
+    if boxes is None or target_boxes is None:
+        raise TypeError(f"boxes and target_boxes go together, got only {'boxes' if target_boxes is None else 'target_boxes'}")
+    for name, t in (("boxes", boxes), ("target_boxes", target_boxes)):
+        checks.floating_beside(name, t, logits, "logits")
+    checks.one_of("format", format, FORMATS)
+    checks.one_of("class_cost", class_cost, CLASS_COSTS)
     checks.fits("boxes", boxes, boxes.shape == (images, queries, 4), "have shape {}", (images, queries, 4))
     checks.fits("target_boxes", target_boxes, target_boxes.ndim == 2 and target_boxes.shape[1] == 4, "have shape (T, 4)")
     checks.fits("labels", labels, labels.shape == target_boxes.shape[:1], "have shape ({},)", len(target_boxes))
@@ -93,12 +105,23 @@ def matching_cost(
     numbers = [checks.number(name, v) for name, v in (("cost_class", cost_class), ("cost_bbox", cost_bbox), ("cost_giou", cost_giou))]
     numbers += [checks.number("alpha", alpha, 0.0, 1.0), checks.number("gamma", gamma, 0.0)]
     tensors = [t.detach().resolve_neg() for t in (logits, boxes, labels, target_boxes)]
-    arguments: tuple[Any, ...] = (*tensors, of_image, *numbers, format == "cxcywh")
+    softmax = class_cost == "softmax"
+    if softmax:
+        tensors[0] = tensors[0].softmax(2, dtype=torch.promote_types(logits.dtype, torch.float32))
+    arguments: tuple[Any, ...] = (*tensors, of_image, *numbers, format == "cxcywh", softmax)
     narrow = boxes.dtype in KERNEL_DTYPES and target_boxes.dtype in KERNEL_DTYPES
     if narrow and kernels_apply(tensors[0]) and len(target_boxes) and not any(isinstance(n, Tensor) for n in numbers):
         found: Tensor = OPERATORS.matching_cost(*arguments)
         return found
     return matching_cost_reference(*arguments)
+
+
+def _numbers(counts: Sequence[int] | Tensor, images: int, total: int) -> list[int]:
+    """Return how many targets each image has, on the host."""
+    numbers = [checks.whole_number("counts", n) for n in (counts.tolist() if isinstance(counts, Tensor) else counts)]
+    if len(numbers) != images or sum(numbers) != total or min(numbers, default=0) < 0:
+        raise ValueError(f"counts must hold {images} numbers of at least 0 with the sum {total}, got {numbers}")
+    return numbers
 
 
 def _counts(counts: Sequence[int] | Tensor, images: int, total: int, x: Tensor) -> Tensor:
@@ -108,9 +131,7 @@ def _counts(counts: Sequence[int] | Tensor, images: int, total: int, x: Tensor) 
         checks.beside("counts", counts, x, "logits")
         checks.fits("counts", counts, counts.shape == (images,), "have shape ({},)", images)
         return counts
-    numbers = [checks.whole_number("counts", n) for n in counts]
-    if len(numbers) != images or sum(numbers) != total or min(numbers, default=0) < 0:
-        raise ValueError(f"counts must hold {images} numbers of at least 0 with the sum {total}, got {numbers}")
+    numbers = _numbers(counts, images, total)
     made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
     return made.pin_memory().to(x.device, non_blocking=True) if x.is_cuda else made.to(x.device)
 
@@ -127,21 +148,94 @@ def matching_cost_reference(
     alpha: float,
     gamma: float,
     centered: bool,
+    softmax: bool,
 ) -> Tensor:
-    """Compute the costs in plain torch."""
+    """Compute the costs in plain torch. softmax: logits are probabilities already."""
     t = torch.arange(len(targets), device=targets.device)
     image = (counts.cumsum(0) <= t.unsqueeze(1)).sum(1)
     exists = (image < logits.shape[0]) & (labels >= 0) & (labels < logits.shape[2])
     image, label = torch.where(exists, image, 0), torch.where(exists, labels.long(), 0)
     x = accurate(logits)[image, :, label].T
-    positive = alpha * (-x).sigmoid() ** gamma * -F.logsigmoid(x)
-    value = cost_class * (positive - (1 - alpha) * x.sigmoid() ** gamma * -F.logsigmoid(-x))
+    positive, negative = (-x, 0.0) if softmax else _focal(x, alpha, gamma)
+    value = cost_class * (positive - negative)
     own, other = accurate(boxes)[image].transpose(0, 1), accurate(targets)
     value = value + cost_bbox * (own - other).abs().sum(-1)
     if centered:
         own, other = corners(own), corners(other)
     value = value + cost_giou * (FORMULAS["giou"].reference(own, other.expand_as(own), 1e-7) - 1)
     return torch.where(exists, value, torch.nan)
+
+
+def _focal(x: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
+    """Return the focal losses of logits as positives and as negatives."""
+    return alpha * (-x).sigmoid() ** gamma * -F.logsigmoid(x), (1 - alpha) * x.sigmoid() ** gamma * -F.logsigmoid(-x)
+
+
+@checks.named
+def mask_matching_cost(
+    mask_logits: Tensor,
+    target_masks: Tensor,
+    counts: Sequence[int] | Tensor,
+    *,
+    mask_cost: Literal["bce", "focal"] = "bce",
+    cost_mask: float = 1.0,
+    cost_dice: float = 1.0,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+) -> Tensor:
+    """Cost of giving each mask to each query of its image (MaskFormer, arXiv 2107.06278; Mask2Former, arXiv 2112.01527).
+
+    C = c₁ 1/P Σ L(x, y) + c₂ [1 - (2 Σ p y + 1) / (Σ p + Σ y + 1)], the sums over the P pixels or sampled points, p = σ(x), with L the
+    binary cross entropy, or the focal loss with mask_cost="focal". It is linear in the masks, so that two products of matrices an image
+    compute it, in plain PyTorch on every device. Add it to `matching_cost`.
+
+    Mask2Former takes the cross entropy of 12,544 random points, MaskFormer the focal loss of all pixels.
+
+    Args:
+        mask_logits: (B, Q, P) or (B, Q, H, W), of any floating dtype. Sums are in float32 at least.
+        target_masks: (T, P) or (T, H, W), the masks of all images one after the other, in [0, 1], of any dtype.
+        counts: how many masks each image has: B numbers. A tensor (B,) is read, which waits for its device.
+        mask_cost: "bce" or "focal".
+        cost_mask: c₁.
+        cost_dice: c₂.
+        alpha: α in [0, 1], of focal loss.
+        gamma: γ of at least 0, of focal loss.
+
+    Returns:
+        (Q, T), float32 (float64 for float64), without gradient: column t has the costs of mask t for the queries of its image.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import hungarian_match, mask_matching_cost, matching_cost
+        >>> logits, masks, counts = torch.randn(2, 100, 8), torch.randn(2, 100, 32, 32), [3, 1]
+        >>> cost = matching_cost(logits, None, torch.tensor([0, 4, 6, 2]), None, counts, class_cost="softmax")
+        >>> cost += mask_matching_cost(masks, torch.rand(4, 32, 32) > 0.5, counts, cost_mask=5.0, cost_dice=5.0)
+        >>> (queries, targets), _ = hungarian_match(cost, counts)
+    """
+    checks.whole("mask_logits", mask_logits)
+    checks.fits("mask_logits", mask_logits, mask_logits.ndim in (3, 4), "have shape (B, Q, P) or (B, Q, H, W)")
+    checks.tensor("target_masks", target_masks)
+    checks.beside("target_masks", target_masks, mask_logits, "mask_logits")
+    pixels = mask_logits.shape[2:]
+    wanted = f"have shape (T, {', '.join(map(str, pixels))})"
+    checks.fits("target_masks", target_masks, target_masks.shape[1:] == pixels, wanted)
+    checks.one_of("mask_cost", mask_cost, MASK_COSTS)
+    numbers = [checks.number("cost_mask", cost_mask), checks.number("cost_dice", cost_dice)]
+    alpha, gamma = checks.number("alpha", alpha, 0.0, 1.0), checks.number("gamma", gamma, 0.0)
+    found = [mask_logits.new_empty(mask_logits.shape[1], 0, dtype=accurate(mask_logits[:0]).dtype)]
+    of_image = _numbers(counts, len(mask_logits), len(target_masks))
+    for logits, masks in zip(mask_logits.detach(), target_masks.detach().split(of_image), strict=True):
+        x = accurate(logits.flatten(1))
+        y = masks.flatten(1).to(x.dtype)
+        p = x.sigmoid()
+        positive, negative = _focal(x, alpha, gamma) if mask_cost == "focal" else (-F.logsigmoid(x), -F.logsigmoid(-x))
+        of_pixels = ((positive - negative) @ y.T + negative.sum(1, keepdim=True)) / max(x.shape[1], 1)
+        dice = 1 - (2 * (p @ y.T) + 1) / (p.sum(1, keepdim=True) + y.sum(1) + 1)
+        found.append(numbers[0] * of_pixels + numbers[1] * dice)
+    return torch.cat(found, 1)
 
 
 @checks.named
@@ -194,9 +288,9 @@ def _comparable(cost: Tensor) -> Tensor:
 
 
 def _cost(*arguments: Any) -> Tensor:
-    logits, boxes, labels, targets, counts, *numbers, centered = arguments
+    logits, boxes, labels, targets, counts, *numbers, centered, softmax = arguments
     tensors = logits, boxes, labels.contiguous(), targets, counts.contiguous()
-    found: tuple[Tensor] = launched("matching", "costs", tensors, kernels.of_folder("matching").Weights(*numbers), centered)
+    found: tuple[Tensor] = launched("matching", "costs", tensors, kernels.of_folder("matching").Weights(*numbers), centered, softmax)
     return found[0]
 
 
@@ -206,7 +300,7 @@ def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, *rest:
 
 define(
     "matching_cost(Tensor logits, Tensor boxes, Tensor labels, Tensor targets, Tensor counts, float cost_class, float cost_bbox, "
-    "float cost_giou, float alpha, float gamma, bool centered) -> Tensor",
+    "float cost_giou, float alpha, float gamma, bool centered, bool softmax) -> Tensor",
     _cost,
     _fake,
 )
