@@ -38,6 +38,7 @@ from lossforge.losses import (
     clip_loss,
     clip_loss_from_features,
     complete_box_iou,
+    cross_entropy,
     distance_box_iou,
     fuse_linear,
     generalized_box_iou,
@@ -346,6 +347,7 @@ def record() -> Recorder:
     seesaws(recorder)
     label_sets(recorder)
     views(recorder)
+    token_weights(recorder)
     linear_losses(recorder)
     for classes, dtype in itertools.product((16, 8192, 32000), DTYPES[:2]):
         recorder.case = f"every_operation {dtype} {ALWAYS} {classes} classes forward"
@@ -465,6 +467,15 @@ def views(recorder: Recorder) -> None:
             differentiated(jsd_cross_entropy(x, target, splits, gradient=None if mode == "value" else mode), x)
 
 
+def token_weights(recorder: Recorder) -> None:
+    """A weight a row of cross entropy: of rows in one tile, in several, and on chip."""
+    for classes, mode in itertools.product((1000, 9001, 32_000), ("forward", "backward")):
+        recorder.case = f"ce {torch.bfloat16} {ALWAYS} token weights, {classes} classes {mode}"
+        x = torch.zeros(64, classes, dtype=torch.bfloat16, requires_grad=True)
+        target = torch.zeros(64, dtype=torch.int64)
+        differentiated(cross_entropy(x, target, token_weight=torch.ones(64), **MODES[mode]), x)
+
+
 def linear_losses(recorder: Recorder) -> None:
     """The product that carries a loss of rows: further results, and what changes the logits."""
     every = {f"return_{name}": True for name in ("lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")}
@@ -474,6 +485,7 @@ def linear_losses(recorder: Recorder) -> None:
         "all results": {**every, "label_smoothing": 0.1, "z_loss": 1e-3, "return_z_loss": True},
         "softcap": {"softcap": 30.0, "scale": 0.5, "return_entropy": True},
         "weights": {"loss_weight": torch.ones(1000)},
+        "token weights": {"token_weight": torch.ones(300)},
     }
     for (name, given), dtype, mode in itertools.product(options.items(), DTYPES[1:], ("backward", "none")):
         loss = "linear_ce_with_all_results" if name == "all results" else "linear_ce"

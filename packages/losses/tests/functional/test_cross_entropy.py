@@ -158,3 +158,76 @@ def test_an_ignored_row_of_nan_beside_further_results(value, classes, result, de
         x.requires_grad_()
         found = cross_entropy(x, target, z_loss=0.0, **{f"return_{result}": True}, **options)
         torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), x)[0], expected)
+
+
+def weighed(x, target, factor, reduction, weight=None, z_loss=0.0, **options):
+    """Compute cross entropy with a factor a row in float64, by torch's own of each row."""
+    counts = (target != -100) & (factor != 0)
+    z = torch.where(counts.unsqueeze(1), x.double(), 0.0) * options.get("scale", 1.0)
+    each = factor.double() * F.cross_entropy(z, target, None if weight is None else weight.double(), reduction="none")
+    each = torch.where(counts, each + z_loss * z.logsumexp(1).square(), 0.0)
+    divisor = ((target != -100).sum() if weight is None else weight[target[target != -100]].sum()) if reduction == "mean" else 1
+    return each if reduction == "none" else each.sum() / divisor
+
+
+@pytest.mark.parametrize("classes", [7, 9001])
+@pytest.mark.parametrize(("reduction", "mode"), [("mean", "forward"), ("mean", "backward"), ("sum", "forward"), ("none", None)])
+@pytest.mark.parametrize("options", [{}, {"weight": True}, {"z_loss": 1e-2}, {"scale": 0.5}], ids=str)
+def test_a_weight_a_row(options, reduction, mode, classes, device):
+    """Any number. The mean does not divide by it, and a row of weight 0 may hold nan."""
+    x, target, factor = torch.randn(9, classes, device=device), torch.randint(classes, (9,), device=device), torch.randn(9, device=device)
+    target[1], factor[2], factor[4] = -100, 0.0, -3.0
+    x[2] = torch.nan
+    if "weight" in options:
+        options = {"weight": torch.rand(classes, device=device) + 0.5}
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    found = cross_entropy(leaf, target, token_weight=factor, reduction=reduction, gradient=mode, **options)
+    expected = weighed(wide, target, factor, reduction, **options)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    upstream = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, leaf, upstream)[0], torch.autograd.grad(expected, wide, upstream.double())[0]
+    torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-5, atol=1e-6)
+    assert (gradients[0][[1, 2]] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 1), (2, 3, 4)], ids=str)
+def test_weights_that_broadcast_over_an_image(shape, device):
+    x, target = torch.randn(2, 5, 3, 4, device=device), torch.randint(5, (2, 3, 4), device=device)
+    factor = torch.randn(shape, device=device)
+    found = cross_entropy(x, target, token_weight=factor, reduction="sum")
+    each = F.cross_entropy(x.double(), target, reduction="none") * factor
+    torch.testing.assert_close(found.double(), each.sum(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_a_weight_a_row(device):
+    """Its row's loss, at a weight of 0 too."""
+    x, target = torch.randn(6, 5, device=device), torch.randint(5, (6,), device=device)
+    factor = torch.tensor([1.0, 0.0, -2.0, 0.5, 3.0, 0.0], device=device, requires_grad=True)
+    (found,) = torch.autograd.grad(cross_entropy(x, target, token_weight=factor), factor)
+    torch.testing.assert_close(found, F.cross_entropy(x, target, reduction="none") / 6)
+
+
+def test_further_outputs_beside_weights_a_row(device):
+    """A row of weight 0 has them as one that is ignored does: it is not correct."""
+    x, factor = torch.randn(6, 5, device=device), torch.tensor([1.0, 0.0, -2.0, 0.5, 3.0, 0.0], device=device)
+    target = x.argmax(1)
+    found = cross_entropy(x, target, token_weight=factor, return_lse=True, return_correct=True)
+    torch.testing.assert_close(found.lse, x.logsumexp(1))
+    assert torch.equal(found.correct, factor != 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"label_smoothing": 0.1}, ValueError, r"token_weight excludes label_smoothing, got label_smoothing=0\.1"),
+        ({"target_b": torch.tensor([1, 2, 0]), "lam": 0.5}, ValueError, "token_weight excludes target_b"),
+        ({"target": torch.rand(3, 4)}, TypeError, "target must hold class indices where token_weight is given, got torch.float32"),
+        ({"group": object()}, ValueError, "token_weight is not served with group"),
+        ({"token_weight": torch.ones(4)}, ValueError, r"token_weight must broadcast to the shape of target, \(3,\), got .*\(4,\)"),
+        ({"token_weight": torch.ones(3, dtype=torch.int64)}, TypeError, "token_weight must be .*floating.*, got torch.int64"),
+    ],
+)
+def test_refused_weights_a_row(options, error, message):
+    given = {"target": torch.tensor([0, 1, 2]), "token_weight": torch.ones(3), **options}
+    with pytest.raises(error, match=message):
+        cross_entropy(torch.randn(3, 4), **given)

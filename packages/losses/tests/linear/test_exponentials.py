@@ -87,6 +87,43 @@ def test_other_losses_of_rows(function, device, finished):
     assert finished() == 1
 
 
+@pytest.mark.parametrize(("mode", "logits"), [("forward", None), ("backward", None), ("forward", "float32"), ("backward", "float32")])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_weight_a_token(reduction, mode, logits, device, finished):
+    """Negative and 0 too, of a row that holds nan; by exponentials, by the product in backward, and by chunks."""
+    (x, w, b), target = layer(40, 64, 300, device, bias=True)
+    factor = torch.randn(40, device=device)
+    factor[2] = 0.0
+    found = linear_cross_entropy(x, w, target, b, token_weight=factor, reduction=reduction, gradient=mode, logits=logits, z_loss=1e-3)
+    wide = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    z, counts = F.linear(*wide), (target != -100) & (factor != 0)
+    each = factor * F.cross_entropy(z, target, reduction="none") + 1e-3 * z.logsumexp(1).square()
+    expected = each[counts].sum() / ((target != -100).sum() if reduction == "mean" else 1)
+    assert error(found, expected) < 1e-5
+    for got, right in zip(torch.autograd.grad(found, (x, w, b)), torch.autograd.grad(expected, wide), strict=True):
+        assert error(got, right) < 1.2e-2
+    assert finished() == (mode == "forward" and logits is None)
+    with torch.no_grad():
+        x[2] = torch.nan
+    again = linear_cross_entropy(x, w, target, b, token_weight=factor, reduction=reduction, gradient=mode, logits=logits, z_loss=1e-3)
+    assert torch.equal(again, found)
+    (gradient,) = torch.autograd.grad(again, x)
+    assert gradient.isfinite().all()
+    assert not gradient[2].any()
+
+
+def test_weights_of_sequences(device, finished):
+    """(batch, tokens), one for all, and those of a sequence broadcast."""
+    (x, w), target = layer(24, 64, 300, device)
+    x, target = x.detach().view(4, 6, 64).requires_grad_(), target.view(4, 6)
+    for shape in ((4, 6), (4, 1), ()):
+        factor = torch.randn(shape, device=device)
+        found = linear_cross_entropy(x, w, target, token_weight=factor, reduction="sum")
+        each = F.cross_entropy(F.linear(x.double(), w.double()).movedim(-1, 1), target, reduction="none")
+        assert error(found, (each * factor).sum()) < 1e-5
+    assert finished() == 3
+
+
 def test_logits_with_a_prior(device, finished):
     """A bias of the loss's own, beside the layer's."""
     prior = torch.rand(700, device=device) + 0.01

@@ -2443,102 +2443,103 @@ def distribution_focal_loss(
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[False] = False, return_lse: Literal[False] = False,
-    return_entropy: Literal[False] = False, return_correct: Literal[False] = False, return_argmax: Literal[False] = False,
-    return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False, group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[False] = False,
+    return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
+    return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False, return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False,
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True], return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True],
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: Literal[True],
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
-    return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True], return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True],
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: Literal[True],
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: Literal[True], group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
 @entry_point
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, scale: float = 1.0,
-    softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False,
-    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
+    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy, as torch.nn.functional.cross_entropy.
 
@@ -2566,6 +2567,12 @@ def cross_entropy(
         reduction: "mean", "sum" or "none".
         label_smoothing: ε in [0, 1], the share of the target that is spread
             over all classes.
+        token_weight: a factor of each row's loss but for its z_loss, in the
+            shape of target or broadcast to it; any number, negative too. It
+            needs class indices, and excludes label_smoothing and target_b. The
+            mean does not divide by it: a weighted mean has
+            normalizer=token_weight.sum(). A row of weight 0 is left out as an
+            ignored one, but the mean divides by it.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -2618,10 +2625,11 @@ def cross_entropy(
     `help(lossforge.losses.functional)` explains the options.
     """
     return compute(definitions.cross_entropy.cross_entropy(
-        input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, scale=scale, softcap=softcap, z_loss=z_loss,
-        return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy, return_correct=return_correct,
-        return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, group=group, classes=classes,
-        empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam,
+        input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, token_weight=token_weight, scale=scale,
+        softcap=softcap, z_loss=z_loss, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
+        return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
+        group=group, classes=classes, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
+        target_b=target_b, lam=lam,
     ))
 
 
@@ -5272,9 +5280,9 @@ def linear_cross_entropy(
     return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -5284,9 +5292,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5296,9 +5304,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5308,9 +5316,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5320,9 +5328,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5332,9 +5340,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5344,9 +5352,9 @@ def linear_cross_entropy(
     return_log_p2: Literal[True], return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5356,9 +5364,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: Literal[True], chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5368,9 +5376,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
 @entry_point_of_layer
 def linear_cross_entropy(
@@ -5380,9 +5388,9 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    validate: bool | None = None,
+    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy of a linear layer's output: cross_entropy(F.linear(input,
     weight, bias), target) with the classes last.
@@ -5432,6 +5440,9 @@ def linear_cross_entropy(
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input. False: give this process's part, which a
             reduce-scatter over the sequence adds up. Default: True.
+        token_weight: (…), or broadcast to it: a factor of each token's loss, as
+            in cross_entropy. A scalar loss with such weights takes three matrix
+            products, where reduction="none" takes four.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -5468,8 +5479,8 @@ def linear_cross_entropy(
         label_smoothing=label_smoothing, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
         return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
         chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group, classes=classes,
-        sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, z_loss=z_loss, target_b=target_b, lam=lam,
-        normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
+        sum_input_gradient=sum_input_gradient, token_weight=token_weight, scale=scale, softcap=softcap, z_loss=z_loss, target_b=target_b,
+        lam=lam, normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
     )
 
 

@@ -18,6 +18,7 @@ from lossforge.kernels.math import LOG2E, exp2
 from lossforge.kernels.rowwise import rows
 from lossforge.kernels.rowwise.kernel import add_up
 from lossforge.kernels.rowwise.results import row_value, store_results
+from lossforge.kernels.rowwise.sweep import row_address
 
 REACH = tl.constexpr(60.0)
 AHEAD = tl.constexpr(40.0)
@@ -51,7 +52,9 @@ def exponentials(z, tile, x, target, given, out, config):
     HALF: tl.constexpr = config.BN // 2
     inside = tile.row < tile.rows
     t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
-    counts = (t != target.labels.ignore)[:, None]
+    counts = t != target.labels.ignore
+    if target.lam.ptr is not None:
+        counts = counts & (tl.load(row_address(target.lam, 0, tile.row), mask=inside, other=0.0) != 0.0)
     c = factor(given.shares_ptr, 0, tile)
     halves = halves_of(z, config)
     for i in tl.static_range(2):
@@ -68,7 +71,7 @@ def exponentials(z, tile, x, target, given, out, config):
         if x.softcap is not None:
             s = capped / x.softcap
             e *= 1.0 - s * s
-        out.store([tile.begin, j * HALF], tl.where(counts, e, 0.0).to(out.dtype))
+        out.store([tile.begin, j * HALF], tl.where(counts[:, None], e, 0.0).to(out.dtype))
 
 
 @triton.jit(do_not_specialize=("count",))

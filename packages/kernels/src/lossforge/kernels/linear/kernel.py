@@ -24,7 +24,7 @@ from lossforge.kernels.math import INTERPRETED, LOG2E, exp2
 from lossforge.kernels.rowwise import rows
 from lossforge.kernels.rowwise.kernel import add_up
 from lossforge.kernels.rowwise.results import row_shares, row_value, store_results
-from lossforge.kernels.rowwise.sweep import Span, load_stats, place_of
+from lossforge.kernels.rowwise.sweep import Span, load_stats, place_of, row_address
 
 JOINED = tl.constexpr(32)  # tiles that are joined at once
 
@@ -319,6 +319,8 @@ def linear_shares_kernel(target, kept, grad_outputs, loss, shares_ptr, classes, 
     span = span_of_rows(count, classes, config)
     t = tl.load(target.a.ptr + span.row, mask=span.inside, other=target.labels.ignore)
     counts = t != target.labels.ignore
+    if target.lam.ptr is not None:
+        counts = counts & (tl.load(row_address(target.lam, 0, span.row), mask=span.inside, other=0.0) != 0.0)
     none = tl.full([config.BR], 0.0, tl.float32)
     terms = rows.Terms(t, none, none, t, none, none, span.inside & counts, ((t >= 0) & (t < classes)) | (t == target.labels.ignore))
     stats = load_stats(kept.stats, 3, span)

@@ -119,7 +119,8 @@ def _descriptor(t: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _target(call: RowwiseCall[Any]) -> Target:
-    return Target(Strided(_ordered(call.target), 0, 1), Strided(), Strided(), Strided(), labels_of(call))
+    weight = Strided() if call.lam is None else Strided(call.lam, 0, call.lam.stride(0))
+    return Target(Strided(_ordered(call.target), 0, 1), Strided(), weight, Strided(), labels_of(call))
 
 
 def _product(

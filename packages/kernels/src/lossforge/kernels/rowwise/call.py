@@ -13,7 +13,8 @@ class RowwiseCall(NamedTuple, Generic[L]):
 
     The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
     class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
-    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py.
+    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py. With target_b, lam is the share of target;
+    without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an ignored one.
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
     """

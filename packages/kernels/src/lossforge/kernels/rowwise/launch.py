@@ -177,7 +177,8 @@ def _make_backward(
 def _divisor(call: RowwiseCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
-    lam, weight = (None, None) if call.mean_of_rows else (call.lam, call.weight)
+    weight = None if call.mean_of_rows else call.weight
+    lam = None if call.mean_of_rows or call.target_b is None else call.lam
     return count(call.target, call.x.shape[1], call.ignore_index, target_b=call.target_b, lam=lam, weight=weight)
 
 

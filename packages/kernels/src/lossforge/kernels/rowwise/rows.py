@@ -69,7 +69,7 @@ class Labels(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Class indices, those of a mixup pair with their λ, or probabilities."""
+    """Class indices, those of a mixup pair with their λ, or probabilities. Of one class index, lam is the row's weight."""
 
     a: Strided
     b: Strided
@@ -190,6 +190,11 @@ def row_terms(target, outer, row, inside, x):
             share = tl.load(row_address(target.lam, outer, row), mask=inside, other=1.0).to(tl.float32)
             c_a, c_b = share * c_a, (1.0 - share) * c_b
             keep, valid = keep | keep_b, valid & valid_b
+        elif target.lam.ptr is not None:
+            share = tl.load(row_address(target.lam, outer, row), mask=inside, other=0.0).to(tl.float32)
+            c_a *= share
+            keep = keep & (share != 0.0)
+            a = tl.where(keep, a, -1)
         if target.labels.smoothing is not None:
             c_a, c_b = (1.0 - target.labels.smoothing) * c_a, (1.0 - target.labels.smoothing) * c_b
     return Terms(a, c_a, logit_a, b, c_b, logit_b, keep, valid)

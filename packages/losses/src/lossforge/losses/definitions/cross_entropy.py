@@ -71,6 +71,7 @@ def cross_entropy(
     reduction: Reduction = "mean",
     label_smoothing: UnitInterval = 0.0,
     *,
+    token_weight: Tensor | None = None,  # (), (N,), (N, d…)
     scale: Real = 1.0,
     softcap: Positive | None = None,
     z_loss: NonNegative = 0.0,
@@ -98,6 +99,9 @@ def cross_entropy(
     Args:
         target: class indices (), (N,) or (N, d…) of any integer dtype; or probabilities in the shape of input.
         label_smoothing: ε in [0, 1], the share of the target that is spread over all classes.
+        token_weight: a factor of each row's loss but for its z_loss, in the shape of target or broadcast to it; any number, negative too.
+            It needs class indices, and excludes label_smoothing and target_b. The mean does not divide by it: a weighted mean has
+            normalizer=token_weight.sum(). A row of weight 0 is left out as an ignored one, but the mean divides by it.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
         z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
@@ -112,12 +116,15 @@ def cross_entropy(
     """
     call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
     call = call._replace(
+        lam=token_weight,
         reduction=checks.legacy_reduction(size_average, reduce, reduction),
         outputs=[return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit],
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
     finish = _output if any(call.outputs) else first
     if group is not None:
+        if token_weight is not None:
+            raise ValueError('token_weight is not served with group: multiply the losses of reduction="none"')
         return over_processes(call, row_options, group, classes, finish)
     without_group(classes)
     return rowwise_results(call, row_options, finish, probabilities=True)

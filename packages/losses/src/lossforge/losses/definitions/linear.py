@@ -122,6 +122,7 @@ class ShardedLinearOptions(LinearOptions, total=False):
 
 
 class LinearCrossEntropyOptions(ShardedLinearOptions, total=False):
+    token_weight: Tensor | None
     scale: float
     softcap: float | None
     z_loss: float
@@ -159,6 +160,8 @@ def linear_cross_entropy(
         target: class indices (…) of any integer dtype; or probabilities (…, C).
         loss_weight: (C,), the class weights of cross_entropy.
         label_smoothing: ε in [0, 1].
+        token_weight: (…), or broadcast to it: a factor of each token's loss, as in cross_entropy. A scalar loss with such weights takes
+            three matrix products, where reduction="none" takes four.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
         z_loss: coefficient of lse², averaged over the rows not ignored.

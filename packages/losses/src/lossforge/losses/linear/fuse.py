@@ -24,7 +24,7 @@ from lossforge.losses.templates.elementwise import IGNORED
 
 Accumulate = Literal["float32", "weight"]
 LogitsDtype = Literal["float32", "weight"]
-PER_ROW = ("target", "target_b", "lam", "indices", "labels", "score")
+PER_ROW = ("target", "target_b", "lam", "token_weight", "indices", "labels", "score")
 """Arguments with an entry a row."""
 FUNCTIONAL = f"{checks.__package__}.functional"
 OPTIONS = {"chunk": None, "accumulate": None, "logits": None, "skip_ignored": False}
@@ -82,6 +82,8 @@ class _Rows:
             return t
         if not k:
             return t.unsqueeze(0) if name in PER_ROW else t
+        if name == "token_weight" and checks.expands(t, self.lead):
+            t = t.expand(self.lead)
         if name == "lam" and t.ndim == 1:
             t = t.view(-1, *(1,) * (k - 1)).expand(self.lead)
         if name in self.broadcast and t.ndim > 1 and checks.expands(t, (*self.lead, self.classes)):

@@ -75,7 +75,7 @@ def rowwise_results(
     call = call._replace(
         target=target,
         target_b=target_b,
-        lam=share(options.get("lam"), target, target_b, x),
+        lam=share(options.get("lam"), target, target_b, x) if call.lam is None else _token_weight(call, x, target, options),
         weight=weights_of_classes("weight", call.weight, x, classes),
         bias=weights_of_classes("log_prior", call.bias, x, classes),
     )
@@ -88,6 +88,21 @@ def rowwise_results(
             x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
         )
     return checked_call(call, options, divisor, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
+
+
+def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor, options: RowOptions) -> Tensor:
+    """Return the weights of rows in the shape of their class indices, once they are checked."""
+    weight = call.lam
+    checks.floating_beside("token_weight", weight, x)
+    assert weight is not None
+    if target.is_floating_point():
+        raise TypeError(f"target must hold class indices where token_weight is given, got {target.dtype}")
+    if options.get("target_b") is not None or options.get("lam") is not None:
+        raise ValueError("token_weight excludes target_b and lam, got both")
+    if nonzero(call.label_smoothing):
+        raise ValueError(f"token_weight excludes label_smoothing, got label_smoothing={call.label_smoothing}")
+    checks.fits("token_weight", weight, checks.expands(weight, target.shape), "broadcast to the shape of target, {}", target.shape)
+    return weight.expand(target.shape)
 
 
 def _of_one_row(finish: Callable[[Sequence[Tensor | None]], Any], results: Sequence[Tensor | None]) -> Any:
@@ -175,6 +190,10 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
         keep, divisor = torch.ones_like(values, dtype=torch.bool), torch.tensor(values.numel(), device=x.device)
     else:
         keep = which_count(a)
+        rows = keep.sum()
+        factor = None if a.target_b is not None or a.lam is None else a.lam.to(x.dtype)
+        if factor is not None and not factor.requires_grad:
+            keep = keep & (factor != 0)
         log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
         nll, w = _hard(log_p, a.target, weight, a.ignore_index)
         if a.target_b is not None and a.lam is not None:
@@ -183,12 +202,12 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
             w, w_b = lam * w, (1 - lam) * w_b
             values, w = of_class(nll, w) + of_class(nll_b, w_b), w + w_b
         else:
-            values = of_class(nll, w)
+            values = of_class(nll, w if factor is None else factor * w)
         values, divisor = values * (1 - a.label_smoothing), w.sum()
         if nonzero(a.spread):
             values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
         if a.mean_of_rows:
-            divisor = keep.sum()
+            divisor = rows
     if nonzero(a.label_smoothing) or dense is not None:
         q = torch.zeros_like(x) if dense is None else dense
         q = q + a.label_smoothing / x.shape[1]
@@ -262,7 +281,7 @@ def rowwise_divisor(call: RowwiseCall[Any]) -> tuple[Tensor | None, float]:
     """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
     if not call.counted:
         return None, call.loss_scale / call.x.shape[0]
-    if call.mean_of_rows or (call.weight is None and call.lam is None):  # all rows count equally
+    if call.mean_of_rows or (call.weight is None and (call.lam is None or call.target_b is None)):  # all rows count equally
         return which_count(call).sum(dtype=torch.float32), call.loss_scale
     dtype = torch.promote_types(call.x.dtype, torch.float32)
     return row_weights(call, None if call.weight is None else call.weight.to(dtype)).sum(), call.loss_scale
