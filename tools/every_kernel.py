@@ -66,7 +66,7 @@ def walk() -> None:
     boxes = torch.cat([low, low + torch.rand_like(low)], 2).requires_grad_()
     losses.complete_box_iou(boxes[0], boxes[1, :37]).sum().backward()
     labels = randint(0, 7, (2, 301))
-    losses.task_aligned_assign(rand(2, 777, 7), boxes[:, :1].expand(2, 777, 4), rand(777, 2), labels, boxes)
+    losses.task_aligned_assign(rand(2, 777, 7), boxes[:, :1].expand(2, 777, 4), rand(777, 2), labels, boxes, topk2=1)
     losses.matching_cost(rand(2, 77, 7), boxes[:, :77], labels[0], boxes[0], [300, 1])
     losses.seesaw_loss(leaf(37, 5003), randint(0, 5003, (37,)), arange(5003)).backward()
     losses.cross_entropy(leaf(5000, 3), randint(0, 3, (5000,))).backward()

@@ -9,7 +9,7 @@ def test_rows_on_a_small_machine():
     found = list(assign.rows(torch.device("cpu"), 1.0, compiled=False))
     assert not [row for row in found if "error" in row]
     names = {row["problem"].split()[0] for row in found}
-    assert names == {"task_aligned_assign", "matching_cost", "hungarian_match", "box_iou", "generalized_box_iou"}
+    assert names == {"task_aligned_assign", "matching_cost", "mask_matching_cost", "hungarian_match", "box_iou", "generalized_box_iou"}
     for row in found:
         assert row["ms"] > 0
         if row["contender"] == "torchvision's Matcher":  # other rules, for its time alone

@@ -19,7 +19,7 @@ from torch import Tensor
 from lossforge.bench import measure
 from lossforge.bench.files import write_text
 from lossforge.bench.run import current_commit, new_report
-from lossforge.losses import box_iou, generalized_box_iou, hungarian_match, matching_cost, task_aligned_assign
+from lossforge.losses import box_iou, generalized_box_iou, hungarian_match, mask_matching_cost, matching_cost, task_aligned_assign
 
 MILLISECONDS = 200.0
 Found = Callable[[], Any]
@@ -68,7 +68,9 @@ def plain_ciou(b1: Tensor, b2: Tensor, eps: float = 1e-7) -> Tensor:
     return iou - distance / hull - v * v / (v - iou + 1 + eps)
 
 
-def plain_assign(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def plain_assign(
+    scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, targets: Tensor, mask: Tensor, topk: int = 10, topk2: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return index and scores, by matrices of boxes × anchors as ultralytics' rules read."""
     classes, several = scores.shape[2], targets.shape[1]
     low, high = anchors - targets[:, :, None, :2], targets[:, :, None, 2:] - anchors
@@ -76,10 +78,13 @@ def plain_assign(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor,
     s = scores.mT.gather(1, labels.unsqueeze(2).expand(-1, -1, len(anchors)))
     u = torch.where(inside, plain_ciou(targets.unsqueeze(2), boxes.unsqueeze(1)).clamp(min=0), 0.0)
     t = torch.where(inside, s**0.5 * u**6, 0.0)
-    best, order = t.topk(10, -1)
+    best, order = t.topk(topk, -1)
     chose = torch.zeros_like(inside).scatter(2, order, best > 0)
     winner = F.one_hot(u.argmax(1), several).mT.bool()
     chose = torch.where(chose.sum(1, keepdim=True) > 1, winner, chose)
+    if topk2 is not None:
+        best, order = (t * chose).topk(topk2, -1)
+        chose = torch.zeros_like(inside).scatter(2, order, best > 0)
     t, u = t * chose, u * chose
     quality = (t * u.amax(2, keepdim=True) / (t.amax(2, keepdim=True) + 1e-9)).amax(1)
     foreground, index = chose.any(1), chose.to(torch.int8).argmax(1)
@@ -96,7 +101,8 @@ def match_by_torchvision(boxes: Tensor, targets: Tensor) -> list[Tensor]:
     return [matcher(theirs(wanted, own)) for own, wanted in zip(boxes, targets, strict=True)]
 
 
-def of_anchors(images: int, boxes: int, side: int, device: torch.device) -> Problem:
+def of_anchors(images: int, boxes: int, side: int, choice: dict[str, Any], device: torch.device) -> Problem:
+    """Return an assignment; choice: topk and topk2, where they are not the defaults."""
     anchors, targets = pyramid(side, device), corners(images, boxes, side, device)
     half = 5 + 70 * torch.rand(images, len(anchors), 4, device=device)
     predicted = torch.cat([anchors - half[..., :2], anchors + half[..., 2:]], -1)
@@ -104,24 +110,25 @@ def of_anchors(images: int, boxes: int, side: int, device: torch.device) -> Prob
     given = scores, predicted, anchors, labels, targets, torch.ones(images, boxes, dtype=torch.bool, device=device)
     compiled = torch.compile(plain_assign)
     contenders: dict[str, Found] = {
-        "torch": lambda: plain_assign(*given)[0],
-        "lossforge": lambda: task_aligned_assign(*given).box_index,
-        "lossforge, dense=False": lambda: task_aligned_assign(*given, dense=False).box_index,
-        "torch.compile": lambda: compiled(*given)[0],
+        "torch": lambda: plain_assign(*given, **choice)[0],
+        "lossforge": lambda: task_aligned_assign(*given, **choice).box_index,
+        "lossforge, dense=False": lambda: task_aligned_assign(*given, **choice, dense=False).box_index,
+        "torch.compile": lambda: compiled(*given, **choice)[0],
         "torchvision's Matcher": lambda: match_by_torchvision(predicted, targets),
     }
-    return Problem(f"task_aligned_assign {images}x{boxes}x{len(anchors)}", contenders, lambda a, b: (a == b).float().mean().item())
+    chosen = "".join(f" {name}={number}" for name, number in choice.items())
+    return Problem(f"task_aligned_assign {images}x{boxes}x{len(anchors)}{chosen}", contenders, lambda a, b: (a == b).float().mean().item())
 
 
-def plain_cost(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: list[int]) -> Tensor:
-    """Return the costs of each image alone, by the formulas of Deformable DETR."""
+def plain_cost(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: list[int], softmax: bool = False) -> Tensor:
+    """Return the costs of each image alone, by the formulas of Deformable DETR; softmax: by DETR's, of the same weights."""
     from torchvision.ops import box_convert
     from torchvision.ops import generalized_box_iou as theirs
 
     found = []
     for x, own, label, wanted in zip(logits, boxes, labels.split(counts), targets.split(counts), strict=True):
-        p = x.sigmoid()[:, label]
-        cost = 0.25 * (1 - p) ** 2 * -(p + 1e-8).log() - 0.75 * p**2 * -(1 - p + 1e-8).log()
+        p = x.softmax(1)[:, label] if softmax else x.sigmoid()[:, label]
+        cost = -p if softmax else 0.25 * (1 - p) ** 2 * -(p + 1e-8).log() - 0.75 * p**2 * -(1 - p + 1e-8).log()
         overlap = theirs(box_convert(own, "cxcywh", "xyxy"), box_convert(wanted, "cxcywh", "xyxy"))
         found.append(2 * cost + 5 * torch.cdist(own, wanted, p=1) - 2 * overlap)
     return torch.cat(found, 1)
@@ -150,6 +157,38 @@ def of_queries(images: int, queries: int, boxes: int, matched: bool, device: tor
     return Problem(f"hungarian_match {images}x{queries}x{boxes}", calls, lambda a, b: (a == b).float().mean().item())
 
 
+def of_softmax(images: int, queries: int, boxes: int, device: torch.device) -> Problem:
+    """Return DETR's costs."""
+    counts = [boxes] * images
+    own, targets = (0.2 + 0.6 * torch.rand(*n, 4, device=device) for n in ((images, queries), (images * boxes,)))
+    given = torch.randn(images, queries, 92, device=device), own, torch.randint(0, 91, (images * boxes,), device=device), targets
+    calls: dict[str, Found] = {
+        "torch": lambda: plain_cost(*given, counts, softmax=True),
+        "lossforge": lambda: matching_cost(*given, counts, class_cost="softmax"),
+    }
+    return Problem(f"matching_cost softmax {images}x{queries}x{boxes}", calls, relative)
+
+
+def plain_mask_cost(logits: Tensor, masks: Tensor, counts: list[int]) -> Tensor:
+    """Return the costs of each image alone, by the formulas of Mask2Former."""
+    found = []
+    for x, y in zip(logits, masks.split(counts), strict=True):
+        entropy = (F.softplus(-x) / x.shape[1]) @ y.T + (F.softplus(x) / x.shape[1]) @ (1 - y).T
+        p = x.sigmoid()
+        found.append(entropy + 1 - (2 * (p @ y.T) + 1) / (p.sum(1)[:, None] + y.sum(1) + 1))
+    return torch.cat(found, 1)
+
+
+def of_masks(images: int, queries: int, masks: int, points: int, device: torch.device) -> Problem:
+    logits, counts = 3 * torch.randn(images, queries, points, device=device), [masks] * images
+    targets = (torch.rand(images * masks, points, device=device) > 0.7).float()
+    calls: dict[str, Found] = {
+        "torch": lambda: plain_mask_cost(logits, targets, counts),
+        "lossforge": lambda: mask_matching_cost(logits, targets, counts),
+    }
+    return Problem(f"mask_matching_cost {images}x{queries}x{masks}x{points}", calls, relative)
+
+
 def relative(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / a.norm()).item()
 
@@ -173,10 +212,13 @@ def problems(device: torch.device) -> Iterator[Callable[[], Problem]]:
     small = device.type != "cuda"
     side, images, layers = (64, 2, 2) if small else (640, 16, 6)
     for boxes in (4, 6) if small else (20, 300):
-        yield partial(of_anchors, images, boxes, side, device)
+        yield partial(of_anchors, images, boxes, side, {}, device)
+    yield partial(of_anchors, images, boxes, side, {"topk": 7, "topk2": 1}, device)
     for stacked in (images, images * layers):
         for matched in (False, True):
             yield partial(of_queries, stacked, *((30, 4) if small else (900, 20)), matched, device)
+    yield partial(of_softmax, images, *((30, 4) if small else (100, 20)), device)
+    yield partial(of_masks, images, *((30, 4, 60) if small else (100, 20, 12544)), device)
     for ours in (box_iou, generalized_box_iou):
         yield partial(of_pairs, *((50, 7) if small else (8400, 300)), ours, device)
         yield partial(of_pairs, *((60, 50) if small else (8400, 8400)), ours, device)
