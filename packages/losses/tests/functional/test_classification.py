@@ -208,16 +208,27 @@ X, T = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
         (TypeError, "target must hold class indices, with target_b and lam", lambda: softmax_focal_loss(X, X)),
         (TypeError, "target must hold class indices", lambda: poly_cross_entropy(X, X)),
         (ValueError, "label_smoothing must be 0 where weight is given", lambda: poly_cross_entropy(X, T, 1, X[0], label_smoothing=0.1)),
-        (ValueError, "label_smoothing must be below 1", lambda: poly_cross_entropy(X, T, label_smoothing=1.0)),
+        (
+            ValueError,
+            "label_smoothing must be finite and at least 0 and below 1, got 1.0",
+            lambda: poly_cross_entropy(X, T, label_smoothing=1.0),
+        ),
         (ValueError, "epsilon must be finite", lambda: poly_cross_entropy(X, T, INF)),
         (ValueError, "q must be finite and at least 0 and at most 1, got 1.5", lambda: generalized_cross_entropy(X, T, 1.5)),
         (TypeError, "unexpected keyword argument 'label_smoothing'", lambda: generalized_cross_entropy(X, T, label_smoothing=0.1)),
         (ValueError, r"log_prior must hold one log_prior a class, shape \(3,\)", lambda: logit_adjusted_cross_entropy(X, T, X)),
         (ValueError, "softcap must be None", lambda: logit_adjusted_cross_entropy(X, T, X[0], softcap=3.0)),
-        (ValueError, "beta must be below 1, got 1", lambda: class_balanced_weight(T, 1.0)),
+        (ValueError, "beta must be finite and at least 0 and below 1, got 1", lambda: class_balanced_weight(T, 1.0)),
         (ValueError, r"counts must hold one count a class, shape \(C,\), got \(2, 3\)", lambda: class_balanced_weight(X)),
     ],
 )
 def test_errors(kind, message, call):
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_a_smoothing_that_must_be_below_1_is_checked_when_a_compiled_graph_runs():
+    compiled = torch.compile(lambda smoothing: poly_cross_entropy(X, T, label_smoothing=smoothing), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(torch.tensor(0.25)), poly_cross_entropy(X, T, label_smoothing=0.25))
+    with pytest.raises(ValueError, match=r"label_smoothing must be finite and at least 0 and below 1, got 1\.0"):
+        compiled(torch.tensor(1.0))

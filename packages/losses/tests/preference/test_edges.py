@@ -148,7 +148,11 @@ META = torch.zeros(3, device="meta")
             "loss_type must be one of 'sigmoid', 'robust', 'hinge', 'ipo', 'exo_pair', 'nca_pair', 'bco_pair', 'sppo_hard', 'aot', ",
         ),
         (lambda: L.dpo_loss(X, X, X, X, label_smoothing=0.6), ValueError, "label_smoothing must be finite and at least 0 and at most 0.5"),
-        (lambda: L.dpo_loss(X, X, X, X, 0.1, 0.5, "robust"), ValueError, "label_smoothing must be below 0.5"),
+        (
+            lambda: L.dpo_loss(X, X, X, X, 0.1, 0.5, "robust"),
+            ValueError,
+            "label_smoothing must be .* below 0.5, got 0.5",
+        ),
         (
             lambda: L.dpo_loss(X, X, X, X, 0.1, 0.1, "ipo"),
             ValueError,

@@ -155,8 +155,8 @@ def told(value: object) -> str:
     return repr(value)
 
 
-def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False) -> float:
-    """Return the value as a finite number in [low, high], or above low where `exclusive`.
+def number(name: str, value: object, low: float = -math.inf, high: float = math.inf, exclusive: bool = False, below: bool = False) -> float:
+    """Return the value as a finite number in [low, high]: above low where `exclusive`, below high where `below`.
 
     It is 0 or a normal number of float32, in which kernels compute: so its reciprocal is finite, too.
 
@@ -164,13 +164,14 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
     """
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu" and not known(value):
         without_gradient(name, value)
-        return OPERATORS.number(value.detach(), name, low, high, exclusive)
+        return OPERATORS.number(value.detach(), name, low, high, exclusive, below)
     value = of_host(name, value)
     if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (low < value if exclusive else low <= value) or not value <= high or not -math.inf < value < math.inf:
+    in_range = (low < value if exclusive else low <= value) and (value < high if below else value <= high)
+    if not in_range or not -math.inf < value < math.inf:
         bounds = f"{'above' if exclusive else 'at least'} {low:g}" if low > -math.inf else ""
-        bounds += (" and " if bounds else "") + f"at most {high:g}" if high < math.inf else ""
+        bounds += (" and " if bounds else "") + f"{'below' if below else 'at most'} {high:g}" if high < math.inf else ""
         raise ValueError(f"{name} must be finite{' and ' if bounds else ''}{bounds}, got {told(value)}")
     if isinstance(value, (int, float)):
         in_float32(name, value)

@@ -180,12 +180,14 @@ def filled(numbers: Tensor | None, arguments: Sequence[Any]) -> Sequence[Any]:
     return [value(v) for v in arguments]
 
 
-def _checked_number(value: Tensor, name: str, low: float, high: float, exclusive: bool) -> Tensor:
+def _checked_number(value: Tensor, name: str, low: float, high: float, exclusive: bool, below: bool) -> Tensor:
     """Do what checks.number does, when the graph runs."""
-    return torch.tensor(checks.number(name, value.item(), low, high, exclusive), dtype=torch.float64)
+    return torch.tensor(checks.number(name, value.item(), low, high, exclusive, below), dtype=torch.float64)
 
 
-LIBRARY.define("number(Tensor value, str name, float low, float high, bool exclusive) -> Tensor", tags=[torch.Tag.pt2_compliant_tag])
+LIBRARY.define(
+    "number(Tensor value, str name, float low, float high, bool exclusive, bool below) -> Tensor", tags=[torch.Tag.pt2_compliant_tag]
+)
 LIBRARY.impl("number", _checked_number, "CPU")
 torch.library.register_fake(f"{NAMESPACE}::number", lambda value, *_: value.new_empty((), dtype=torch.float64), lib=LIBRARY)
 for _template in (*TEMPLATES.values(), *FUSED.values()):

@@ -136,15 +136,13 @@ def poly_cross_entropy(
     if smoothing is not None:
         if checks.nonzero(checks.number("label_smoothing", label_smoothing)):
             raise ValueError(f"smoothing is label_smoothing, got both, {smoothing!r} and {label_smoothing!r}")
-        label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0)
-    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
+        label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0, below=True)
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0, below=True)
     dim = of_classes(input)
     offset = 0.0
     if checks.nonzero(label_smoothing):
         if weight is not None:
             raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
-        if not isinstance(label_smoothing, Tensor) and label_smoothing == 1:
-            raise ValueError(f"label_smoothing must be below 1, got {label_smoothing!r}")
         offset = epsilon * label_smoothing / (1.0 - label_smoothing)
         offset = offset - per_class(offset, input.shape[dim])
     call = RowwiseCall("poly_ce", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
@@ -383,9 +381,7 @@ def class_balanced_weight(counts: Tensor, beta: float = 0.9999) -> Tensor:
     if counts.is_complex() or counts.dtype == torch.bool:
         raise TypeError(f"counts must be of a real dtype, got {counts.dtype}")
     checks.fits("counts", counts, counts.ndim == 1 and len(counts) > 0, "hold one count a class, shape (C,)")
-    beta = checks.number("beta", beta, 0.0)
-    if beta >= 1:
-        raise ValueError(f"beta must be below 1, got {beta!r}")
+    beta = checks.number("beta", beta, 0.0, 1.0, below=True)
     n = counts.double().clamp(min=1.0)
     log_beta = torch.tensor(beta, dtype=torch.float64, device="cpu").log().item()
     inverse = torch.ones_like(n) if beta == 0 else -1.0 / torch.expm1(n * log_beta)

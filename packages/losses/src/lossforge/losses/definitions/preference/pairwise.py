@@ -15,9 +15,8 @@ WITH_DIVERGENCE = tuple(name for name, each in PAIRS.items() if each.divergence)
 
 def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing: float) -> float:
     checks.one_of("loss_type", loss_type, accepted)
-    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5)
-    if loss_type == "robust" and not isinstance(label_smoothing, Tensor) and label_smoothing == 0.5:
-        raise ValueError('label_smoothing must be below 0.5 with loss_type "robust", whose divisor is 1 - 2 label_smoothing, got 0.5')
+    robust = loss_type == "robust"  # whose divisor is 1 - 2 label_smoothing
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 0.5, below=robust)
     if loss_type == "exo_pair" and not checks.nonzero(label_smoothing):
         raise ValueError('label_smoothing must be above 0 with loss_type "exo_pair", which takes its logarithm, such as 1e-3, got 0.0')
     taken = [each for each in (*SMOOTHED, "tpo-l") if each in accepted]
