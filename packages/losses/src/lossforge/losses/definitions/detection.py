@@ -185,8 +185,8 @@ def _to_the_power(y: Tensor, exponent: float) -> Tensor:
 
 def _of_power(name: str) -> DeviceFormula:
     """Return a formula with a quicker one for qualities that need no power."""
-    binary = DeviceFormula(f"varifocal.{name}_hard", f"varifocal.{name}_hard", "varifocal.is_1")
-    return DeviceFormula(f"varifocal.{name}", f"varifocal.{name}_1", "varifocal.is_1", binary=binary)
+    binary = DeviceFormula(f"varifocal.{name}_hard", f"varifocal.{name}_hard", "varifocal.is_1", heavy=True)
+    return DeviceFormula(f"varifocal.{name}", f"varifocal.{name}_1", "varifocal.is_1", binary=binary, heavy=True)
 
 
 @formula("mal", _of_power("mal"), saturates=True)
