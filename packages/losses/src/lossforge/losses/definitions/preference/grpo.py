@@ -7,7 +7,16 @@ from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
-from lossforge.losses.definitions.preference.objectives import EXPONENT, POLICIES, Policy, PolicyObjective, PolicyOptions, Tokens, lists
+from lossforge.losses.definitions.preference.objectives import (
+    EXPONENT,
+    POLICIES,
+    Policy,
+    PolicyObjective,
+    PolicyOptions,
+    Tokens,
+    limited,
+    lists,
+)
 from lossforge.losses.option_types import Empty, Reduction
 
 __all__ = ["PolicyLossOutput", "ValueLossOutput"]
@@ -215,7 +224,7 @@ def grpo_loss(
     if reference is not None and (in_loss or return_stats):
         q = reference - policy
         if kl_clamp is not None:
-            q = q.clamp(-kl_clamp, kl_clamp)
+            q = limited(q, -kl_clamp, kl_clamp)
         kl = torch.expm1(q) - q
         if use_bias_correction_kl:
             kl = kl * level.clamp(max=EXPONENT).exp()

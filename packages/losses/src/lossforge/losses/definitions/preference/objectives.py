@@ -334,9 +334,14 @@ def _by_sign(positive: Tensor, of_positive: float, of_others: float) -> Tensor:
     return positive * of_positive + (1 - positive) * of_others
 
 
+def limited(x: Tensor, low: float, high: float) -> Tensor:
+    """Return x.clamp(low, high). Under torch.compile a scheduled number is a tensor of the CPU, which `clamp` refuses beside a GPU's."""
+    return torch.where(x > high, high, torch.where(x < low, low, x))
+
+
 def _cispo(t: Tokens) -> Policy:
     low, high, ratio = 1 - t.options.epsilon, 1 + t.options.epsilon_high, t.level.detach().exp()
-    return Policy(_held(ratio.clamp(min=low).clamp(max=high), t), ratio < low, ratio > high)
+    return Policy(_held(limited(ratio, low, high), t), ratio < low, ratio > high)
 
 
 def _sapo(t: Tokens) -> Policy:
@@ -362,7 +367,7 @@ def _vespo(t: Tokens) -> Policy:
 def _gmpo(t: Tokens) -> Policy:
     low, high = -t.options.epsilon, t.options.epsilon_high
     below, above = t.log_ratio < low, t.log_ratio > high
-    bounded = torch.where(t.advantages > 0, t.log_ratio.clamp(max=high), t.log_ratio.clamp(min=low))
+    bounded = torch.where(t.advantages > 0, limited(t.log_ratio, -math.inf, high), limited(t.log_ratio, low, math.inf))
     ratio = t.mean(bounded).clamp(max=EXPONENT).exp()
     if t.sampler is not None:
         ratio = ratio * (t.sampler if t.sampler.shape[1] == 1 else t.mean(t.sampler.log()).exp())
@@ -411,7 +416,7 @@ def _kl_cov(t: Tokens) -> Policy:
 
 def _trusted(t: Tokens, trusted: Tensor) -> Policy:
     delta = 20.0 if t.options.delta is None else t.options.delta
-    weight = torch.where(trusted, t.log_ratio.detach().exp().clamp(max=delta), 0.0)
+    weight = torch.where(trusted, limited(t.log_ratio.detach().exp(), 0.0, delta), 0.0)
     return Policy(_held(weight, t), ~trusted, ~trusted)
 
 
