@@ -174,7 +174,10 @@ def integrations(file: Path) -> str:
         if part not in found:
             continue
         runs = found[part]["runs"]
-        header, cells = "case | loss of | step, ms", "{case} | {contender} | {step_ms:,.2f}"
+        header, cells = (
+            "case | loss of | step, ms | range",
+            "{case} | {contender} | {step_ms:,.2f} | {step_ms_range[0]:,.1f} to {step_ms_range[1]:,.1f}",
+        )
         if part == "detectors":
             header += " | waits | criterion, ms | waits"
             cells += " | {step_waits:d} | {criterion_ms:,.2f} | {criterion_waits:d}"
