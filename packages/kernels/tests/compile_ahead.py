@@ -302,7 +302,7 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
         yield {"weight": x[..., 0].detach()}
     if "alpha" in names and loss.template.name == "elementwise" and Tensor in get_args(names["alpha"].annotation):
         yield {"alpha": x[0].detach()}
-    if "group" in names:
+    if "group_weight" in names:
         yield {"group": torch.zeros(x.shape, dtype=torch.int64), "group_weight": torch.ones(3, dtype=x.dtype)}
         yield {"group": torch.zeros(x.shape[0], 1, dtype=torch.int32), "group_weight": torch.ones(3), "preference": x.detach()}
 
