@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from lossforge import kernels
+from lossforge.kernels import launch_counts
 from lossforge.losses import (
     cross_entropy,
     fuse_linear,
@@ -23,6 +25,7 @@ from lossforge.losses import (
     linear_entropy,
     linear_selective_log_softmax,
 )
+from lossforge.losses.testing import error
 
 ROWS, FEATURES = 7, 5
 PADDED = 24
@@ -185,6 +188,47 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
 
 
+def check_three_products(group: Any) -> None:
+    """Compare scalar losses of a layer in bfloat16, whose gradient the matrix product writes in forward, and count those."""
+    launch = kernels.of_folder("linear")
+    launch.WORK = 0
+    if not torch.cuda.is_available():
+        launch.programs = lambda device: 2  # as on a GPU of sm_90
+    torch.manual_seed(0)
+    x, w = torch.randn(40, 64), torch.randn(2 * PADDED - 3, 64)
+    target = torch.randint(len(w), (40,))
+    target[3::7] = -100
+    layout = Layout(len(w), -(-len(w) // dist.get_world_size()), False)
+    x, w = x.bfloat16(), w.bfloat16()
+    for options in ({}, {"reduction": "sum", "softcap": 5.0, "scale": 0.7}, {"z_loss": 0.01, "normalizer": torch.tensor(7.0)}):
+        for size in (1.0, 12.0):  # at which another process has nearly all of a row's probability
+            given = x * size
+            leaves, own = [t.double().requires_grad_() for t in (given, w)], [t.clone().requires_grad_() for t in (given, layout.part(w))]
+            known = {**options, "group": group, "classes": len(w), "gradient": "forward"}
+            expected = linear_cross_entropy(*leaves, target, **{name: double(v) for name, v in options.items()})
+            wanted = torch.autograd.grad(3 * expected, leaves)
+            before = launch_counts().get("linear_finish_kernel", 0)
+            found = linear_cross_entropy(*own, target, **known)
+            assert launch_counts().get("linear_finish_kernel", 0) == before + 1
+            grads = torch.autograd.grad(3 * found, own, retain_graph=True)
+            again = torch.autograd.grad(3 * found, own)
+            torch.testing.assert_close(found, expected.float(), rtol=3e-5, atol=3e-5)
+            assert error(grads[0], wanted[0]) < 1.5e-2
+            assert error(grads[1], layout.of_own(wanted[1])) < 1.2e-2
+            assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
+            four = torch.autograd.grad(3 * linear_cross_entropy(*own, target, **{**known, "gradient": None}), own)
+            assert launch_counts().get("linear_finish_kernel", 0) == before + 2
+            assert error(grads[1], four[1]) < 2e-2
+    mixed = {"gradient": "backward"} if dist.get_rank() else {}  # one process in three products, another in four
+    found = linear_cross_entropy(*own, target, group=group, classes=len(w), **mixed)
+    assert (
+        error(
+            torch.autograd.grad(found, own)[1], torch.autograd.grad(linear_cross_entropy(*own, target, group=group, classes=len(w)), own)[1]
+        )
+        < 2e-2
+    )
+
+
 def check_layouts_of_logits(group: Any) -> None:
     """Compare images, (N, C, d, d), one row, (C,), and rows with logits that are not finite."""
     layout = layouts()["equal"]
@@ -201,6 +245,20 @@ def check_layouts_of_logits(group: Any) -> None:
     whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
     expected, found = cross_entropy(whole, target), cross_entropy(own, target, group=group)
     compare("not finite", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
+
+
+def check_compiled(group: Any) -> None:
+    """Compare a compiled loss, whose graph has the collectives, with an eager one."""
+    layout = layouts()["equal"]
+    x, w, target = torch.randn(ROWS, FEATURES), torch.randn(PADDED, FEATURES), torch.randint(PADDED, (ROWS,))
+    leaves = [x.requires_grad_(), layout.part(w).requires_grad_()]
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return linear_cross_entropy(x, w, target, group=group, z_loss=0.1)
+
+    found = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves)
+    torch.testing.assert_close(found, loss(*leaves))
+    torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(loss(*leaves), leaves))
 
 
 def check_dtensors(mesh: Any) -> None:
@@ -249,6 +307,7 @@ def check_errors(mesh: Any) -> None:
     more = {"group": group, "classes": most + 1}
     refused(ValueError, f"at most those of weight, {most}, got {most + 1}", linear_cross_entropy, x, weight, target, **more)
     refused(TypeError, "weight must be a whole tensor, got a DTensor", linear_cross_entropy, x, weight, target)
+    refused(ValueError, "served from a layer's input", cross_entropy, x, target, group=group, gradient="forward")
     several = target[:, None].expand(ROWS, 2)
     refused(ValueError, "one token a row where group is given", linear_selective_log_softmax, x, x, several, group=group)
     twice = cross_entropy(x.requires_grad_(), target, group=group)
@@ -262,13 +321,17 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.set_default_device(f"cuda:{os.environ['LOCAL_RANK']}")
     dist.init_process_group("nccl" if gpus else "gloo")
+    torch.manual_seed(0)
     mesh = init_device_mesh("cuda" if gpus else "cpu", (dist.get_world_size(),))
     for name, layout in layouts().items():
         if name in sys.argv[1:]:
             check_rows(layout, name, mesh.get_group())
             check_tokens(layout, name, mesh)
+    if "three products" in sys.argv[1:]:
+        check_three_products(mesh)
     if "dtensors" in sys.argv[1:]:
         check_layouts_of_logits(mesh)
+        check_compiled(mesh.get_group())
         check_dtensors(mesh)
         if not gpus:  # where indices are not read on the host
             check_errors(mesh)

@@ -197,7 +197,7 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     product(config._replace(AGAIN=True)).start()
     of_own, loss = logits_of(call, Strided(own, 0, 1, 0), classes), row_loss(call, formulas, call.normalizer)
     arguments = (of_own, target, given, to, to.stride(0), factors, out, sums, loss, rows, across, config, of_rows)
-    totals = Launch(linear_finish_kernel, grid, arguments, totals=1 + call.outputs[0], num_warps=4).start()
+    totals = Launch(linear_finish_kernel, grid, arguments, sum(s is not None for s in sums), num_warps=4).start()
     return *results_of(out, totals, None), factors
 
 

@@ -298,7 +298,7 @@ def product_of(call: Any) -> Any:
     return product if product.carries(call) else None
 
 
-def _by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
+def by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:
     """Return what a function of lossforge.kernels.linear makes of a call, by the call's plan.
 
     more: the tensors among its further arguments.
@@ -327,7 +327,7 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
     if product is not None and not differentiated:
         for start, end in _ranges(call.x.input.shape[0], product.rows_a_launch(call)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
-            _enter(found, start, end, zip(names, _by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
+            _enter(found, start, end, zip(names, by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
         return tuple(found.values())
     exponentials = product is not None and product.exponentiates(call)
     sums = Gradients(call, gradients, is_wide(call.x) and not exponentials)
@@ -336,7 +336,7 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
         for start, end in _ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             to = memory[: end - start]
-            *results, factors = _by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
+            *results, factors = by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
             _enter(found, start, end, zip(names, results, strict=True))
             sums.add(start, end, to, factors)
         sums.finish()
@@ -384,11 +384,11 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
         by_classes = GradientsByClasses(call, gradients)
         entropy = known.get("entropy")
         of_rows = stats, entropy, *grad_outputs
-        (shares,) = _by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
+        (shares,) = by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
         ordered, memory = product.ordered(chunks.all), product.new_slopes(call, by_classes.classes)
         for start, end in _ranges(call.x.weight.shape[0], by_classes.classes):
             to = memory[:, : end - start]
-            _by_product(product.slopes_of, ordered, (shares, to), grad_outputs[3] is not None, start, shares, to)
+            by_product(product.slopes_of, ordered, (shares, to), grad_outputs[3] is not None, start, shares, to)
             by_classes.add(start, end, to)
         by_classes.finish()
         return

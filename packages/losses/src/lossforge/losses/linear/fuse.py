@@ -17,6 +17,7 @@ from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall
+from lossforge.losses.parallel.scalar import in_three_products
 from lossforge.losses.parallel.shards import local_layer
 from lossforge.losses.run import compute
 from lossforge.losses.state import autocast_dtype
@@ -202,6 +203,8 @@ def fused(
     checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
     if type(checked.call) not in FUSED:
         raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
+    if (loss := in_three_products(checked.finish)) is not None:
+        return loss
     # computed here, as torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
     in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, checked.finish, finish))
     return compute(CheckedCall(checked.call, checked.options, in_shape))

@@ -8,9 +8,9 @@ class j, times its weight. With Q_r = Σ qⱼ of its own classes:
 Gradients need no rule of their own: L_r, lse_r and H_r are differentiable results of one call, and its backward is one pass.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,9 +30,8 @@ ROWS = 1024
 """Rows of features at a time whose largest logits are computed again."""
 
 
-@dataclass(frozen=True)
-class Joining:
-    """What makes the results of all classes from each process's own: a checked call's `finish`.
+class Joining(NamedTuple):
+    """What makes the results of all classes from each process's own.
 
     Attributes:
         shards: how the classes are spread.
@@ -51,9 +50,6 @@ class Joining:
     factor: float
     finish: Callable[[Sequence[Tensor | None]], Any]
     mode: str | None
-
-    def __call__(self, results: Sequence[Tensor | None]) -> Any:
-        return self.finish(_joined(self, results))
 
     def reduced(self, v: Tensor, divisor: Tensor | None) -> Tensor:
         """Return values of rows as the call reduces them."""
@@ -76,9 +72,9 @@ def over_processes(
 
     call: with the function's arguments as they are. finish: from the results of all classes to what the function returns.
     """
-    if options.get("gradient") == "forward":
-        raise ValueError('gradient="forward" is not served with group: omit it')
     x = call.x
+    if options.get("gradient") == "forward" and not isinstance(x, Head):
+        raise ValueError('gradient="forward" with group is served from a layer\'s input, as by linear_cross_entropy, not from logits')
     dim = min(x.ndim - 1, 1) if is_dtensor(x) else of_classes(x)
     shards, x = shards_of(group, classes, x, dim, "input")
     x = x if isinstance(x, Head) else shards.trimmed(x, dim)
@@ -118,7 +114,8 @@ def over_processes(
         outputs=[False, True, want_entropy, False, want_argmax or want_correct, want_log_p2, want_mean],
     )
     kept = {name: v for name, v in options.items() if name != "gradient"}
-    return CheckedCall(own, kept, Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient")))
+    joining = Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient"))
+    return CheckedCall(own, kept, functools.partial(joined, joining))
 
 
 def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCall[Any]:
@@ -128,6 +125,11 @@ def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCa
     elsewhere = counts & (own.target == own.ignore_index) & (target_b == own.ignore_index)
     lam = torch.ones((), dtype=torch.float32, device=counts.device) if own.lam is None else own.lam
     return own._replace(target_b=torch.where(elsewhere, 0, target_b), lam=torch.where(elsewhere, 1.0, lam).expand(counts.shape))
+
+
+def joined(joining: Joining, results: Sequence[Tensor | None]) -> Any:
+    """Return what the function returns, from this process's results."""
+    return joining.finish(_joined(joining, results))
 
 
 def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | None]:
