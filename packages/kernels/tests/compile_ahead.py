@@ -63,7 +63,9 @@ from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples, third_argument
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HOPPER, AMPERE = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 80, 32)
+HOPPER, AMPERE, BLACKWELL = (GPUTarget("cuda", arch, 32) for arch in (90, 80, 100))
+SMALL = [GPUTarget("cuda", arch, 32) for arch in (86, 89, 120)]
+"""GPUs with half the shared memory, on which the host chooses no kernel that keeps rows or products there."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -567,8 +569,10 @@ def compiled(number: int) -> dict[str, Any]:
 WORK: list[tuple[str, Variant, GPUTarget]] = []
 
 EVERY = os.environ.get("LOSSFORGE_COMPILE_ALL") == "1"
-HOPPER_ALONE = ("linear_product_kernel",)
+HOPPER_ON = ("linear_product_kernel",)
 """Kernels that no older GPU runs."""
+OTHERS = 6
+"""Variants for each GPU that nobody measured, evenly over all that were recorded."""
 SPREAD = 4
 """Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
 
@@ -617,7 +621,12 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
 if __name__ == "__main__":
     recorded = few(record(few=True).variants) if "few" in sys.argv else chosen(record().variants)
     WORK += [(case, variant, HOPPER) for case, variant in recorded]
-    older = [found for found in recorded if found[1].kernel.__name__ not in HOPPER_ALONE]
+    older = [found for found in recorded if found[1].kernel.__name__ not in HOPPER_ON]
+    small = [found for found in older if not found[1].kernel.is_gluon()]
+    products = [found for found in recorded if found[1].kernel.__name__ in HOPPER_ON]
     WORK += [(case, variant, AMPERE) for case, variant in older if zlib.crc32(case.encode()) % 20 == 0]
+    for place, target in enumerate((BLACKWELL, *SMALL)):
+        spread = (small if target in SMALL else older)[place :: max(1, len(small) // OTHERS)]
+        WORK += [(case, variant, target) for case, variant in (*spread, *(products[:1] if target is BLACKWELL else []))]
     with multiprocessing.get_context("fork").Pool(int(sys.argv[1])) as pool:
         json.dump(pool.map(compiled, range(len(WORK)), chunksize=4), sys.stdout)

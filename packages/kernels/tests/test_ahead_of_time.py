@@ -1,4 +1,7 @@
-"""Every kernel variant that the registered losses launch compiles for Hopper and Ampere, its values in registers. No GPU is needed."""
+"""Every kernel variant that the registered losses launch compiles for Hopper, its values in registers, and some for each other GPU.
+
+No GPU is needed.
+"""
 
 import itertools
 import json
@@ -39,8 +42,8 @@ SPILL_OF = {
 SPILL_OF[("linear_product_kernel", "linear_ce_with_all_results")] = 640
 # Stores to shared memory in a kernel: a tile that changes its layout takes some; a number spread over one in the wrong layout, thousands.
 STORES = 400
-# Bytes of shared memory that a program may have on an H100 or H200, of which the resident kernels take nearly all.
-SHARED = 227 * 1024
+# KiB of shared memory that a program may have, by compute capability; the resident kernels take nearly all of an H100's or H200's.
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 
 KERNELS = {
@@ -70,20 +73,22 @@ def test_every_variant_compiles(subtests, all_cases):
     with subtests.test("compiled"):
         refused = {v["error"][-500:]: f"{v['kernel']}: {v['case']}" for v in variants if "error" in v}
         assert not refused, "\n\n".join(f"{case}\n{reason}" for reason, case in refused.items())
+    tuned = [v for v in compiled if v["arch"] in (80, 90)]  # GPUs by which tiles and layouts are chosen
     with subtests.test("local memory"):
-        spilled = [f"{v['STACK']} bytes, {v['REG']} registers: {v['kernel']} sm_{v['arch']} {v['case']}" for v in compiled]
-        assert not [line for line, v in zip(spilled, compiled, strict=True) if v["STACK"] > spill(v)]
+        spilled = [v for v in tuned if v["STACK"] > spill(v)]
+        assert not [f"{v['STACK']} bytes, {v['REG']} registers: {v['kernel']} sm_{v['arch']} {v['case']}" for v in spilled]
     with subtests.test("shared memory"):
-        assert not [f"{v['shared_stores']}: {v['kernel']} {v['case']}" for v in compiled if v["shared_stores"] > STORES]
-        hopper = [v for v in compiled if v["arch"] == 90]
-        assert not [f"{v['dynamic_shared']}: {v['kernel']} {v['case']}" for v in hopper if v["dynamic_shared"] > SHARED]
+        assert not [f"{v['shared_stores']}: {v['kernel']} {v['case']}" for v in tuned if v["shared_stores"] > STORES]
+        fitting = [v for v in compiled if not (v["arch"] == 80 and v["kernel"].startswith("resident"))]  # recorded as for an H200
+        too_much = [v for v in fitting if v["dynamic_shared"] > 1024 * SHARED[v["arch"]]]
+        assert not [f"{v['dynamic_shared']}: {v['kernel']} sm_{v['arch']} {v['case']}" for v in too_much]
     with subtests.test("products overlap"):
         assert not [f"{v['kernel']} {v['case']}" for v in compiled if v["serialized"]]
     with subtests.test("coverage"):
         words = [v["case"].split() for v in variants]
         assert {loss for loss, *_ in words} >= {*LOSSES, "clip"}
         assert {v["kernel"] for v in variants} >= KERNELS
-        assert {v["arch"] for v in variants} == {80, 90}
+        assert {v["arch"] for v in variants} == {*SHARED}
         if not all_cases:
             return
         losses = {*LOSSES, "clip"} - {
