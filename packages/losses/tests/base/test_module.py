@@ -44,7 +44,7 @@ from lossforge.losses.option_types import Range
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
-BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
+BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only", "token_weight"}
 BY_CALL |= {"negatives", "logit_scale", "logit_bias"}
 """Arguments of functions that belong to a call, beside weights that are not of the classes or elements."""
 LEGACY = {"size_average", "reduce"}
@@ -78,6 +78,7 @@ OF_LOSS = {
     "bce_probability": [((X.sigmoid(), Y), {}), ((X.sigmoid(), INDEX), {})],
     "lovasz_softmax": [((MAPS, MASKS), {})],
     "lovasz_hinge": [((MAPS[:, 0], MASKS.clamp(max=1)), {})],
+    "varifocal": [((X, Y), {}), ((X, INDEX), {"score": Y[:, 0] * (INDEX != 1)})],
     "siglip": [((X, None), {}), ((X, Y), {}), ((X, INDEX), {})],
     "kl_div": [((X.log_softmax(1), Y), {}), ((X.log_softmax(1), INDEX), {})],
 }
@@ -146,8 +147,14 @@ REFUSED = {("LogitAdjustedCrossEntropyLoss", "softcap")}
 OF_DENSE = {("KLDivLoss", "log_target"), ("AsymmetricLossMultiLabel", "smoothing"), ("PolyBinaryCrossEntropy", "smoothing")}
 OF_DENSE |= {("DistributionBalancedLoss", "smoothing")}
 """Options that class indices do not go with."""
-OF_TIMM = {("AsymmetricLossMultiLabel", "eps"), ("AsymmetricLossMultiLabel", "disable_torch_grad_focal_loss")}
-"""Options that timm has: one without effect, since our logarithms are exact, and one of the gradient alone."""
+OF_INDICES = {("VarifocalLoss", "positive_at_zero")}
+"""Options that take class indices alone."""
+NO_VALUE = {
+    ("AsymmetricLossMultiLabel", "eps"),
+    ("AsymmetricLossMultiLabel", "disable_torch_grad_focal_loss"),
+    ("VarifocalLoss", "hold_weight"),
+}
+"""Options that change no value: timm's eps, since our logarithms are exact, and two of the gradient alone."""
 
 
 def other(module, name):
@@ -196,7 +203,8 @@ def check_options(make, function, calls):
                     module(*args, **kwargs)
                 seen = True
                 continue
-            if (type(module).__name__, name) in OF_DENSE and not args[1].is_floating_point():
+            dense = len(args) > 1 and args[1] is not None and args[1].is_floating_point()
+            if (type(module).__name__, name) in (OF_INDICES if dense else OF_DENSE):
                 continue
             setattr(module, name, value)
             assert getattr(module, name) is value
@@ -207,7 +215,7 @@ def check_options(make, function, calls):
             shown = f"{name}=<" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
             assert shown in repr(module) or value == module.shared.get(name)
             seen |= not same(before, after)
-        assert seen or name in UNSEEN or (type(make()).__name__, name) in OF_TIMM, f"{name} changes nothing"
+        assert seen or name in UNSEEN or (type(make()).__name__, name) in NO_VALUE, f"{name} changes nothing"
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
@@ -280,6 +288,7 @@ def test_a_module_takes_what_its_function_takes(module, template):
     by_call = BY_CALL | (set() if template in ("elementwise", "rowwise", "nll", "overlap", "margins", "") else {"weight"})
     by_call |= {"margin", "policy_nll_loss", "mask", "kl"} if not template else set()
     by_call |= {"validate"} if module is ClipLoss else set()  # which has no indices
+    by_call |= {"classes"} if module is CrossEntropyLoss else set()  # of the group
     by_call |= {"old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"}
     tensors = {name for name, p in inspect.signature(definition).parameters.items() if p.default is inspect.Parameter.empty}
     options = set(theirs) - by_call - LEGACY - tensors - {"target"}  # which SigLIPLoss need not be given

@@ -151,7 +151,7 @@ META = torch.zeros(3, device="meta")
         (
             lambda: L.dpo_loss(X, X, X, X, 0.1, 0.5, "robust"),
             ValueError,
-            "label_smoothing must be .* below 0.5, got 0.5",
+            "label_smoothing must be finite and at least 0 and below 0.5, got 0.5",
         ),
         (
             lambda: L.dpo_loss(X, X, X, X, 0.1, 0.1, "ipo"),
