@@ -1,10 +1,12 @@
 """The measurement of assignments: each contender finds what plain torch finds, and each problem gives its rows."""
 
+import pytest
 import torch
 
 from lossforge.bench import assign
 
 
+@pytest.mark.slow
 def test_rows_on_a_small_machine():
     found = list(assign.rows(torch.device("cpu"), 1.0, compiled=False))
     assert not [row for row in found if "error" in row]

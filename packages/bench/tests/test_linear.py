@@ -165,6 +165,7 @@ def test_tables_name_who_failed():
     assert "quack, which brought its process down" in linear.fused(report)
 
 
+@pytest.mark.slow
 def test_all_cases_are_measured_and_shown():
     """The whole way on small shapes."""
     report = Report("test", {}, "none", "2026-01-01", copy_bytes_per_second=4e12)

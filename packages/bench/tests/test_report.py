@@ -202,6 +202,7 @@ def test_a_graph_replay_counts_where_it_is_shorter():
     assert row(ms=1.0, graph_ms=None).device_ms == 1.0
 
 
+@pytest.mark.slow
 def test_pictures_know_what_they_were_drawn_from(tmp_path):
     one = report(row(), row("torch", 3.0), replace(row(), suite="scaling", use="over-N", variant="over-N"))
     for draw, rows in (

@@ -26,6 +26,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its launches are of CPU tensors, which only the interpreter takes")
 @pytest.mark.parametrize("kind", SMALL)
 def test_trials_are_launched_and_compared(kind, monkeypatch, capsys):

@@ -133,6 +133,7 @@ def shell(*words):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_check_in_the_shell(tmp_path, monkeypatch, capsys):
     file = tmp_path / "mine.py"
     file.write_text(

@@ -58,6 +58,7 @@ def test_import_loads_nothing_that_can_wait():
     assert not [name for name in loaded if name.startswith(tuple(waits)) and name not in early]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "environment"),
     [("from lossforge.losses import check", {"TRITON_INTERPRET": "1"}), ("import lossforge.losses.check.formula, triton", {})],

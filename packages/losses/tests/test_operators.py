@@ -243,7 +243,7 @@ def test_fake_tensors(loss, device):
     assert (gradient.shape, gradient.dtype) == (real.gradient.shape, real.gradient.dtype)
 
 
-@pytest.mark.each
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ce", "focal", "giou"])
 def test_inductor(name, device):
     """Around the operator, whichever template: compiled code before and after it."""

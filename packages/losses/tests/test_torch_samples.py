@@ -301,6 +301,7 @@ def report(name: str, dtype: torch.dtype, total: int, tally: Counter[str | None]
     assert tally.total() == total > 0
 
 
+@pytest.mark.each("dtype")
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("name", [*FUNCTIONS, *(pytest.param(name, marks=pytest.mark.slow) for name in MODULES)])
 def test_every_sample(name, dtype, device, database):
@@ -363,6 +364,7 @@ ERRORS = {
 """What ours says of each of torch's error samples, in their order: a TypeError of a dtype, else a ValueError, mostly for a RuntimeError."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ERRORS)
 def test_error_samples(name, device, database):
     """What torch refuses, ours refuses too."""

@@ -68,6 +68,7 @@ def test_mypy_strict(scripts, pytestconfig):
     check(found, done.stdout)
 
 
+@pytest.mark.slow
 def test_pyright(scripts):
     command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson", "use.py", "misuse.py"]
     done = subprocess.run(command, cwd=scripts, capture_output=True, text=True)

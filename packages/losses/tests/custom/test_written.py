@@ -202,6 +202,7 @@ WAYS = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("way", WAYS)
 @EVERY
 def test_every_way_gives_one_gradient(kind, held, way, device):

@@ -98,6 +98,7 @@ def of_an_empty_box(name: str, b1: Tensor, b2: Tensor) -> Tensor:
     return diou + ((s1 - s2) / hull).square().sum(1) * (name == "eiou")
 
 
+@pytest.mark.each
 @FLIPPED
 @pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
 def test_a_flipped_box_is_an_empty_one(loss, format, device):
@@ -143,6 +144,7 @@ FROM = [[0.4, 0.2, 0.2, 0.4], [0.2, 0.4, 0.4, 0.2], [0.5, 0.5, 0.1, 0.1], [0.6, 
 """Flipped boxes within a box of 0.1 to 0.5, around it, and across its edges."""
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
 @EACH
 def test_descent_turns_flipped_boxes_back(loss, format):
@@ -298,7 +300,7 @@ def test_l1_sums_over_the_coordinates(beta, device):
     torch.testing.assert_close(box_smooth_l1_loss(boxes1, boxes2, "mean", beta), 4 * judge(boxes1, boxes2, reduction="mean"))
 
 
-@pytest.mark.each("loss")
+@pytest.mark.each("dtype")
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_gradients_of_both(loss, dtype, device, all_cases):

@@ -78,7 +78,7 @@ def run(function, leaves, dtype=None):
     return value, torch.autograd.grad(value, leaves, upstream.to(value.dtype))
 
 
-@pytest.mark.each("loss")
+@pytest.mark.each("template")
 @pytest.mark.parametrize(("loss", "name"), CALLS)
 def test_every_loss(loss, name, device):
     """Value and gradients of input, weight and bias against float64, in chunks of 3 rows."""
@@ -584,7 +584,7 @@ def skipping(head, target):
     }
 
 
-@pytest.mark.each
+@pytest.mark.slow
 @pytest.mark.parametrize("call", skipping(torch.nn.Linear(6, 11), torch.zeros(7, dtype=torch.long)))
 def test_ignored_rows_are_skipped_under_compile(call, device):
     """Where torch.compile breaks its graph to wait for the number of rows: the value and all gradients, of several numbers."""

@@ -88,7 +88,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.each
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["subprocess", "exec"])
 def test_a_program_that_starts_another_python_is_told_that_its_patch_ends(how, tmp_path):
     (tmp_path / "train.py").write_text(STARTER)

@@ -75,6 +75,7 @@ def test_opcheck(loss, mode, device):
         assert set(result.values()) == {"SUCCESS"}, result
 
 
+@pytest.mark.each
 @EACH
 @pytest.mark.parametrize("mode", [None, "forward", "backward"])
 @pytest.mark.parametrize("by", ["kernels", "torch", "float64"])
@@ -103,7 +104,7 @@ def test_compile_without_ignored_rows(device):
     agree(gradients(compiled, leaves, target), gradients(lambda x, w, b: linear_cross_entropy(x, w, target, b), leaves))
 
 
-@pytest.mark.each
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_compile_results_of_rows(several, device):
     """Log-probabilities and entropies, whose temperature may be a tensor that the graph reads."""
