@@ -25,7 +25,7 @@ float32 is a negative.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import logistic, logistic_hard, power
+from lossforge.kernels.math import hold, logistic, logistic_hard, power
 
 
 @triton.jit
@@ -38,9 +38,15 @@ def terms(x, y, iou_weighted):
 
 
 @triton.jit
+def unless(free, w):
+    """Hold a weight unless it is free: `check` then leaves it as it is, as the gradients below do."""
+    return tl.where(free == 0.0, hold(w), w)
+
+
+@triton.jit
 def varifocal(x, y, alpha, gamma, iou_weighted, free):
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
-    w = tl.where(positive, w, alpha * power(p, gamma))
+    w = tl.where(positive, w, unless(free, alpha * power(p, gamma)))
     tilt = gamma * free
     return w * entropy, w * (d + tilt * not_p * tl.where(positive, 0.0, tl.where(tilt == 0.0, 0.0, entropy)))
 
@@ -49,7 +55,7 @@ def varifocal(x, y, alpha, gamma, iou_weighted, free):
 def varifocal_2(x, y, alpha, gamma, iou_weighted, free):
     """Compute varifocal for γ = 2, without powers."""
     positive, p, not_p, d, entropy, w = terms(x, y, iou_weighted)
-    w = tl.where(positive, w, alpha * (p * p))
+    w = tl.where(positive, w, unless(free, alpha * (p * p)))
     return w * entropy, w * (d + (2.0 * free) * not_p * tl.where(positive, 0.0, tl.where(free == 0.0, 0.0, entropy)))
 
 
@@ -94,7 +100,7 @@ def mal(x, y, alpha, gamma, exponent):
 def mal_1(x, y, alpha, gamma, exponent):
     """Compute mal for an exponent of 1."""
     p, not_p, log1p = logistic(x)
-    w = tl.where(y > 0.0, 1.0, alpha * power(p, gamma))
+    w = tl.where(y > 0.0, 1.0, hold(alpha * power(p, gamma)))
     return w * (tl.where(x >= 0, 1.0 - y, y) * tl.abs(x) + log1p), w * (p - p * y - not_p * y)
 
 
@@ -110,7 +116,7 @@ def mixed(x, y, positive, alpha, gamma):
     """Return p^α of a positive and p^γ of a negative, 1 - p, p - t, the factor of |x| in H, and ln(1 + e^-|x|)."""
     p, not_p, log1p = logistic(x)
     modulation = power(p, tl.where(positive, alpha, gamma))
-    t = tl.where(positive, tl.maximum(modulation * y, 0.01, propagate_nan=tl.PropagateNan.ALL), y)  # of a negative 0, or nan
+    t = tl.where(positive, hold(tl.maximum(modulation * y, 0.01, propagate_nan=tl.PropagateNan.ALL)), y)  # of a negative 0, or nan
     return modulation, not_p, p - p * t - not_p * t, tl.where(x >= 0, 1.0 - t, t), log1p
 
 
