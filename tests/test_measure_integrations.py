@@ -65,7 +65,9 @@ def test_every_part_leaves_its_figures(part, tmp_path):
         for contender in contenders:
             assert runs[case, contender]["step_ms"] > 0
     if part == "trl":
-        assert all(run["same_tokens"] and run["loss_difference"] < 1e-3 for run in runs.values())
+        # TRL rounds logits, so that its log-probabilities are off by 0.03 and the losses of DPO by 1e-3 from ours, which are exact
+        assert all(run["same_tokens"] and run["loss_difference"] < 2e-3 for run in runs.values())
+        assert max(run["logps_error"] for (_, contender), run in runs.items() if contender == "lossforge") < 1e-5
     if part == "detectors":
         assert all(run["criterion_ms"] > 0 for run in runs.values())
         assert max(run["value_error"] for run in runs.values()) < 1e-4  # as in the tests of ultralytics.patch()

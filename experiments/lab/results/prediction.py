@@ -183,13 +183,15 @@ def predict(asked: AskedPrediction) -> int:
     faults = [_absent(path) for path in asked.missing]
     if asked.passed:
         print(visible(asked.passed))
-    done, interrupted = 0, False
+    interrupted, cut = False, ""
     try:
         for number, (path, seen) in enumerate(predicted(asked)):
-            write = _write_video if is_video(path) else _write_picture
+            video = is_video(path)
+            drawn = out / f"{number:04d}-{path.stem}{VIDEO if video else '.png'}"
             try:
-                write(path, out / f"{number:04d}-{path.stem}{VIDEO if is_video(path) else '.png'}", seen, lines)
-                done += 1
+                cut = drawn.name if video else ""
+                (_write_video if video else _write_picture)(path, drawn, seen, lines)
+                cut = ""
             except CorruptError as error:
                 faults.append(f"{path}: {error}")
     except KeyboardInterrupt:
@@ -198,6 +200,7 @@ def predict(asked: AskedPrediction) -> int:
     for fault in faults:
         print(visible(f"error: {fault}"), file=sys.stderr)
     if interrupted:
+        done = len({json.loads(line)["picture"] for line in lines} - {cut})  # a signal may come between a line and what follows it
         print(f"interrupted: {done} of {len(asked.files)} images were predicted", file=sys.stderr)
         return ABORTED
     return int(bool(faults))

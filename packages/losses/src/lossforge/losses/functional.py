@@ -5438,8 +5438,8 @@ def linear_cross_entropy(
         classes: with group, how many there are, where parts are padded or the
             last is smaller. Default: as many as equal parts have.
         sum_input_gradient: with group, give the sum over the processes as the
-            gradient of input. False: give this process's part, which a
-            reduce-scatter over the sequence adds up. Default: True.
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         token_weight: (…), or broadcast to it: a factor of each token's loss, as
             in cross_entropy. A scalar loss with such weights takes three matrix
             products, where reduction="none" takes four.
@@ -5553,8 +5553,8 @@ def linear_selective_log_softmax(
         classes: with group, how many there are, where parts are padded or the
             last is smaller. Default: as many as equal parts have.
         sum_input_gradient: with group, give the sum over the processes as the
-            gradient of input. False: give this process's part, which a
-            reduce-scatter over the sequence adds up. Default: True.
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
 
     Returns:
         as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
@@ -5619,8 +5619,8 @@ def linear_entropy(
         classes: with group, how many there are, where parts are padded or the
             last is smaller. Default: as many as equal parts have.
         sum_input_gradient: with group, give the sum over the processes as the
-            gradient of input. False: give this process's part, which a
-            reduce-scatter over the sequence adds up. Default: True.
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
 
     Returns:
         (…), float32 (float64 for float64), in nats.

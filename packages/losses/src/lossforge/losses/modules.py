@@ -2018,8 +2018,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
         sum_input_gradient: with group, give the sum over the processes as the
-            gradient of input. False: give this process's part, which a
-            reduce-scatter over the sequence adds up. Default: True.
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.

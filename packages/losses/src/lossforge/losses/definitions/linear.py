@@ -68,8 +68,8 @@ LINEAR = TemplateDocs(
         ),
         "classes": "with group, how many there are, where parts are padded or the last is smaller. Default: as many as equal parts have.",
         "sum_input_gradient": (
-            "with group, give the sum over the processes as the gradient of input. False: give this process's part, which a "
-            "reduce-scatter over the sequence adds up. Default: True."
+            "with group, give the sum over the processes as the gradient of input, not this process's part, which a reduce-scatter over "
+            "the sequence would add up. Default: True."
         ),
         "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
         "valid": "the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.",
