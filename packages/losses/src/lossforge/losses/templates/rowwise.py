@@ -97,8 +97,9 @@ def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor, options: RowOpti
     assert weight is not None
     if target.is_floating_point():
         raise TypeError(f"target must hold class indices where token_weight is given, got {target.dtype}")
-    if options.get("target_b") is not None or options.get("lam") is not None:
-        raise ValueError("token_weight excludes target_b and lam, got both")
+    for name in ("target_b", "lam"):
+        if options.get(name) is not None:
+            raise ValueError(f"token_weight excludes target_b and lam, got {name} too")
     if nonzero(call.label_smoothing):
         raise ValueError(f"token_weight excludes label_smoothing, got label_smoothing={call.label_smoothing}")
     checks.fits("token_weight", weight, checks.expands(weight, target.shape), "broadcast to the shape of target, {}", target.shape)
