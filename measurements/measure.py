@@ -18,7 +18,7 @@ MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "precision": ("measure_precision", "precision-h100.json", ("--small",), 1),
     "language_model": ("measure_language_model", "language-model.json", ("--small",), 0),
     "training": ("measure_training", "training-h200.json", ("--small",), 0),
-    "throughput": ("measure_throughput", "throughput-h100.json", ("--small",), 1),
+    "throughput": ("measure_throughput", "throughput-h100.json", ("--small", "--parts"), 1),
     "detection": ("measure_detection", "detection.json", ("--small", "--parts", "--with"), 0),
     "integrations": ("measure_integrations", "integrations.json", ("--small", "--parts"), 1),
     "effects": ("measure_effects", "effects.json", ("--parts",), 0),
