@@ -16,6 +16,7 @@ from lab.config.detection_schema import CocoConfig
 from lab.data import images
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
+from lab.tasks.detection.inference import batches
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5, 0.4, 0.2], [0.2, 0.25, 0.5])
@@ -155,6 +156,35 @@ def test_fixed_sizes_make_all_batches_alike(coco):
     assert batch.sizes.tolist() == [[58, 96], [64, 32], [64, 64], [64, 64]], "proportions stay"
     assert batch.boxes[1, 0].tolist() == pytest.approx([5 * 0.8, 30 * 0.8, 25 * 0.8, 66 * 0.8])
     assert next(iter(coco.load(max_boxes=3).val)).boxes.shape == (4, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(1, [([0], (64, 96)), ([2], (64, 64)), ([3], (64, 64)), ([1], (64, 32))]), (2, [([0, 2], (64, 96)), ([3, 1], (64, 64))])],
+)
+def test_rect_evaluates_images_at_their_own_proportions(coco, size, expected):
+    data = coco.load(fixed_size=[64, 96], rect=True, eval_batch_size=size)
+    seen = list(data.val)
+    assert [(batch.index.tolist(), batch.images.shape[2:]) for batch in seen] == expected
+    for batch in seen:
+        for image, boxes, position in zip(pixels_of(batch.images), batch.boxes, batch.index.tolist(), strict=True):
+            for frame in painted(image) if position < 2 else ():
+                assert frame is None or (boxes - frame).abs().amax(1).min() < 1.6
+    assert {batch.images.shape[2:] for batch in data.train} == {(64, 96)}, "training keeps its size"
+
+
+def test_rect_predicts_images_as_it_evaluates_them(coco):
+    config = coco.config(rect=True, eval_batch_size=1)
+    tall = list(load_detection_data(config, [64, 96], NORM, CPU, 0).val)[-1]
+    with Image.open(coco.path / "val" / "105.png") as image:
+        assert torch.equal(batches(config, [64, 96], NORM)(image).images, tall.images)
+
+
+def test_a_model_of_one_size_has_no_rect(coco, make_trainer):
+    names = ["data.train_images=train", "data.val_images=val", "data.train_annotations=train.json", "data.val_annotations=val.json"]
+    model = ["model=fcos_tiny", "model.name=test_coatnet", "model.channels=64", "model.fixed_size=[64,96]", "data.rect=true"]
+    with pytest.raises(UserError, match=r"data\.rect=true: model\.name=test_coatnet takes only images of 64×96\. Take data\.rect=false\."):
+        make_trainer("task=detection", "data=coco", f"data.root={coco.path}", "data.workers=0", *names, *model)
 
 
 def test_neither_workers_nor_the_global_generator_change_an_epoch(coco):

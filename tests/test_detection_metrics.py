@@ -93,7 +93,7 @@ def judge(truth, results, category=None):
     return judge
 
 
-@pytest.mark.parametrize("given", [{}, {"fixed_size": [128, 160]}])
+@pytest.mark.parametrize("given", [{}, {"fixed_size": [128, 160]}, {"fixed_size": [128, 160], "rect": True}])
 def test_figures_are_those_of_coco_on_the_exported_file(coco, tmp_path, given):
     data = load(coco, **given)
     result = evaluated(data)

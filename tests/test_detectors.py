@@ -238,6 +238,14 @@ def test_channels_that_group_norms_cannot_take():
     assert len(ANCHOR_SIZES) == len(detector("retinanet", DetectionLoss(), narrow).anchors(64, 64, torch.device("cpu")))
 
 
+def test_a_detector_of_a_fixed_size_is_exported_for_any_with_rect():
+    words = ["task=detection", "model=yolo_tiny", "model.fixed_size=[64,96]"]
+    fixed, free = (export(load([*words, *more]).config, ["ant"], Norm([0.5] * 3, [0.2] * 3)) for more in ([], ["data.rect=true"]))
+    fit = {"rule": "fit within, keep proportions", "height": 64, "width": 96}
+    assert (fixed.multiple, fixed.prepare["resize"], fixed.prepare["pad"]["height"]) == (0, fit, 64)
+    assert (free.multiple, free.prepare["resize"], free.prepare["pad"]["multiple"]) == (32, fit, 32)
+
+
 @pytest.mark.parametrize("model", ["retinanet_tiny", "detr_tiny"])
 def test_an_exported_detector_takes_any_batch_and_images_without_a_box(model):
     config = load(["task=detection", f"model={model}", "model.score_threshold=0.9"]).config

@@ -24,6 +24,7 @@ class DetectionDataConfig(DataConfig):
     shortest: int | None = number(None, "pixels of the shorter edge; null: as in the file", least=8, most=8192)
     longest: int | None = number(None, "limit of the longer edge in pixels; has precedence over data.shortest", least=8, most=8192)
     divisor: int = number(32, "padded sizes are multiples of this", least=1)
+    rect: bool = setting(False, "evaluate images at their own proportions: padded to the largest of a batch, not to model.fixed_size")
     max_boxes: int | None = number(None, "largest number of boxes in an image; null: found in the data", least=1)
     check: str = choice("headers", "off", "headers", "pixels", meaning="how much of each image is checked before the run")
     skip_corrupt: bool = setting(False, "leave out images and boxes that cannot be used")

@@ -23,7 +23,7 @@ from lab.run.origin import checked, is_trusted, naming_code, origin, own_place
 from lab.tracking.store import RefusedError, files_at, open_client, reason
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
-MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor")
+MODEL_DATA = ("image_size", "crop_pct", "crop_mode", "interpolation", "channels", "val_transform", "shortest", "longest", "divisor", "rect")
 """Settings of data that belong to the model: how it sees an image."""
 MLFLOW = "runs:/"
 

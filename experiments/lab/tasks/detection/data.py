@@ -1,6 +1,6 @@
 """Detection data: COCO files read by worker processes, including digit scenes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,19 +41,20 @@ class Sample:
 
 
 class CocoImages(Dataset[Sample]):
-    """Prepared samples of a COCO file, without crowds, by position and seed.
+    """Prepared samples of a COCO file, without crowds, by place in `order` and seed.
 
-    The seed makes a sample's augmentation independent of the process that prepares it.
+    The seed makes a sample's augmentation independent of the process that prepares it. order: positions in the file.
     """
 
-    def __init__(self, file: CocoFile, prepare: Prepare) -> None:
-        self.file, self.prepare = file, prepare
+    def __init__(self, file: CocoFile, prepare: Prepare, order: Sequence[int]) -> None:
+        self.file, self.prepare, self.order = file, prepare, order
 
     def __len__(self) -> int:
         return len(self.file)
 
     def __getitem__(self, sample: tuple[int, int]) -> Sample:
-        position, seed = sample
+        place, seed = sample
+        position = self.order[place]
         share = self.prepare.config.mosaic if self.prepare.augment else 0.0
         with seeded(seed):
             if share and float(torch.rand(())) < share:
@@ -137,8 +138,11 @@ class DetectionLoader(WorkerLoader):
         fill = [round(value * 255) for value in norm.mean]
         train = seed is not None and config.augment
         low, high = config.batch_scale if train else (1.0, 1.0)
-        collate = Collate(fixed_size, config.divisor, fill, _boxes(file, config, fixed_size), (low, high))
-        super().__init__(CocoImages(file, Prepare(config, fixed_size, fill, train=seed is not None)), config, device, seed, collate)
+        rect = config.rect and seed is None
+        canvas, order = (None, by_proportions(file.sizes)) if rect else (fixed_size, range(len(file)))
+        collate = Collate(canvas, config.divisor, fill, _boxes(file, config, canvas), (low, high))
+        images = CocoImages(file, Prepare(config, fixed_size, fill, train=seed is not None), order)
+        super().__init__(images, config, device, seed, collate)
         self.file, self.keys = file, file.files
         self.mean, self.std = norm.on(device)
 
@@ -151,6 +155,11 @@ class DetectionLoader(WorkerLoader):
     def read(self) -> Iterator[DetectionBatch]:
         """Yield batches on the host, with the files' pixel values."""
         yield from self.epochs
+
+
+def by_proportions(sizes: list[tuple[int, int]]) -> list[int]:
+    """Return positions from the widest image to the tallest, so that a batch needs little padding. sizes: heights and widths."""
+    return sorted(range(len(sizes)), key=lambda position: sizes[position][0] / sizes[position][1])
 
 
 class FileLoader(Loader, Protocol):

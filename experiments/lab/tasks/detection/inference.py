@@ -57,7 +57,7 @@ def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
         model,
         [len(norm.mean), *size],
         "detections: x1, y1, x2, y2 in pixels, score, class",
-        multiple=0 if fixed_size or model.backbone.only_size else DIVISOR,
+        multiple=0 if (fixed_size and not data.rect) or model.backbone.only_size else DIVISOR,
         prepare=prepared_as(data, fixed_size, norm),
     )
 
@@ -69,7 +69,7 @@ def prepared_as(config: DetectionDataConfig, fixed_size: list[int] | None, norm:
         resize = {"rule": "fit within, keep proportions", "height": fixed_size[0], "width": fixed_size[1]}
     elif config.shortest or config.longest:
         resize = {"rule": "shorter side, at most longest, keep proportions", "shortest": config.shortest, "longest": config.longest}
-    to = {"height": fixed_size[0], "width": fixed_size[1]} if fixed_size else {"multiple": config.divisor}
+    to = {"height": fixed_size[0], "width": fixed_size[1]} if fixed_size and not config.rect else {"multiple": config.divisor}
     pad = {"side": "right and bottom", **to, "fill": [round(value * 255) for value in norm.mean]}
     return {"resize": resize, "interpolation": "bilinear", "antialias": True, "crop": None, "pad": pad}
 
@@ -82,7 +82,8 @@ def _detector(config: TrainConfig, classes: list[str], size: tuple[int, int]) ->
 def batches(config: DetectionDataConfig, fixed_size: list[int] | None, norm: Norm) -> Callable[[Image.Image], DetectionBatch]:
     """Return a function from an image to a normalised batch of one."""
     fill = [round(value * 255) for value in norm.mean]
-    prepare, collate = Prepare(config, fixed_size, fill, train=False), Collate(fixed_size, config.divisor, fill, None)
+    prepare = Prepare(config, fixed_size, fill, train=False)
+    collate = Collate(None if config.rect else fixed_size, config.divisor, fill, None)
 
     def batch_of(image: Image.Image) -> DetectionBatch:
         pixels, boxes, labels = prepare(tv_tensors.Image(pil_to_tensor(image)), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))

@@ -51,6 +51,8 @@ class Detection(BaseTask):
             if item.name in ("nms_threshold", "candidates") and (value := getattr(model, item.name)) != item.default:
                 self.notes = [*self.notes, f"model.{item.name}={value}: has no effect on a DETR, which suppresses no boxes"]
         self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
+        if cast(DetectionDataConfig, config.data).rect and (only := self.detector.backbone.only_size):
+            raise UserError(f"data.rect=true: model.name={model.name} takes only images of {only[0]}×{only[1]}. Take data.rect=false.")
 
     def model(self) -> nn.Module:
         return self.detector
