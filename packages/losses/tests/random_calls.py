@@ -209,7 +209,8 @@ def resized(sample: Sample, rng: random.Random, most: int) -> Sample:
     # at least two classes: see one_class
     chosen = {n: index_of(n, rng, 2 if n in (x.shape[-1], x.shape[min(1, x.ndim - 1)]) else 1) for n in sizes if rng.random() < 0.6}
     if "indices" in sample.kwargs and x.ndim > 1:  # of classes, each at most once
-        chosen.pop(x.shape[1], None)
+        for n in x.shape[1], sample.kwargs["indices"].shape[1]:
+            chosen.pop(n, None)
     while chosen and math.prod(len(chosen.get(n, range(n))) for n in x.shape) > most:
         chosen.popitem()
     if not chosen:
