@@ -162,18 +162,29 @@ def test_check_changelog(tree):
 def test_check_tree_and_benchmark(tree):
     assert release.check_tree(tree) == []
     (tree / "results").mkdir()
-    report, measured = tree / release.REPORT, git(tree, "rev-parse", "--short", "HEAD")
+    report, measured = tree / "results/bench-h200.json", git(tree, "rev-parse", "--short", "HEAD")
     report.write_text(json.dumps({"commit": measured}))
+    (tree / "results/assignment-h200.json").write_text(json.dumps({"part": [{"commit": f"{measured} and {measured}"}]}))
     assert release.check_tree(tree) == ["not committed: results/"]
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "two")
     assert release.check_benchmark(tree) == []
     (tree / "packages/losses/src/lossforge/losses/option_types.py").write_text("")
     git(tree, "commit", "-qam", "three")
-    (found,) = release.check_benchmark(tree)
-    assert f"is of {measured}; since then 1 source files changed (option_types.py)" in found
+    assert release.check_benchmark(tree) == [
+        f"results/bench-h200.json is of {measured}; since then 1 source files changed (option_types.py)",
+        "measure them on a GPU machine, as docs/benchmarks/index.md says, and commit the reports",
+    ]
     report.write_text('{"commit": "0000000"}')
     assert "a commit that is not here" in release.check_benchmark(tree)[0]
+
+
+def test_every_file_of_results_names_its_commits():
+    found = {path.stem: release.commits_of(json.loads(path.read_text(encoding="utf-8"))) for path in (ROOT / "results").glob("*.json")}
+    assert all(found.values()), [name for name, commits in found.items() if not commits]
+    of_past = {"before-after-h100", "specialisation-h100", "tiles-h200"}  # of two commits, and what choices were made by
+    assert set(found) - of_past == set(release.MEASURED), "a new file of results: name what it measures in tools/release.py"
+    assert all((ROOT / source).exists() for sources in release.MEASURED.values() for source in sources)
 
 
 def test_the_checklist_says_what_is_missing(capsys, monkeypatch):

@@ -16,13 +16,25 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pins
 from packages_built import all_faults
 
 ROOT = Path(__file__).resolve().parents[1]
-REPORT = "results/bench-h200.json"
-MEASURED = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
+LOSSES = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
+APP = (*LOSSES, "experiments/lab")
+MEASURED = {
+    **dict.fromkeys(
+        ("bench-h200", "scaling-h200", "new-losses-h100", "linear-h100", "precision-h100", "language-model", "integrations"), LOSSES
+    ),
+    **dict.fromkeys(("training-h200", "throughput-h100", "detection", "effects", "several-gpus-h100", "several-gpus-h200"), APP),
+    "assignment-h200": (
+        *("packages/kernels/src/lossforge/kernels/assignment", "packages/kernels/src/lossforge/kernels/matching"),
+        "packages/losses/src/lossforge/losses/detection",
+    ),
+}
+"""The sources that each file of results/ measures. A file that is not here compares two commits, or is the reason for a choice."""
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"',
     "packages/*/pyproject.toml": r'(?:^version = "|"lossforge(?:-\w+)?==)([^"]+)"',
@@ -32,6 +44,7 @@ PLACES = {
 """Where the version stands: files, and what is around it."""
 UNRELEASED = "## [Unreleased]\n"
 
+COMMIT = re.compile(r"\b[0-9a-f]{7,40}\b")
 VERSION = re.compile(r"N\.N\.N((a|b|rc|\.post)N)?".replace("N", "(0|[1-9][0-9]*)"))
 
 
@@ -112,15 +125,26 @@ def check_archives(root: Path) -> list[str]:
 
 
 def check_benchmark(root: Path) -> list[str]:
-    """Compare the sources of losses and kernels with those of the commit that the report names."""
-    commit = json.loads((root / REPORT).read_text(encoding="utf-8"))["commit"]
-    how = "measure on a GPU machine, uv run measurements/measure.py losses, and commit the report"
-    status, changed = run("git", "diff", "--name-only", commit, "HEAD", "--", *MEASURED, root=root)
-    if status:
-        return [f"{REPORT} is of {commit}, a commit that is not here: {how}"]
-    files = [Path(file).name for file in changed.splitlines()]
-    some = ", ".join([*files[:4], *(["…"] if files[4:] else [])])
-    return [f"{REPORT} is of {commit}; since then {len(files)} source files changed ({some}): {how}"] if files else []
+    """Compare the sources that each file of results measures with those of the commits that it names."""
+    found = []
+    for name, sources in MEASURED.items():
+        file = root / "results" / f"{name}.json"
+        for commit in commits_of(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else ():
+            status, changed = run("git", "diff", "--name-only", commit, "HEAD", "--", *sources, root=root)
+            files = [Path(each).name for each in changed.splitlines()]
+            some = ", ".join([*files[:4], *(["…"] if files[4:] else [])])
+            if status:
+                found.append(f"results/{file.name} is of {commit}, a commit that is not here")
+            elif files:
+                found.append(f"results/{file.name} is of {commit}; since then {len(files)} source files changed ({some})")
+    return [*found, "measure them on a GPU machine, as docs/benchmarks/index.md says, and commit the reports"] if found else []
+
+
+def commits_of(found: Any) -> list[str]:
+    """Return the commits that a file of results names for its parts, each once."""
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    own = COMMIT.findall(found["commit"]) if isinstance(found, dict) and "commit" in found else []
+    return list(dict.fromkeys([*own, *(commit for part in parts for commit in commits_of(part))]))
 
 
 CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
