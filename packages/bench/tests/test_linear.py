@@ -88,7 +88,7 @@ def test_products_are_the_engine_s_own(monkeypatch):
     """As many of torch's products of the same sizes as ours makes, whether once, twice or without gradient."""
     from lossforge.losses.linear import engine, products
 
-    monkeypatch.setattr(kernels.of_folder("linear"), "programs", lambda device: 0)  # without the product that carries the loss
+    monkeypatch.setattr(kernels.of_folder("linear"), "programs", lambda device: 0)  # without the product that computes the loss
 
     calls, mm, add = [], torch.mm, products.add_product
 

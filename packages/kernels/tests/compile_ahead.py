@@ -324,7 +324,7 @@ def record(few: bool = False) -> Recorder:
     JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
     state.INTERPRETED = True  # CPU tensors go through the kernels
     row_launch.chip = divergence_launch.chip = lambda device: (132, 232448)  # as on an H200: long rows stay on chip
-    linear_launch.programs, linear_launch.WORK = lambda device: 132, 0  # and the product carries the loss
+    linear_launch.programs, linear_launch.WORK = lambda device: 132, 0  # so that the product computes the loss
     noise_model._not_negative = lambda var, validate: None  # whose mask of 2³² variances takes 20 s
     for loss, dtype in in_dtypes(few):
         i = zlib.crc32(loss.name.encode())  # its own number, so that a new loss leaves the others their variants
@@ -488,7 +488,7 @@ def token_weights(recorder: Recorder) -> None:
 
 
 def linear_losses(recorder: Recorder) -> None:
-    """The product that carries a loss of rows: further results, and what changes the logits."""
+    """The product in which a loss of rows is computed: further results, and what changes the logits."""
     every = {f"return_{name}": True for name in ("lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")}
     options: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -577,7 +577,7 @@ SPREAD = 4
 """Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
 
 
-KIN = {name: "dice" for name, loss in LOSSES.items() if loss.template.name == "overlap" and loss.formula != "dice"}
+SAME_KERNEL = {name: "dice" for name, loss in LOSSES.items() if loss.template.name == "overlap" and loss.formula != "dice"}
 """Losses whose kernels differ in what a region's few numbers become: one variant of each, and modes and dtypes between them."""
 
 
@@ -606,11 +606,11 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
     for least in (2, 1):  # first those that are both the first of their mode and of their dtype
         for key, (case, variant) in variants.items():
             loss, dtype, *_, mode = case.split()
-            kin = KIN.get(loss, loss)
+            kernel = SAME_KERNEL.get(loss, loss)
             always = ALWAYS in case and dtype != str(torch.float16)  # of the half dtypes one
-            if always or (loss,) not in seen or len({(kin, dtype), (kin, mode)} - seen) >= least:
+            if always or (loss,) not in seen or len({(kernel, dtype), (kernel, mode)} - seen) >= least:
                 taken[key] = case, variant
-                seen |= {(loss,), (kin, dtype), (kin, mode)}
+                seen |= {(loss,), (kernel, dtype), (kernel, mode)}
     for key, (_, variant) in variants.items():
         kernels.setdefault(variant.kernel.__name__, []).append(key)
     for keys in kernels.values():

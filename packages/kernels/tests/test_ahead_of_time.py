@@ -93,7 +93,7 @@ def test_every_variant_compiles(subtests, all_cases):
             return
         losses = {*LOSSES, "clip"} - {
             name for name, loss in LOSSES.items() if loss.template.name == "overlap" and loss.formula != "dice"
-        }  # KIN there
+        }  # SAME_KERNEL there
         modes = {(name, mode) for name in losses for mode in ("value", "forward", "backward", "none")}
         modes -= {(name, "none") for name in LOSSES if "none" not in LOSSES[name].reductions}
         modes -= {("multilabel_soft_margin", "value")}  # bce's kernel

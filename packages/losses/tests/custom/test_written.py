@@ -260,7 +260,7 @@ def test_fused_with_a_layer(kind, held, mode, backend, device):
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("loss", [written_dft, held_dft], ids=lambda loss: loss.__name__)
 def test_fused_in_half_precision(loss, mode, device):
-    """On GPUs from sm_90 on the product carries the loss."""
+    """On GPUs from sm_90 on the product computes the loss."""
     features, head = (torch.randn(n, 64, device=device).bfloat16().requires_grad_() for n in (64, 96))
     y = torch.arange(64, device=device)
     with torch.no_grad():

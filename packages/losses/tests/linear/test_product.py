@@ -1,4 +1,4 @@
-"""The product that carries a loss of rows: its results and gradients, what depends on a row alone, and which calls it takes.
+"""The product in which a loss of rows is computed: its results and gradients, what depends on a row alone, and which calls it takes.
 
 Interpreted, its descriptors are blocks of memory, and two programs share the tiles. What only a GPU shows is marked: the order of its sums,
 graphs, compilation, memory.

@@ -266,7 +266,7 @@ class ProductTiles(FeatureTiles):
 
 
 def product_tiles() -> ProductTiles:
-    """Choose tiles of a product that carries a loss. They depend on nothing, so that a row has the same bits in any batch."""
+    """Choose tiles of a product in which a loss is computed. They depend on nothing, so that a row has the same bits in any batch."""
     return on_trial(ProductTiles) or ProductTiles(128, 256, 64, 8, 8, 3, 1)
 
 

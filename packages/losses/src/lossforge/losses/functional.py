@@ -16,7 +16,7 @@ Options that every function has. The losses of overlapping regions take no `targ
     A gradient written in forward is rounded to the dtype of the input, multiplied by the gradient that arrives, and rounded again. In
     bfloat16 the largest relative error is therefore 0.7 % instead of 0.4 %, unless what arrives is a power of two, such as 1.
 - `inplace`: the gradient takes the memory of the logits, which must be an intermediate result that fills its memory. Value and gradient are
-    the same. A gradient that arrives from a later use of the logits raises. A plain read of them cannot raise: it gets the gradient
+    the same. A gradient that arrives from a later use of the logits raises. Reading them afterwards silently gives the gradient
     (with gradient="backward", from backward on). For the accuracy take return_correct, or read the logits before the loss.
     torch.autograd.grad takes what the logits were computed from, not the logits. Where the kernels do not run, and under torch.compile,
     nothing is overwritten.
@@ -769,9 +769,9 @@ def smoothed_binary_cross_entropy(
 
     Args:
         input: of any shape and floating dtype.
-        target: in [0, 1], dense; or class indices, of which background has
-            s / C in all classes. A mixup pair gives what timm's Mixup with
-            label smoothing gives as dense targets.
+        target: in [0, 1], dense; or class indices: background has s / C in all
+            classes. A mixup pair gives what timm's Mixup with label smoothing
+            gives as dense targets.
         smoothing: s in [0, 1], the share of the target that is spread.
         target_threshold: smoothed targets above it become 1, others 0; None
             leaves them.
@@ -2205,7 +2205,7 @@ def mal_loss(
     Args:
         input: of any shape and floating dtype.
         target: class indices, -1 background and -2 ignored; or the qualities q
-            in [0, 1] themselves, dense, of which 0 is a negative.
+            in [0, 1] themselves, dense: 0 is a negative.
         score: of class indices: q of the row's class in [0, 1], such as the IoU
             of the box; without it 1. A class of score 0 is a positive.
         gamma: γ above 0, the exponent of the quality, and of a negative's
@@ -2271,7 +2271,7 @@ def ia_bce_loss(
     Args:
         input: of any shape and floating dtype.
         target: class indices, -1 background and -2 ignored; or the qualities q
-            in [0, 1] themselves, dense, of which 0 is a negative.
+            in [0, 1] themselves, dense: 0 is a negative.
         score: of class indices: q of the row's class in [0, 1], such as the IoU
             of the box; without it 1. A class of score 0 is a positive.
         alpha: α in [0, 1], the share of the predicted score in the target.
@@ -3143,7 +3143,7 @@ def jsd_cross_entropy(
         input: logits (S N, C) of S views of N samples, one view of all samples
             after the other.
         target: class indices of any integer dtype, of the clean samples (N,),
-            or of all rows, of which the first N are used.
+            or of all rows; the first N are used.
         num_splits: S in [2, 64], the number of views.
         alpha: α of at least 0, the weight of the divergence.
         smoothing: in [0, 1], the share of label smoothing of the cross entropy.
@@ -6117,7 +6117,7 @@ def kto_loss(
     """Compute the loss of Kahneman-Tversky optimisation (KTO).
 
     With h = log π - log π_ref and the baseline z = max(0, mean h over the KL
-    completions), which carries no gradient:
+    completions), which has no gradient:
 
         desirable    λ_D (1 - σ(β (h - z)))
         undesirable  λ_U (1 - σ(β (z - h)))
@@ -6137,10 +6137,10 @@ def kto_loss(
     versa.
 
     Args:
-        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions, of
-            which there may be none.
-        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones, of
-            which there may be none.
+        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions;
+            there may be none.
+        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones;
+            there may be none.
         policy_KL_logps: of mismatched pairs, prompt i with the completion of
             prompt i + 1, as in the paper and TRL; None with kl.
         reference_chosen_logps: (N,), the reference model's for the chosen

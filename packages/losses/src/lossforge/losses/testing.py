@@ -67,7 +67,7 @@ def third_argument(loss: Loss) -> str:
 
 
 def has_inplace(loss: Loss) -> bool:
-    """Return whether the gradient may take the memory of the logits."""
+    """Return whether the gradient may be written over the logits."""
     return "inplace" in inspect.signature(loss.function).parameters
 
 

@@ -244,11 +244,11 @@ def _outcome(v: Verdict) -> list[str]:
 
 def _templates(found: Sequence[Verdict]) -> Iterable[list[str]]:
     """Yield one line for all losses of a template that reach their target share, and one for each that does not."""
-    kin: dict[tuple[str, str], list[Verdict]] = {}
+    grouped: dict[tuple[str, str], list[Verdict]] = {}
     for v in found:
         if v.target.template is not None:
-            kin.setdefault((v.target.template, v.target.case[3]), []).append(v)
-    for (template, dtype), each in kin.items():
+            grouped.setdefault((v.target.template, v.target.case[3]), []).append(v)
+    for (template, dtype), each in grouped.items():
         if shares := [v.found for v in each if v.met and v.found is not None]:
             span = f"{min(shares):.2f} to {max(shares):.2f}"
             yield [f"{len(shares)} of {len(each)} {template} cases, {dtype}", ASKED["share"], _limit(each[0]), span, "met"]

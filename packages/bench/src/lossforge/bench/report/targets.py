@@ -90,7 +90,7 @@ def _key(case: Case) -> Key:
     return case.loss, case.variant, case.size, case.dtype
 
 
-def _kin(template: str, dtype: str) -> list[Key]:
+def _same_template(template: str, dtype: str) -> list[Key]:
     """Return the cases among which a template's best is found. All are large enough to measure shares of the floor."""
     return [_key(c) for c in CASES if c.suite in ("table", "losses") and c.loss in TEMPLATES[template] and c.dtype == dtype]
 
@@ -172,8 +172,8 @@ def verdicts(report: Report) -> list[Verdict]:
             against = figure(other, target.figure)
             wanted = None if against is None else target.limit * against
         elif target.template is not None:
-            kin = [figure(rows.get(key, {}).get("lossforge"), target.figure) for key in _kin(target.template, target.case[3])]
-            best = max((f for f in kin if f is not None), default=None)
+            others = [figure(rows.get(key, {}).get("lossforge"), target.figure) for key in _same_template(target.template, target.case[3])]
+            best = max((f for f in others if f is not None), default=None)
             wanted = None if best is None else target.limit * best
         elif target.figure == "device_ms":
             wanted = None if rate is None else target.limit * rate

@@ -1,6 +1,6 @@
 """A scalar loss of rows and its gradient in three products: the first stores e^(z - c), with one offset c a row.
 
-The gradient of the logits is these exponentials times a factor of the row, v, but for the target's: v is known once the row is summed.
+The gradient of the logits is these exponentials times one factor v a row, known once the row is summed. The target's entry differs.
 `linear_finish_kernel` writes the target's such that the same factor holds for it. So the gradient of the input is v · (E · weight), that of
 the weight Eᵀ · (v · input), and no pass over the logits is left.
 
@@ -28,7 +28,7 @@ LEAST = tl.constexpr(1e-30)  # in place of a factor of p that is 0 where that of
 
 @triton.jit(do_not_specialize=("count",))
 def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, sampled, step, config: tl.constexpr):
-    """Store each row's offset; inf for a row of which nothing is asked for.
+    """Store each row's offset; inf for a row whose results nobody asked for.
 
     Args:
         sample_ptr: (count, sampled), the logits of every step-th class.

@@ -60,7 +60,7 @@ def programs(device: int) -> int:
     return found[0]
 
 
-def carries(call: RowwiseCall[Any]) -> bool:
+def computes(call: RowwiseCall[Any]) -> bool:
     """Return whether the product computes a call: one class index a row, half precision, and a weight that descriptors can address."""
     x, weight = call.x, call.x.weight
     if weight.dtype not in HALF or not programs(weight.get_device()):
@@ -80,7 +80,7 @@ def exponentiates(call: RowwiseCall[Any]) -> bool:
     if layer.weight.dtype != torch.bfloat16 or call.reduction == "none" or call.label_smoothing or log_p2:
         return False
     most = {FROM_WEIGHT: EXPONENTIALS, NEVER_ROUNDED: features}.get(layer.logits, 0)
-    return features <= most and len(layer.input) * features * classes >= WORK and carries(call)
+    return features <= most and len(layer.input) * features * classes >= WORK and computes(call)
 
 
 def rows_a_launch(call: RowwiseCall[Any]) -> int:

@@ -35,7 +35,7 @@ class SharedOptions(ScalarOptions, total=False):
 
 
 class InplaceScalarOptions(ScalarOptions, total=False):
-    """Of those whose gradient may take the memory of the logits."""
+    """Options of losses whose gradient may be written over the logits."""
 
     inplace: bool
 

@@ -142,7 +142,7 @@ class Fusing(Generic[C]):
         classes: the tensors with an entry a class.
         teacher: whether a layer may give `target` too.
         by_classes: whether backward may go by classes, once it knows the statistics of the rows.
-        product: whether lossforge.kernels.linear has a product that carries these losses; backward by classes then takes `columns`.
+        product: whether lossforge.kernels.linear computes these losses inside its product; backward by classes then takes `columns`.
     """
 
     divisor: Callable[[C], tuple[Tensor | None, float]]

@@ -14,7 +14,7 @@ Options that every function has. The losses of overlapping regions take no `targ
     A gradient written in forward is rounded to the dtype of the input, multiplied by the gradient that arrives, and rounded again. In
     bfloat16 the largest relative error is therefore 0.7 % instead of 0.4 %, unless what arrives is a power of two, such as 1.
 - `inplace`: the gradient takes the memory of the logits, which must be an intermediate result that fills its memory. Value and gradient are
-    the same. A gradient that arrives from a later use of the logits raises. A plain read of them cannot raise: it gets the gradient
+    the same. A gradient that arrives from a later use of the logits raises. Reading them afterwards silently gives the gradient
     (with gradient="backward", from backward on). For the accuracy take return_correct, or read the logits before the loss.
     torch.autograd.grad takes what the logits were computed from, not the logits. Where the kernels do not run, and under torch.compile,
     nothing is overwritten.

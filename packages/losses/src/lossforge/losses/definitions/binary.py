@@ -198,7 +198,7 @@ def smoothed_binary_cross_entropy(
     When not: Leave it where labels are multi-hot already, because dense targets are not smoothed again. Take `bce` there.
 
     Args:
-        target: in [0, 1], dense; or class indices, of which background has s / C in all classes. A mixup pair gives what timm's Mixup with
+        target: in [0, 1], dense; or class indices: background has s / C in all classes. A mixup pair gives what timm's Mixup with
             label smoothing gives as dense targets.
         smoothing: s in [0, 1], the share of the target that is spread.
         target_threshold: smoothed targets above it become 1, others 0; None leaves them.

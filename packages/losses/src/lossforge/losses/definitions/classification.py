@@ -481,7 +481,7 @@ def jsd_cross_entropy(
 
     Args:
         input: logits (S N, C) of S views of N samples, one view of all samples after the other.
-        target: class indices of any integer dtype, of the clean samples (N,), or of all rows, of which the first N are used.
+        target: class indices of any integer dtype, of the clean samples (N,), or of all rows; the first N are used.
         num_splits: S in [2, 64], the number of views.
         alpha: α of at least 0, the weight of the divergence.
         smoothing: in [0, 1], the share of label smoothing of the cross entropy.

@@ -222,7 +222,7 @@ def mal_loss(
     When not: Leave it where many anchors of low IoU are positives, as in dense detectors; `varifocal` weighs these by their IoU.
 
     Args:
-        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense, of which 0 is a negative.
+        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense: 0 is a negative.
         score: of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. A class of score 0 is a positive.
         gamma: γ above 0, the exponent of the quality, and of a negative's probability.
         alpha: α of at least 0, a factor of negatives: DEIM's mal_alpha, whose None is 1.
@@ -271,7 +271,7 @@ def ia_bce_loss(
     When not: Leave it where scores must be the IoU itself, as for ranking by it; take `quality_focal` or `mal`.
 
     Args:
-        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense, of which 0 is a negative.
+        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense: 0 is a negative.
         score: of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. A class of score 0 is a positive.
         alpha: α in [0, 1], the share of the predicted score in the target.
         gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.

@@ -295,7 +295,7 @@ def product_of(call: Any) -> Any:
     if not (own.fusing.product and own.computed_by_kernel(call)):
         return None
     product = kernels.of_folder("linear")
-    return product if product.carries(call) else None
+    return product if product.computes(call) else None
 
 
 def by_product(function: Callable[..., Any], call: Any, more: Several, *arguments: Any) -> Any:

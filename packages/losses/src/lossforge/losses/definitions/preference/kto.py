@@ -44,7 +44,7 @@ def kto_loss(
 ) -> Tensor:
     """Compute the loss of Kahneman-Tversky optimisation (KTO).
 
-    With h = log π - log π_ref and the baseline z = max(0, mean h over the KL completions), which carries no gradient:
+    With h = log π - log π_ref and the baseline z = max(0, mean h over the KL completions), which has no gradient:
 
         desirable    λ_D (1 - σ(β (h - z)))
         undesirable  λ_U (1 - σ(β (z - h)))
@@ -60,8 +60,8 @@ def kto_loss(
     vice versa.
 
     Args:
-        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions, of which there may be none.
-        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones, of which there may be none.
+        policy_chosen_logps: (N_c,), of the desirable ("chosen") completions; there may be none.
+        policy_rejected_logps: (N_r,), of the undesirable ("rejected") ones; there may be none.
         policy_KL_logps: of mismatched pairs, prompt i with the completion of prompt i + 1, as in the paper and TRL; None with kl.
         reference_KL_logps: of the same pairs under the reference model; None with kl.
         beta: β above 0.
