@@ -40,7 +40,7 @@ def written(annotation: Any) -> str:
         return " | ".join(dict.fromkeys(map(written, typing.get_args(annotation))))
     if annotation in (types.NoneType, None):
         return "None"
-    return re.sub(r"(typing|collections\.abc)\.", "", str(annotation)) if typing.get_origin(annotation) else annotation.__name__
+    return re.sub(r"(typing|collections\.abc|torch)\.", "", str(annotation)) if typing.get_origin(annotation) else annotation.__name__
 
 
 def packed(head: str, parts: Iterable[str], tail: str, indent: str = "") -> str:
@@ -143,6 +143,7 @@ def source(head: str, imports: Iterable[str], names: Iterable[str], *body: str) 
 def functional() -> str:
     """Return functional.py."""
     imports = [
+        "from collections.abc import Callable",
         "from typing import Literal, overload",
         "from torch import Tensor",
         "from lossforge.losses import checks, definitions",

@@ -440,8 +440,14 @@ OTHERS: dict[str, dict[str, str]] = {
     "linear_total_variation": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_selective_log_softmax": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
     "linear_entropy": {"input": FEATURES, "weight": "normal c d", "bias?": "normal c"},
+    "linear_objective": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
 }
 """Public losses that are not in the registry: their tensors, as kind and sizes; of an index first its number of classes."""
+
+
+def mean_of_squares(logps: Tensor, entropy: Tensor | None = None) -> Tensor:
+    """Return an objective of log-probabilities."""
+    return (logps.square() if entropy is None else logps * entropy).mean()
 
 
 def draw_other(name: str, make: Make, rng: random.Random) -> RandomCall:
@@ -471,7 +477,8 @@ def draw_other(name: str, make: Make, rng: random.Random) -> RandomCall:
             return function(*args, **kwargs)
 
     title = f"{name}, {str(make.dtype)[6:]}"
-    call = RandomCall(title, function, reference, tensors, (), {}, tuple(floating[:1]), rng.choice((1.0, 3.0, -0.7, 0.01)))
+    given = {"objective": mean_of_squares, "independent": "tokens"} if name == "linear_objective" else {}
+    call = RandomCall(title, function, reference, tensors, (), given, tuple(floating[:1]), rng.choice((1.0, 3.0, -0.7, 0.01)))
     taken = inspect.signature(function).parameters
     drawn: list[tuple[str, Any]] = [("reduction", rng.choice(("mean", "sum", "none"))), ("gradient", rng.choice(("forward", "backward")))]
     numbers = [k for k, p in inspect.signature(definition).parameters.items() if isinstance(p.default, (bool, float))]

@@ -23,6 +23,7 @@ CALLS = {
     "linear_cross_entropy": (X, X, INDEX),
     "linear_selective_log_softmax": (X, X, INDEX),
     "linear_entropy": (X, X),
+    "linear_objective": (X, X, INDEX, torch.sum),
     **dict.fromkeys(("linear_kl_div", "linear_js_div", "linear_total_variation"), (X, X, SQUARE)),
     "clip_loss": (SQUARE,),
     **dict.fromkeys(("clip_loss_from_features", "siglip_loss_from_features", "info_nce_loss", "nt_xent_loss"), (X, X)),

@@ -175,6 +175,7 @@ __all__ = [
     "linear_entropy",
     "linear_js_div",
     "linear_kl_div",
+    "linear_objective",
     "linear_selective_log_softmax",
     "linear_total_variation",
     "load_balancing_loss",

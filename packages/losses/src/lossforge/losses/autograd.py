@@ -268,7 +268,7 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
         for i, gradient in enumerate(first):
             if gradient is None:
                 continue
-            found[i], missing[i] = scaled(spec, gradient, grad_output), False
+            found[i], missing[i] = scaled(spec.chunked, gradient, grad_output), False
     if not any(missing):
         return found
     tensors, kept = recalled(ctx)
@@ -277,10 +277,10 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
     return [g if new is None else new for g, new in zip(found, anew, strict=True)]
 
 
-def scaled(spec: ExecutionSpec[Any], gradient: Tensor, grad_output: Tensor) -> Tensor:
+def scaled(chunked: bool, gradient: Tensor, grad_output: Tensor) -> Tensor:
     """Return the gradient times `grad_output`: in its own memory by a kernel; in new memory where it is traced, because then nothing may
     change, and where no kernel runs."""
-    if (spec.chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
+    if (chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
         return times(gradient, grad_output)
     where = gradient.get_device(), gradient.data_ptr() & 15, grad_output.data_ptr() & 15
     key = "scale", gradient.numel(), gradient.dtype, *where, grad_output.dtype, grad_output.shape, grad_output.get_device()
@@ -338,7 +338,7 @@ class LossFunction(torch.autograd.Function):
         if one and precomputed is not None and grad_output is not None and not torch.is_grad_enabled():
             gradient = precomputed.take()  # the commonest case, where the host's time counts
             if gradient is not None:
-                return None, None, scaled(ctx.spec, gradient, grad_output)
+                return None, None, scaled(ctx.spec.chunked, gradient, grad_output)
         if ctx.inplace is not None:
             return None, None, ctx.inplace.gradient(ctx, grad_outputs)
         return None, None, *gradients(ctx, grad_outputs, ctx.needs_input_grad[2:])
@@ -401,7 +401,7 @@ class InPlace:
             gradient = ctx.precomputed[0].take()
             if gradient is None:
                 raise _refused("backward can run only once")
-            return scaled(spec, gradient, first)
+            return scaled(spec.chunked, gradient, first)
         tensors, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
         x, self.x = self.x, None
         assert x is not None

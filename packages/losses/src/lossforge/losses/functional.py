@@ -34,6 +34,7 @@ Every loss computes and sums in float32 (float64 for float64). Scalars and the l
 back in float32, per-element losses and gradients in the dtype of the input. What the kernels do not differentiate (targets, weights) is
 differentiated through the plain-torch reference when it requires grad.
 """
+from collections.abc import Callable
 from typing import Literal, overload
 
 from torch import Tensor
@@ -54,6 +55,7 @@ from lossforge.losses.option_types import (
     DeviceMesh,
     Empty,
     Gradient,
+    Independent,
     ProcessGroup,
     Reduction,
     ScalarReduction,
@@ -116,6 +118,7 @@ __all__ = [
     "linear_entropy",
     "linear_js_div",
     "linear_kl_div",
+    "linear_objective",
     "linear_selective_log_softmax",
     "linear_total_variation",
     "load_balancing_loss",
@@ -5575,6 +5578,98 @@ def linear_selective_log_softmax(
         input, weight, index, bias, temperature=temperature, softcap=softcap, return_entropy=return_entropy, ignore_index=ignore_index,
         validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
         classes=classes, sum_input_gradient=sum_input_gradient,
+    )
+
+
+@entry_point_of_layer
+def linear_objective(
+    input: Tensor, weight: Tensor, index: Tensor, objective: Callable[..., Tensor], bias: Tensor | None = None, *,
+    independent: Independent | None = None, entropy: bool = False, temperature: float = 1.0, softcap: float | None = None,
+    ignore_index: int = -100, gradient: Gradient | None = None, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None,
+) -> Tensor:
+    """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss,
+    from a model's hidden states in three products.
+
+    objective(linear_selective_log_softmax(input, weight, index, bias)), where
+    that takes four. A chunk of tokens is computed, then the derivatives of the
+    objective by their log-probabilities, then the gradients of input, weight
+    and bias from the same logits.
+
+    objective is called once a chunk. Log-probabilities of later chunks are then
+    0, so that a chunk's derivatives must not depend on them: `independent` says
+    which tokens belong together. Where it is wrong, the result is nan. The last
+    call has all log-probabilities.
+
+    Four products are taken where a chunk does not hold what belongs together,
+    and where `gradient` says so.
+
+    Args:
+        input: (…, H), what the layer takes, of any floating dtype.
+        weight: (C, H), the layer's.
+        index: tokens (…), of any integer dtype.
+        objective: from the log-probabilities, in the shape of index, to a 0-d
+            tensor. It may hold other tensors, none that requires grad.
+        bias: (C,), the layer's; None for none.
+        independent: "tokens", each token alone; "sequences", each entry of
+            dimension 0; "pairs", each entry of dimension 0 with the one half of
+            its length further, as a chosen completion with its rejected one.
+            Default: no token is, and a chunk must hold all.
+        entropy: call objective(logps, entropy), with the entropy of each
+            token's softmax, in nats; both are differentiated. Three products
+            and a pass over the logits.
+        temperature: T above 0.
+        softcap: the logits become softcap · tanh(x / softcap), as the model has
+            them, before they are divided by T.
+        ignore_index: tokens whose log-probability is 0, without gradient.
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
+            torch.compile.
+        validate: check class indices on CUDA too, which waits for the device.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
+
+    Returns:
+        what objective returns.
+
+    Raises:
+        TypeError, ValueError: objective does not return a 0-d floating tensor,
+            or depends on another tensor that requires grad.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import linear_objective
+        >>> from lossforge.losses import dpo_loss, grpo_loss, sequence_logps
+        >>> hidden, head = torch.randn(4, 6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> tokens, advantages = torch.randint(100, (4, 6)), torch.randn(4)
+        >>> linear_objective(hidden, head.weight, tokens, lambda logps: grpo_loss(logps, advantages), independent="tokens").backward()
+        >>> reference = -torch.rand(2, 2)
+        >>> def dpo(logps):
+        ...     return dpo_loss(*sequence_logps(logps).chunk(2), *reference)
+        >>> linear_objective(hidden, head.weight, tokens, dpo, independent="pairs").backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return definitions.linear.linear_objective(
+        input, weight, index, objective, bias, independent=independent, entropy=entropy, temperature=temperature, softcap=softcap,
+        ignore_index=ignore_index, gradient=gradient, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits,
+        skip_ignored=skip_ignored, valid=valid,
     )
 
 

@@ -77,7 +77,7 @@ def exponentiates(call: RowwiseCall[Any]) -> bool:
     layer = call.x
     classes, features = layer.weight.shape
     log_p2 = call.outputs[5]  # whose squares may be out of float32's range
-    if layer.weight.dtype != torch.bfloat16 or call.reduction == "none" or call.label_smoothing or log_p2:
+    if layer.weight.dtype != torch.bfloat16 or call.label_smoothing or log_p2:
         return False
     most = {FROM_WEIGHT: EXPONENTIALS, NEVER_ROUNDED: features}.get(layer.logits, 0)
     return features <= most and len(layer.input) * features * classes >= WORK and computes(call)

@@ -3,6 +3,7 @@
 These definitions return results, not checked calls: `fused` says why.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
@@ -22,11 +23,13 @@ from lossforge.losses.definitions.divergence import (
 )
 from lossforge.losses.definitions.tokens import TokenLogps, first_of, logps_beside, softened
 from lossforge.losses.linear.fuse import OPTIONS, FusedLinear, LinearOptions, fuse_linear, fused, layer_of, split
+from lossforge.losses.linear.objective import Objective
 from lossforge.losses.option_types import (
     BatchReduction,
     DeviceMesh,
     Empty,
     Gradient,
+    Independent,
     Positive,
     ProcessGroup,
     Reduction,
@@ -248,6 +251,95 @@ def linear_selective_log_softmax(
     known = (first.logps if isinstance(first, TokenLogps) else first, place)
     logps = logps_beside(x, index, classes, known, (given["scale"], given["softcap"]), ignore_index)
     return TokenLogps(logps, first.entropy) if isinstance(first, TokenLogps) else logps
+
+
+INDEPENDENT = ("tokens", "sequences", "pairs")
+
+
+@public(LINEAR)
+def linear_objective(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    index: Tensor,  # (…)
+    objective: Callable[..., Tensor],  # of log-probabilities (…)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    independent: Independent | None = None,
+    entropy: bool = False,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    gradient: Gradient | None = None,
+    validate: bool | None = None,
+    **options: Unpack[LinearOptions],
+) -> Tensor:
+    """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss, from a model's hidden states in three products.
+
+    objective(linear_selective_log_softmax(input, weight, index, bias)), where that takes four. A chunk of tokens is computed, then the
+    derivatives of the objective by their log-probabilities, then the gradients of input, weight and bias from the same logits.
+
+    objective is called once a chunk. Log-probabilities of later chunks are then 0, so that a chunk's derivatives must not depend on them:
+    `independent` says which tokens belong together. Where it is wrong, the result is nan. The last call has all log-probabilities.
+
+    Four products are taken where a chunk does not hold what belongs together, and where `gradient` says so.
+
+    Args:
+        index: tokens (…), of any integer dtype.
+        objective: from the log-probabilities, in the shape of index, to a 0-d tensor. It may hold other tensors, none that requires grad.
+        independent: "tokens", each token alone; "sequences", each entry of dimension 0; "pairs", each entry of dimension 0 with the one
+            half of its length further, as a chosen completion with its rejected one. Default: no token is, and a chunk must hold all.
+        entropy: call objective(logps, entropy), with the entropy of each token's softmax, in nats; both are differentiated. Three products
+            and a pass over the logits.
+        temperature: T above 0.
+        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
+        ignore_index: tokens whose log-probability is 0, without gradient.
+
+    Returns:
+        what objective returns.
+
+    Raises:
+        TypeError, ValueError: objective does not return a 0-d floating tensor, or depends on another tensor that requires grad.
+
+    Examples:
+        >>> from lossforge.losses import dpo_loss, grpo_loss, sequence_logps
+        >>> hidden, head = torch.randn(4, 6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> tokens, advantages = torch.randint(100, (4, 6)), torch.randn(4)
+        >>> linear_objective(hidden, head.weight, tokens, lambda logps: grpo_loss(logps, advantages), independent="tokens").backward()
+        >>> reference = -torch.rand(2, 2)
+        >>> def dpo(logps):
+        ...     return dpo_loss(*sequence_logps(logps).chunk(2), *reference)
+        >>> linear_objective(hidden, head.weight, tokens, dpo, independent="pairs").backward()
+    """
+    checks.one_of("independent", independent, (None, *INDEPENDENT))
+    checks.one_of("gradient", gradient, checks.MODES)
+    if not callable(objective):
+        raise TypeError(f"objective must be a function of log-probabilities, got {type(objective).__name__}")
+    head, (_, linear) = layer_of(input, weight, bias), split(options)
+    checks.integer("index", index)
+    lead = head.input.shape[:-1]
+    checks.fits("index", index, index.shape == lead, "have shape {}", lead)
+    together = {None: None, "tokens": 1}.get(independent, math.prod(lead[1:]))
+    if independent == "pairs":
+        checks.fits("input", input, len(lead) > 0 and lead[0] % 2 == 0, "have an even dimension 0 for pairs, one half chosen")
+        head, index, together = head.with_input(_in_pairs(head.input)), _in_pairs(index), 2 * math.prod(lead[1:])
+    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": entropy, "target": index}
+    given |= _softened(temperature, softcap)
+
+    def of(found: Tensor | TokenLogps) -> Tensor:
+        tensors = found if isinstance(found, TokenLogps) else (found,)
+        return objective(*[_in_halves(t) if independent == "pairs" else t for t in tensors])
+
+    whole = Objective(of, together, entropy, gradient)
+    return fused(cross_entropy, head, given, linear, ("target",), finish=_logps, objective=whole)
+
+
+def _in_pairs(t: Tensor) -> Tensor:
+    """Return a tensor (2N, …) as (N, 2, …): the entries of its first half, each with that of the second."""
+    return t.unflatten(0, (2, t.shape[0] // 2)).transpose(0, 1)
+
+
+def _in_halves(t: Tensor) -> Tensor:
+    return t.transpose(0, 1).flatten(0, 1)
 
 
 @public(LINEAR)

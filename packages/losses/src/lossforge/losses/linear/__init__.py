@@ -24,6 +24,8 @@ has, beside those of its loss:
 - `valid`: the same without waiting: how many rows are not ignored, or a number that they do not exceed. Where more are, the result is nan.
     Further results of a row that is left out are 0.
 
+`linear_objective` computes any scalar of the rows' log-probabilities and entropies, in three products too.
+
 "batchmean" divides by the number of all rows, as if input were (N, H).
 
 Products are torch's own, of the dtype of input and weight, or of autocast's; the logits, the loss, its sums and those of the bias are

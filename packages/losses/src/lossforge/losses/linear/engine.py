@@ -12,7 +12,7 @@ a chunk. So `backward` goes by classes where there are more of them than rows.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -94,6 +94,20 @@ def _evenly(whole: int, most: int) -> int:
     return min(-(-whole // parts // ALIGNED) * ALIGNED, whole)
 
 
+def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: int = 1) -> tuple[int, bool]:
+    """Return how many rows a chunk has, 0 where it cannot have `together`; and whether the weight's gradient is summed in float32.
+
+    of_weight: the weight's gradient, or what has its layout and dtype; None where it is not wanted.
+    """
+    size = 0
+    if of_weight is not None and of_weight.dtype in HALF and call.x.accumulate:
+        fits = not of_weight.is_cuda or 4 * of_weight.numel() <= free_memory(of_weight.device) // 2
+        size = of_weight.numel() if call.x.accumulate == 1 or fits else 0
+    rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size, wide)
+    several = rows < call.x.input.shape[0]
+    return rows // together * together if several else rows, several and size > 0
+
+
 class Gradients:
     """The gradients of a layer's input, weight and bias, summed over chunks of rows; any may be None.
 
@@ -102,26 +116,18 @@ class Gradients:
     for the gradient of a chunk's logits.
     """
 
-    def __init__(self, call: Any, gradients: Sequence[Tensor | None], wide: bool) -> None:
+    def __init__(self, call: Any, gradients: Sequence[Tensor | None], wide: bool, together: int = 1) -> None:
+        """together: how many rows after one another a chunk must not part; no more than `rows_of_chunks` allows."""
         self.input, self.weight, self.bias = gradients
         self.layer: Head = call.x
         self.wide = wide
         of_weight = self.weight
-        narrow = of_weight is not None and of_weight.dtype in HALF
-        self.summed = narrow and (call.x.accumulate == 1 or (call.x.accumulate == -1 and self._fits()))
-        size = of_weight.numel() if self.summed and of_weight is not None else 0
-        self.rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size, wide)
-        several = self.rows < call.x.input.shape[0]
-        self.summed = self.summed and several
+        self.rows, self.summed = rows_of_chunks(call, of_weight, wide, together)
         self.sum = of_weight
         if self.summed and of_weight is not None:
             self.sum = torch.empty(of_weight.shape, dtype=torch.float32, device=of_weight.device)
         self.bias_sum = None if self.bias is None else torch.zeros(self.bias.shape, dtype=_wide(self.bias.dtype), device=self.bias.device)
         self.first = True
-
-    def _fits(self) -> bool:
-        weight = self.weight
-        return weight is not None and (not weight.is_cuda or 4 * weight.numel() <= free_memory(weight.device) // 2)
 
     def memory(self) -> tuple[Tensor, Tensor]:
         """Return memory for the logits of a chunk and for their gradient: the same, or two where the logits are kept in float32."""
@@ -249,6 +255,15 @@ class Chunks:
         backward = functools.partial(self.template.launches.backward, **columns)
         _by_plan(key, (*tensors, *more), backward, chunk, self.formulas, kept, grads, [gradient])
 
+    def differentiated(self, chunk: Any, gradient: Tensor, slopes: Callable[[Several], Sequence[Tensor | None]]) -> Several:
+        """Return the results of a chunk, and write the gradient of its logits. slopes: from results to the gradients arriving at them."""
+        template = self.template
+        results = self.forward(chunk, None, True)
+        found = dict(zip((*template.results, *template.kept), results, strict=True))
+        kept = tuple([found[name] for name in (*template.kept, *template.saved)])
+        self.backward(chunk, kept, slopes(results), gradient)
+        return results
+
 
 def _by_plan(key: Any, given: Several, launch: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function gives that launches, made again by the plan of its key."""
@@ -317,8 +332,28 @@ def _divisor(call: Any) -> tuple[Tensor | None, float]:
     return FUSED[type(call)].fusing.divisor(call)
 
 
-def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False) -> Several:
-    """Return results and what backward takes, in the order of the template's names; gradients into `gradients` where they are given."""
+class Slopes(Protocol):
+    """What makes a scalar of the rows' results, with the gradients that arrive at these.
+
+    Attributes:
+        together: how many rows after one another a chunk must not part.
+        of_entropy: whether a gradient arrives at the entropies, too.
+    """
+
+    together: int
+    of_entropy: bool
+
+    def of_rows(self, start: int, end: int, results: Several) -> Sequence[Tensor | None]:
+        """Return the gradients that arrive at the results of a chunk, which is the rows from start to end."""
+
+
+def forward(
+    call: Any, formulas: None, gradients: Sequence[Tensor | None], keep: bool, alone: bool = False, slopes: Slopes | None = None
+) -> Several:
+    """Return results and what backward takes, in the order of the template's names; gradients into `gradients` where they are given.
+
+    slopes: of a call with a result a row, what arrives at these. Without it the result is the scalar that is differentiated.
+    """
     chunks = Chunks(call)
     own = FUSED[type(call)]
     found = {name: _memory_of(shape, call.x.input) for name, shape in zip((*own.results, *own.kept), own.shapes(call, keep), strict=True)}
@@ -329,24 +364,38 @@ def forward(call: Any, formulas: None, gradients: Sequence[Tensor | None], keep:
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             _enter(found, start, end, zip(names, by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
         return tuple(found.values())
-    exponentials = product is not None and product.exponentiates(call)
-    sums = Gradients(call, gradients, is_wide(call.x) and not exponentials)
+    exponentials = goes_by_exponentials(call, slopes is not None and slopes.of_entropy)
+    sums = Gradients(call, gradients, is_wide(call.x) and not exponentials, 1 if slopes is None else slopes.together)
     if exponentials:
         memory, _ = sums.memory()
+        assert product is not None
         for start, end in _ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             to = memory[: end - start]
             *results, factors = by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
             _enter(found, start, end, zip(names, results, strict=True))
+            if slopes is not None:
+                arrived = slopes.of_rows(start, end, results)[0]
+                factors = torch.where(factors == 0, 0.0, factors * arrived)  # an ignored row's, at which anything may arrive
             sums.add(start, end, to, factors)
         sums.finish()
         return tuple(found.values())
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
-        _enter(found, start, end, zip(names, chunks.forward(chunk, to if differentiated else None, keep), strict=True))
+        if slopes is None:
+            results = chunks.forward(chunk, to if differentiated else None, keep)
+        else:
+            results = chunks.differentiated(chunk, to, functools.partial(slopes.of_rows, start, end))
+        _enter(found, start, end, zip(names, results, strict=True))
         if differentiated:
             sums.add(start, end, to)
     sums.finish()
     return tuple(found.values())
+
+
+def goes_by_exponentials(call: Any, of_entropy: bool = False) -> bool:
+    """Return whether forward stores exponentials of the logits, of which the gradient of a row is a multiple, but for an entropy's."""
+    product = product_of(call)
+    return product is not None and product.exponentiates(call) and not of_entropy
 
 
 def _enter(found: Mapping[str, Tensor | None], start: int, end: int, results: Iterable[tuple[str, Tensor | None]]) -> None:

@@ -17,6 +17,7 @@ from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall
+from lossforge.losses.linear.objective import Objective, by_objective
 from lossforge.losses.parallel.scalar import in_three_products
 from lossforge.losses.parallel.shards import local_layer
 from lossforge.losses.run import compute
@@ -168,12 +169,14 @@ def fused(
     targets: tuple[str, ...],
     teacher: Head | None = None,
     finish: Callable[[Any], Any] | None = None,
+    objective: Objective | None = None,
 ) -> Any:
     """Compute a loss of the logits of a layer.
 
     Args:
         given: the loss's other arguments by name, `targets` of them with an entry a row.
         finish: from what the loss returns to what is returned.
+        objective: a scalar of that, which is returned in its place.
     """
     if given.get("inplace"):
         raise ValueError("inplace=True needs logits, which a fused loss does not have")
@@ -207,7 +210,12 @@ def fused(
         return loss
     # computed here, as torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
     in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, checked.finish, finish))
-    return compute(CheckedCall(checked.call, checked.options, in_shape))
+    checked = CheckedCall(checked.call, checked.options, in_shape)
+    if objective is None:
+        return compute(checked)
+    if kept is not None and objective.together != 1:
+        objective = objective._replace(together=None)  # rows that were left out
+    return by_objective(checked, objective)
 
 
 def _finished(first: Callable[[Any], Any], second: Callable[[Any], Any] | None, results: Any) -> Any:

@@ -18,7 +18,7 @@ from lossforge import kernels
 from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.linear.engine import Gradients, by_product, product_of
+from lossforge.losses.linear.engine import Gradients, by_product, product_of, rows_of_chunks
 from lossforge.losses.parallel.rows import Joining, joined, values_of
 from lossforge.losses.reference import reduced, which_count
 from lossforge.losses.state import plain
@@ -51,13 +51,13 @@ def _applies(joining: Joining) -> bool:
     if not (torch.is_grad_enabled() and layer.requires_grad and plain(*layer.tensors, own.target)):
         return False
     product = product_of(own)
-    return product is not None and product.exponentiates(own._replace(reduction="sum", outputs=[False] * 7))
+    return product is not None and product.exponentiates(own._replace(outputs=[False] * 7))
 
 
 def _fits(own: RowwiseCall[Any]) -> bool:
     """Return whether one chunk holds all rows."""
-    gradients = [torch.empty_like(t) if t is not None and t.requires_grad else None for t in own.x[:3]]
-    return Gradients(own, gradients, False).rows == len(own.x.input)
+    weight = own.x.weight
+    return rows_of_chunks(own, weight if weight.requires_grad else None, False)[0] == len(own.x.input)
 
 
 class _Written(torch.autograd.Function):

@@ -1,0 +1,201 @@
+"""Objectives of log-probabilities from hidden states: each way to compute them, which tokens belong together, bad objectives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossforge import kernels
+from lossforge.kernels import launch_counts
+from lossforge.losses import dpo_loss, grpo_loss, linear_objective, sequence_logps
+from lossforge.losses.testing import error
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+N, T, HIDDEN, CLASSES = 4, 5, 16, 37
+WAYS = {
+    "exponentials": (torch.bfloat16, {}, 1.2e-2),
+    "chunks": (torch.bfloat16, {"logits": "float32"}, 1.2e-2),
+    "float32": (torch.float32, {}, 2e-5),
+    "plain PyTorch": (torch.float64, {}, 1e-12),
+}
+
+
+@pytest.fixture
+def by_exponentials(device, monkeypatch):
+    """Let small products store exponentials, and return how many chunks did since."""
+    launch = kernels.of_folder("linear")
+    monkeypatch.setattr(launch, "WORK", 0)
+    if device == "cpu":
+        monkeypatch.setattr(launch, "programs", lambda device: 2)
+    elif not launch.programs(torch.cuda.current_device()):
+        pytest.skip("the GPU is older than sm_90")
+    before = launch_counts().get("linear_finish_kernel", 0)
+    return lambda: launch_counts().get("linear_finish_kernel", 0) - before
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape)))
+
+
+def layer(device, dtype=torch.float32, lead=(N, T)):
+    """Return input, weight and bias, and tokens, one of each sequence ignored."""
+    leaves = drawn(*lead, HIDDEN) / 4, drawn(CLASSES, HIDDEN), drawn(CLASSES)
+    index = torch.randint(CLASSES, lead, generator=torch.Generator().manual_seed(1))
+    index[..., 1] = -100
+    return [t.to(device, dtype).requires_grad_() for t in leaves], index.to(device)
+
+
+def objectives(device):
+    """Return objectives by name, each with the tokens that belong together."""
+    old, reference = -drawn(N, T).abs().to(device) - 3, -drawn(T, N).abs().t().to(device) - 3
+    advantages, mask = drawn(N).to(device), (torch.arange(T) < torch.tensor([[5], [3], [4], [1]])).to(device)
+
+    def grpo(logps, **options):
+        options = {"beta": 0.1, "epsilon": 0.9, "epsilon_high": 50.0, **options}
+        return grpo_loss(logps, advantages, old, reference, mask, **options)
+
+    def dpo(logps):
+        return dpo_loss(*sequence_logps(logps).chunk(2), *sequence_logps(reference).chunk(2), beta=0.3)
+
+    return {
+        "grpo": ("tokens", grpo),
+        "dapo": ("tokens", lambda logps: grpo(logps, loss_type="dapo")),
+        "gspo": ("sequences", lambda logps: grpo(logps, importance_sampling_level="sequence")),
+        "dpo": ("pairs", dpo),
+        "of all": (None, lambda logps: logps.logsumexp(1).logsumexp(0)),
+        "with entropy": ("tokens", lambda logps, entropy: grpo(logps) - 0.3 * entropy.square().mean()),
+    }
+
+
+def exact(leaves, index, objective, entropy, softened=lambda z: z):
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    log_p = softened(F.linear(*wide)).log_softmax(-1)
+    logps = torch.where(index == -100, 0.0, log_p.gather(-1, index.clamp(min=0)[..., None]).squeeze(-1))
+    value = objective(logps, -(log_p.exp() * log_p).sum(-1)) if entropy else objective(logps)
+    return value, torch.autograd.grad(3 * value, wide)
+
+
+@pytest.mark.each("name", "way")
+@pytest.mark.parametrize("chunk", [None, 2 * T], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", objectives("cpu"))
+def test_value_and_gradients(name, way, chunk, device, by_exponentials):
+    dtype, options, most = WAYS[way]
+    (x, w, b), index = layer(device, dtype)
+    independent, objective = objectives(device)[name]
+    entropy = name == "with entropy"
+    found = linear_objective(x, w, index, objective, b, independent=independent, entropy=entropy, chunk=chunk, **options)
+    expected, gradients = exact((x, w, b), index, objective, entropy)
+    assert error(found, expected) < most / 10
+    for got, right in zip(torch.autograd.grad(3 * found, (x, w, b)), gradients, strict=True):
+        assert error(got, right) < most
+    in_forward = not entropy and not (independent is None and chunk)
+    assert by_exponentials() == (way == "exponentials" and in_forward) * (1 if chunk is None else 2)
+
+
+def test_softened_logits(device, by_exponentials):
+    (x, w, b), index = layer(device, torch.bfloat16)
+    _, objective = objectives(device)["grpo"]
+    found = linear_objective(x, w, index, objective, b, independent="tokens", temperature=0.7, softcap=4.0)
+    expected, gradients = exact((x, w, b), index, objective, False, lambda z: 4.0 * torch.tanh(z / 4.0) / 0.7)
+    assert error(found, expected) < 1e-4
+    for got, right in zip(torch.autograd.grad(3 * found, (x, w, b)), gradients, strict=True):
+        assert error(got, right) < 1.2e-2
+    assert by_exponentials() == 1
+
+
+@pytest.mark.parametrize("gradient", [None, "backward"])
+def test_a_graph_is_walked_again(gradient, device):
+    """The same bits, also where the objective draws numbers; and derivatives of second order."""
+    (x, w, b), index = layer(device)
+
+    def drawing(logps):
+        return (logps * torch.rand_like(logps)).sum()
+
+    found = linear_objective(x, w, index, drawing, b, independent="tokens", chunk=T, gradient=gradient)
+    first, second = (torch.autograd.grad(found, (x, w, b), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+    def squared(x, w, b):
+        return linear_objective(x, w, index, lambda logps: logps.square().mean(), b, independent="tokens", gradient=gradient)
+
+    wide = [t.detach().cpu().double().requires_grad_() for t in (x, w[:, :], b)]
+    index = index.cpu()
+    assert torch.autograd.gradgradcheck(squared, wide)
+
+
+def test_a_frozen_part_gets_nothing(device):
+    (x, w, b), index = layer(device)
+    w.requires_grad_(False)
+    _, objective = objectives(device)["grpo"]
+    linear_objective(x, w, index, objective, b, independent="tokens", chunk=3).backward()
+    _, gradients = exact((x, w, b), index, objective, False)
+    assert error(3 * x.grad, gradients[0]) < 2e-5
+    assert error(3 * b.grad, gradients[2]) < 2e-5
+    assert w.grad is None
+    with torch.no_grad():
+        assert not linear_objective(x, w, index, objective, b).requires_grad
+
+
+@pytest.mark.parametrize("options", [{"skip_ignored": True}, {"valid": N * T - N}], ids=str)
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dpo"])
+def test_ignored_tokens_are_left_out(name, options, device):
+    (x, w, b), index = layer(device)
+    with torch.no_grad():
+        x[0, 1] = torch.nan
+    independent, objective = objectives(device)[name]
+    found = linear_objective(x, w, index, objective, b, independent=independent, **options)
+    expected, gradients = exact((x.nan_to_num(), w, b), index, objective, False)
+    assert error(found, expected) < 2e-5
+    for got, right in zip(torch.autograd.grad(3 * found, (x, w, b)), gradients, strict=True):
+        assert error(got, right) < 2e-5
+
+
+@pytest.mark.parametrize(("independent", "chunk"), [("tokens", 3), ("sequences", T)])
+def test_tokens_that_are_not_independent_give_nan(independent, chunk, device):
+    """Two sequences decide the slopes of each other, and each chunk has one or less."""
+    (x, w, b), index = layer(device)
+    objective = objectives(device)["dpo"][1]
+    assert linear_objective(x, w, index, objective, b, independent=independent, chunk=chunk).isnan()
+    assert linear_objective(x, w, index, objective, b, independent=independent).isfinite()
+
+
+def test_of_one_row_and_of_none(device):
+    (x, w, b), index = layer(device)
+    found = linear_objective(x[0, 0], w, index[0, 0], lambda logps: logps.exp(), b, independent="tokens")
+    assert error(found, F.linear(x[0, 0], w, b).softmax(-1)[index[0, 0]]) < 1e-5
+    assert linear_objective(x[:0], w, index[:0], lambda logps: logps.sum(), b, independent="sequences") == 0
+
+
+def test_refused(device):
+    (x, w, b), index = layer(device)
+
+    def refused(kind, message, objective=lambda logps: logps.sum(), **options):
+        with pytest.raises(kind, match=message):
+            linear_objective(options.pop("input", x), w, options.pop("index", index), objective, b, **options)
+
+    refused(TypeError, "objective must be a function of log-probabilities, got int", 3)
+    refused(TypeError, "objective must return a 0-d floating tensor, got float", lambda logps: 1.0)
+    refused(ValueError, r"objective must return a 0-d floating tensor, got torch.float32 of shape \(4,\)", lambda logps: logps.sum(1))
+    refused(ValueError, "objective must be computed from the log-probabilities", lambda logps: logps.detach().sum())
+    held = torch.ones((), device=device, requires_grad=True)
+    refused(ValueError, r"depends on another tensor, of shape \(\), that requires grad", lambda logps: logps.sum() * held)
+    linear_objective(x, w, index, lambda logps: logps.sum() * held, b, gradient="backward").backward()
+    assert held.grad is not None
+    refused(ValueError, "independent must be", independent="rows")
+    refused(ValueError, "even dimension 0 for pairs", independent="pairs", input=x[:3], index=index[:3])
+    refused(ValueError, r"index must have shape \(4, 5\)", index=index[:, :3])
+    refused(TypeError, "index must", index=index.float())
+    refused(ValueError, "gradient must be", gradient="never")
+
+
+@pytest.mark.gpu
+@ON_GPU
+def test_the_host_does_not_wait(device):
+    (x, w, b), index = layer(device, torch.bfloat16)
+    objective = objectives(device)["grpo"][1]
+    linear_objective(x, w, index, objective, b, independent="tokens", chunk=T).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        linear_objective(x, w, index, objective, b, independent="tokens", chunk=T).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
