@@ -1,16 +1,18 @@
 """Grey images of 16 bits for detectors and segmentation, and masks of 16 bits."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 import predict
 import train
 from lab.config.detection_schema import CocoConfig
-from lab.data.images import CorruptError
+from lab.data.images import CorruptError, read_rgb
+from lab.data.pixels import dark_note, read_pixels
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 from lab.tasks.segmentation.data import read_mask
@@ -64,6 +66,29 @@ def test_images_that_become_dark_are_said(boxes):
         written(boxes / "train" / f"{number}", 4095, kind)
     (said,) = opened(boxes).notes
     assert "the brightest value of 2 training images is 4095: 16 shades are left" in said
+
+
+def written_in_12_bits(path, values, turn=1):
+    """Write a TIFF of 12 bits, two pixels in three bytes, which Pillow cannot write."""
+    first, second = values.reshape(-1, 2).astype(np.uint32).T
+    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1).astype(np.uint8).tobytes()
+    height, width = values.shape
+    tags = {256: width, 257: height, 258: (12,), 259: 1, 262: 1, 273: 0, 274: turn, 277: 1, 278: height, 279: len(packed)}
+    directory = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, value in tags.items():
+        directory[tag] = value
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8) + directory.tobytes(8) + packed)
+
+
+@pytest.mark.parametrize("turn", [1, 6])
+def test_a_file_of_12_bits_is_scaled_by_its_own_depth(tmp_path, turn):
+    values = np.random.default_rng(0).integers(0, 4096, (SIZE, SIZE // 2))
+    values[0, :2] = 0, 4095
+    path, expected = tmp_path / "a.tiff", values if turn == 1 else np.rot90(values, -1)
+    written_in_12_bits(path, values, turn)
+    torch.testing.assert_close(read_pixels(path, 1)[0], torch.from_numpy(expected / 4095).float(), atol=2e-5, rtol=0)
+    assert np.array_equal(np.asarray(read_rgb(path, deep=True))[:, :, 0], (expected * 255 / 4095).round())
+    assert dark_note([str(path)]) == [], "the whole range is used"
 
 
 def test_a_detector_trains_on_sixteen_bits_and_predicts(boxes, tmp_path):

@@ -35,6 +35,7 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP
 """Pillow's names of these; it goes by the content, and for PostScript it would start Ghostscript, which runs the file."""
 DEEP = ("I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes of one grey channel of 16 bits."""
+BITS_PER_SAMPLE = 258  # a TIFF's tag
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
 Fault = Callable[[tuple[str, Size | None]], str]
@@ -223,7 +224,15 @@ def read_rgb(path: ImageFile, size: Size | None = None, exif: str = SHOWN, *, de
         one of UNREADABLE.
     """
     with open_image(path, deep=deep) as image:
-        return in_rgb(turned(image, shown=size is None or is_shown(fits(image, size), exif)))
+        return in_rgb(whole_range(turned(image, shown=size is None or is_shown(fits(image, size), exif)), image))
+
+
+def whole_range(image: Image.Image, file: Image.Image) -> Image.Image:
+    """Return grey pixels of a TIFF of 12 bits in the range of 16 bits, and other images as they are; file: what the image was opened as."""
+    if getattr(file, "tag_v2", {}).get(BITS_PER_SAMPLE) != (12,):
+        return image
+    values = np.asarray(image).astype(np.uint16)
+    return Image.fromarray(values << 4 | values >> 8)  # 4095 becomes 65535
 
 
 def in_rgb(image: Image.Image) -> Image.Image:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lab.data.exif import turned
 from lab.data.images import (
+    BITS_PER_SAMPLE,
     DEEP,
     UNREADABLE,
     CorruptError,
@@ -26,6 +27,7 @@ from lab.data.images import (
     read_rgb,
     refuse_pipe,
     refuse_pixels,
+    whole_range,
 )
 from lab.data.sets import Norm
 
@@ -35,7 +37,6 @@ LOOKED = 20  # images whose brightest value is looked at
 DARK = 2**14  # a quarter of the range of 16 bits
 ARRAY = ".npy"
 PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a file; byte 24 has the bits of a channel
-BITS_PER_SAMPLE = 258  # a TIFF's tag
 LARGEST = {np.dtype(np.bool_): 1.0, np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
@@ -103,11 +104,11 @@ def _array(path: ImageFile, channels: int) -> Any:
         if pages > 1:
             if pages != channels:  # before they are decoded: a small file may have thousands of large pages
                 raise _other_channels(pages, channels)
-            return np.stack([np.array(page) for page in ImageSequence.Iterator(image)], axis=-1)
+            return np.stack([np.array(whole_range(page, page)) for page in ImageSequence.Iterator(image)], axis=-1)
         # only Pillow's class of TIFF images declares tag_v2
         if image.format == "TIFF" and image.mode.startswith("RGB") and 16 in image.tag_v2.get(BITS_PER_SAMPLE, ()):  # type: ignore[attr-defined]
             raise CorruptError("has channels of 16 bits side by side, of which Pillow reads 8; a page a channel, or .npy, is expected")
-        upright = turned(image)
+        upright = whole_range(turned(image), image)
         if upright.mode in ("P", "PA"):
             upright = upright.convert("RGBA" if upright.mode == "PA" or "transparency" in upright.info else "RGB")
         return np.array(upright)
@@ -205,7 +206,7 @@ def _brightest(path: str) -> int | None:
     """Return the largest value of a grey image of 16 bits; None of another file."""
     try:
         with open_any_mode(path) as image:
-            return int(np.asarray(image).max()) if image.mode in DEEP else None
+            return int(np.asarray(whole_range(image, image)).max()) if image.mode in DEEP else None
     except UNREADABLE:  # the check of the files names what cannot be read
         return None
 

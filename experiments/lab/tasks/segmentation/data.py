@@ -34,6 +34,7 @@ from lab.data.images import (
     open_image,
     reason,
     unreadable,
+    whole_range,
 )
 from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
 from lab.data.loading import WorkerLoader
@@ -265,7 +266,7 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
                 shown = self.shown(position)
                 values = read_mask(mask_path, self.classes, shown=shown)
                 path = image_path
-                pixels = pil_to_tensor(in_rgb(turned(opened, shown=shown)))
+                pixels = pil_to_tensor(in_rgb(whole_range(turned(opened, shown=shown), opened)))
         except UNREADABLE as error:
             raise unreadable(path, error) from None
         image, mask = tv_tensors.Image(pixels), tv_tensors.Mask(values)
