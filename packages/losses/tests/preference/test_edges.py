@@ -20,24 +20,41 @@ def kto_without_baseline(c, r, **kwargs):
     return L.kto_loss(c, r, None, torch.full_like(c, -1.0), torch.full_like(r, -1.0), None, **kwargs)
 
 
+def of_equal_references(c, r, **kwargs):
+    """Return DPO's loss where the reference gives both completions -1."""
+    return L.dpo_loss(c, r, torch.full_like(c, -1.0), torch.full_like(r, -1.0), beta=1.0, **kwargs)
+
+
 @pytest.mark.parametrize("low", [-1e4, -INF])
-def test_extreme_log_probabilities(low):
+@pytest.mark.parametrize(
+    ("loss", "worst", "gradients"),
+    [
+        (L.simpo_loss, lambda far: 2 * far - 1.5, [[-2, 0], [2, 0]]),
+        (of_equal_references, lambda far: far - 1, [[-1, 0], [1, 0]]),
+        (hinge, lambda far: far, [[-1, 0], [1, 0]]),
+    ],
+    ids=["simpo", "dpo", "hinge"],
+)
+def test_extreme_log_probabilities(loss, worst, gradients, low):
     """The chosen one at `low`, then the rejected one."""
-    far = -low
-    (worst, best), gradients = value_and_gradients(L.simpo_loss, [low, -1.0], [-1.0, low])
-    assert (worst, best) == (2 * far - 1.5, 0)
-    assert gradients == [[-2, 0], [2, 0]]
-    (worst, best), gradients = value_and_gradients(L.dpo_loss, [low, -1.0], [-1.0, low], [-1.0, -1.0], [-1.0, -1.0], beta=1.0)
-    assert (worst, best) == (far - 1, 0)
+    assert value_and_gradients(loss, [low, -1.0], [-1.0, low]) == ([worst(-low), 0], gradients)
+
+
+@pytest.mark.parametrize("low", [-1e4, -INF])
+def test_gradients_of_references_at_extreme_log_probabilities(low):
+    _, gradients = value_and_gradients(L.dpo_loss, [low, -1.0], [-1.0, low], [-1.0, -1.0], [-1.0, -1.0], beta=1.0)
     assert gradients == [[-1, 0], [1, 0], [1, 0], [-1, 0]]
-    (worst, best), gradients = value_and_gradients(hinge, [low, -1.0], [-1.0, low])
-    assert (worst, best) == (far, 0)
-    assert gradients == [[-1, 0], [1, 0]]
-    (lost, kept), gradients = value_and_gradients(kto_without_baseline, [low], [low])
-    assert (lost, kept) == (1, 0)
-    assert gradients == [[0], [0]]
-    (worst, best), gradients = value_and_gradients(L.bradley_terry_loss, [low, 1.0], [1.0, low], label_smoothing=0.25)
-    assert (worst, best) == (0.75 * (far + 1), 0.25 * (far + 1))
+
+
+@pytest.mark.parametrize("low", [-1e4, -INF])
+def test_kto_without_a_baseline_at_extreme_log_probabilities(low):
+    assert value_and_gradients(kto_without_baseline, [low], [low]) == ([1, 0], [[0], [0]])
+
+
+@pytest.mark.parametrize("low", [-1e4, -INF])
+def test_smoothed_bradley_terry_at_extreme_rewards(low):
+    values, gradients = value_and_gradients(L.bradley_terry_loss, [low, 1.0], [1.0, low], label_smoothing=0.25)
+    assert values == [0.75 * (1 - low), 0.25 * (1 - low)]
     assert gradients == [[-0.75, 0.25], [0.75, -0.25]]
 
 

@@ -222,27 +222,46 @@ def test_probabilities_of_nothing(name, far):
             assert gradient.isfinite().all()
 
 
-def test_statistics():
-    ratio = torch.tensor([[2.0, 0.5, 1.1, 1.0], [0.5, 0.7, 3.0, 1.0]]).log()
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
-    a, old = torch.tensor([1.0, -1.0]), torch.zeros(2, 4)
-    options = {"return_stats": True, "loss_type": "dapo"}
-    out = L.grpo_loss(ratio, a, old, None, mask, **options)
+CLIPPED = torch.tensor([[2.0, 0.5, 1.1, 1.0], [0.5, 0.7, 3.0, 1.0]]).log()
+KEPT = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+BETTER_AND_WORSE = torch.tensor([1.0, -1.0])
+
+
+def with_statistics(ref=None, loss_type="dapo", **options):
+    return L.grpo_loss(CLIPPED, BETTER_AND_WORSE, torch.zeros(2, 4), ref, KEPT, loss_type=loss_type, return_stats=True, **options)
+
+
+def shares_clipped(output):
+    return float(output.clipped_low), float(output.clipped_high)
+
+
+def test_statistics_count_clipped_tokens_beside_the_same_loss():
+    out = with_statistics()
     assert isinstance(out, L.PolicyLossOutput)
     assert out.kl is None
-    assert (float(out.clipped_low), float(out.clipped_high)) == pytest.approx((2 / 7, 1 / 7))
-    torch.testing.assert_close(out.loss, L.grpo_loss(ratio, a, old, None, mask, loss_type="dapo"))
-    kept = mask != 0
-    assert float(L.grpo_loss(ratio, a, old, old, mask, **options).kl) == pytest.approx(float(((-ratio).exp() + ratio - 1)[kept].mean()))
-    out = L.grpo_loss(ratio, a, old, None, mask, importance_sampling_level="sequence", epsilon=0.05, **options)
-    # means of ln r: ln(1.1) / 3, and ln(1.05) / 4, of which neither is clipped with A < 0
-    assert (float(out.clipped_low), float(out.clipped_high)) == (0, 0)
-    out = L.grpo_loss(ratio, a, old, None, mask, importance_sampling_level="sequence", epsilon=0.01, **options)
-    assert (float(out.clipped_low), float(out.clipped_high)) == (0, 0.5)
-    for name in ("sapo", "vespo", "gpg", "kl_cov"):
-        out = L.grpo_loss(ratio, a, old, None, mask, loss_type=name, return_stats=True)
-        assert (float(out.clipped_low), float(out.clipped_high)) == (0, 0)
-    assert not any(t.requires_grad for t in L.grpo_loss(none(2, 4), a, old, old, mask, return_stats=True)[1:])
+    assert shares_clipped(out) == pytest.approx((2 / 7, 1 / 7))
+    torch.testing.assert_close(out.loss, L.grpo_loss(CLIPPED, BETTER_AND_WORSE, torch.zeros(2, 4), None, KEPT, loss_type="dapo"))
+
+
+def test_the_divergence_in_statistics_is_the_mean_of_kept_tokens():
+    expected = ((-CLIPPED).exp() + CLIPPED - 1)[KEPT != 0].mean()
+    assert float(with_statistics(ref=torch.zeros(2, 4)).kl) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("epsilon", "shares"), [(0.05, (0, 0)), (0.01, (0, 0.5))])
+def test_statistics_of_sequences(epsilon, shares):
+    """Means of ln r are ln(1.1) / 3, and ln(1.05) / 4, which A < 0 never clips from above."""
+    assert shares_clipped(with_statistics(importance_sampling_level="sequence", epsilon=epsilon)) == shares
+
+
+@pytest.mark.parametrize("name", ["sapo", "vespo", "gpg", "kl_cov"])
+def test_objectives_that_clip_nothing_count_nothing(name):
+    assert shares_clipped(with_statistics(loss_type=name)) == (0, 0)
+
+
+def test_statistics_take_no_gradient():
+    zeros = torch.zeros(2, 4)
+    assert not any(t.requires_grad for t in L.grpo_loss(none(2, 4), BETTER_AND_WORSE, zeros, zeros, KEPT, return_stats=True)[1:])
 
 
 def test_value_loss():

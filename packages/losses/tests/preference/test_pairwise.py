@@ -35,25 +35,30 @@ def test_small_odds(a, b):
     assert [g[0] for g in gradients] == pytest.approx([-rise * share, rise * share], rel=1e-5, abs=1e-37)
 
 
-def test_odds_at_the_ends():
-    (loss,), ((dc,), (dr,)) = value_and_gradients(L.orpo_loss, [0.0], [-math.log(2)], beta=1.0, alpha=0.0)
-    assert (loss, dr) == (0, 0)
-    assert dc == pytest.approx(-1, rel=1e-6)
-    (loss,), ((dc,), _) = value_and_gradients(L.orpo_loss, [-math.log(2)], [0.0], beta=1.0, alpha=0.0)
-    assert loss == INF
-    assert dc == pytest.approx(-2, rel=1e-6)
-    (loss,), gradients = value_and_gradients(L.orpo_loss, [-1.0], [-INF], beta=1.0, alpha=0.0)
-    assert (loss, gradients) == (0, [[0], [0]])
-    (loss,), _ = value_and_gradients(L.orpo_loss, [-INF], [-1.0], beta=1.0, alpha=0.0)
-    assert loss == INF
-    (loss,), gradients = value_and_gradients(L.orpo_loss, [-1e4], [-1.0], beta=1.0, alpha=0.0)
-    assert loss == pytest.approx(1e4 - math.log(math.expm1(1)))
-    assert [g[0] for g in gradients] == pytest.approx([-1, math.e / (math.e - 1)], rel=1e-6)
-    assert L.orpo_loss(torch.zeros(1), torch.zeros(1)).isnan()
-    assert L.orpo_loss(torch.full((1,), -INF), torch.full((1,), -INF)).isnan()
-    assert L.orpo_loss(torch.full((1,), -1.0), torch.full((1,), 0.1)).isnan()
-    (loss,), ((dc,), _) = value_and_gradients(L.orpo_loss, [1e-9], [-math.log(2)], beta=1.0, alpha=0.0)
-    assert (loss, dc) == (pytest.approx(-1e-9), pytest.approx(-1))
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "expected", "slopes"),
+    [
+        pytest.param(0.0, -math.log(2), 0, (-1, 0), id="chosen for sure"),
+        pytest.param(-math.log(2), 0.0, INF, (-2, None), id="rejected for sure"),
+        pytest.param(-1.0, -INF, 0, (0, 0), id="rejected never"),
+        pytest.param(-INF, -1.0, INF, (None, None), id="chosen never"),
+        pytest.param(-1e4, -1.0, 1e4 - math.log(math.expm1(1)), (-1, math.e / (math.e - 1)), id="chosen hardly ever"),
+        pytest.param(1e-9, -math.log(2), -1e-9, (-1, None), id="chosen above 1 by rounding"),
+    ],
+)
+def test_odds_at_the_ends(chosen, rejected, expected, slopes):
+    """Slopes are those of both log-probabilities; None where none is promised."""
+    (loss,), gradients = value_and_gradients(L.orpo_loss, [chosen], [rejected], beta=1.0, alpha=0.0)
+    assert loss == pytest.approx(expected, rel=1e-6, abs=0)
+    for (found,), slope in zip(gradients, slopes, strict=True):
+        assert slope is None or found == pytest.approx(slope, rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected"), [(0.0, 0.0), (-INF, -INF), (-1.0, 0.1)], ids=["both for sure", "both never", "no probability"]
+)
+def test_odds_without_a_ratio_are_nan(chosen, rejected):
+    assert L.orpo_loss(torch.tensor([chosen]), torch.tensor([rejected])).isnan()
 
 
 def test_robust_is_the_mean_over_the_noise_and_conservative_is_not():

@@ -293,28 +293,40 @@ def test_func(function, oracle, tensors, kwargs):
     torch.testing.assert_close(torch.func.jvp(call, (tensors[0],), (direction,))[1], (gradient * direction).sum())
 
 
-def test_hand_computed():
-    zero = torch.zeros(1)
-    ln2 = math.log(2)
-    assert L.bradley_terry_loss(zero, zero).item() == pytest.approx(ln2)
-    assert L.bradley_terry_loss(torch.tensor([math.log(3)]), zero).item() == pytest.approx(math.log(4 / 3))
-    assert L.bradley_terry_loss(zero + 2, zero - 1, center_rewards_coefficient=1.0, margin=3.0).item() == pytest.approx(ln2 + 1)
-    assert L.dpo_loss(zero, zero, zero, zero).item() == pytest.approx(ln2)
-    assert L.dpo_loss(zero - 1, zero - 3, zero - 2, zero - 2, loss_type="ipo", beta=0.5).item() == pytest.approx(1.0)
-    assert L.dpo_loss(zero - 1, zero - 3, zero - 2, zero - 2, loss_type="hinge", beta=0.25).item() == pytest.approx(0.5)
-    assert L.simpo_loss(zero - 1, zero - 1.25).item() == pytest.approx(ln2)
-    assert L.cpo_loss(zero - 2, zero - 2).item() == pytest.approx(ln2 + 2)
-    half, third = torch.tensor([0.5]).log(), torch.tensor([1 / 3]).log()
-    # odds 1 and 1/2: ln(1 + 1/2)
-    assert L.orpo_loss(half, third, beta=1.0).item() == pytest.approx(math.log(1.5) + ln2, rel=1e-6)
-    assert L.kto_loss(zero, zero, None, zero, zero, None).item() == pytest.approx(0.5)
-    assert L.kto_loss(zero[:0], zero, zero + 1, zero[:0], zero, zero, beta=math.log(3)).item() == pytest.approx(0.25)
-    ratio = torch.tensor([[2.0, 1.1, 0.5]]).log()
-    one = torch.ones(1)
-    assert L.grpo_loss(ratio, one, 0 * ratio).item() == pytest.approx(-(1.2 + 1.1 + 0.5) / 3)
-    assert L.grpo_loss(ratio, -one, 0 * ratio).item() == pytest.approx((2.0 + 1.1 + 0.8) / 3)
-    assert L.grpo_loss(ratio, -one, 0 * ratio, delta=1.5).item() == pytest.approx((1.5 + 1.1 + 0.8) / 3)
-    assert L.grpo_loss(ratio, one, 0 * ratio, importance_sampling_level="sequence").item() == pytest.approx(-(1.1 ** (1 / 3)))
+ZERO, ONE, LN2 = torch.zeros(1), torch.ones(1), math.log(2)
+RATIO = torch.tensor([[2.0, 1.1, 0.5]]).log()
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        pytest.param(lambda: L.bradley_terry_loss(ZERO, ZERO), LN2, id="bradley_terry, equal"),
+        pytest.param(lambda: L.bradley_terry_loss(torch.tensor([math.log(3)]), ZERO), math.log(4 / 3), id="bradley_terry, ln 3 above"),
+        pytest.param(
+            lambda: L.bradley_terry_loss(ZERO + 2, ZERO - 1, center_rewards_coefficient=1.0, margin=3.0),
+            LN2 + 1,
+            id="bradley_terry, margin and centre",
+        ),
+        pytest.param(lambda: L.dpo_loss(ZERO, ZERO, ZERO, ZERO), LN2, id="dpo, equal"),
+        pytest.param(lambda: L.dpo_loss(ZERO - 1, ZERO - 3, ZERO - 2, ZERO - 2, loss_type="ipo", beta=0.5), 1.0, id="dpo, ipo"),
+        pytest.param(lambda: L.dpo_loss(ZERO - 1, ZERO - 3, ZERO - 2, ZERO - 2, loss_type="hinge", beta=0.25), 0.5, id="dpo, hinge"),
+        pytest.param(lambda: L.simpo_loss(ZERO - 1, ZERO - 1.25), LN2, id="simpo, at the margin"),
+        pytest.param(lambda: L.cpo_loss(ZERO - 2, ZERO - 2), LN2 + 2, id="cpo, equal"),
+        pytest.param(  # odds 1 and 1/2: ln(1 + 1/2)
+            lambda: L.orpo_loss(torch.tensor([0.5]).log(), torch.tensor([1 / 3]).log(), beta=1.0), math.log(1.5) + LN2, id="orpo"
+        ),
+        pytest.param(lambda: L.kto_loss(ZERO, ZERO, None, ZERO, ZERO, None), 0.5, id="kto, without a baseline"),
+        pytest.param(lambda: L.kto_loss(ZERO[:0], ZERO, ZERO + 1, ZERO[:0], ZERO, ZERO, beta=math.log(3)), 0.25, id="kto, rejected alone"),
+        pytest.param(lambda: L.grpo_loss(RATIO, ONE, 0 * RATIO), -(1.2 + 1.1 + 0.5) / 3, id="grpo, advantage 1"),
+        pytest.param(lambda: L.grpo_loss(RATIO, -ONE, 0 * RATIO), (2.0 + 1.1 + 0.8) / 3, id="grpo, advantage -1"),
+        pytest.param(lambda: L.grpo_loss(RATIO, -ONE, 0 * RATIO, delta=1.5), (1.5 + 1.1 + 0.8) / 3, id="grpo, delta"),
+        pytest.param(
+            lambda: L.grpo_loss(RATIO, ONE, 0 * RATIO, importance_sampling_level="sequence"), -(1.1 ** (1 / 3)), id="grpo, sequences"
+        ),
+    ],
+)
+def test_hand_computed(loss, expected):
+    assert loss().item() == pytest.approx(expected)
 
 
 def test_hand_computed_gradients():
