@@ -81,17 +81,27 @@ def test_verdicts_know_the_noise(old, new, spread, verdict):
     assert change.regression == (new / old > 1.05)
 
 
-def test_compare_exits_with_1_only_on_a_regression_of_ours(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words", "status", "said"),
+    [
+        pytest.param({}, 3.0, (), 0, "", id="nothing"),
+        pytest.param({}, 4.0, (), 0, "slower", id="another's time"),
+        pytest.param({"ms": 1.04}, 3.0, (), 0, "", id="little"),
+        pytest.param({"ms": 1.2}, 3.0, (), 1, "REGRESSION", id="time"),
+        pytest.param({"ms": 1.2}, 3.0, ("--threshold", "0.3"), 0, "", id="time below the threshold"),
+        pytest.param({"peak_mib": 900.0}, 3.0, (), 1, "", id="memory"),
+        pytest.param({"status": "wrong: the value"}, 3.0, (), 1, "", id="value"),
+    ],
+)
+def test_compare_exits_with_1_only_on_a_regression_of_ours(tmp_path, capsys, ours, theirs, words, status, said):
     old = saved(tmp_path / "old.json", row(), row("torch", 3.0))
-    assert compare.main([old, old]) == 0
-    assert compare.main([old, saved(tmp_path / "theirs.json", row(), row("torch", 4.0))]) == 0
-    assert "slower" in capsys.readouterr().out
-    assert compare.main([old, saved(tmp_path / "little.json", row(ms=1.04), row("torch", 3.0))]) == 0
-    assert compare.main([old, saved(tmp_path / "slower.json", row(ms=1.2), row("torch", 3.0))]) == 1
-    assert "REGRESSION" in capsys.readouterr().out
-    assert compare.main([old, saved(tmp_path / "slower2.json", row(ms=1.2), row("torch", 3.0)), "--threshold", "0.3"]) == 0
-    assert compare.main([old, saved(tmp_path / "memory.json", row(peak_mib=900.0), row("torch", 3.0))]) == 1
-    assert compare.main([old, saved(tmp_path / "wrong.json", row(status="wrong: the value"), row("torch", 3.0))]) == 1
+    new = saved(tmp_path / "new.json", row(**ours), row("torch", theirs))
+    assert compare.main([old, new, *words]) == status
+    assert said in capsys.readouterr().out
+
+
+def test_compare_exits_with_2_where_reports_cannot_be_compared(tmp_path):
+    old = saved(tmp_path / "old.json", row(), row("torch", 3.0))
     assert compare.main([old, saved(tmp_path / "other.json", row(), gpu="NVIDIA A100")]) == 2
     assert compare.main([old, str(tmp_path / "missing.json")]) == 2
 

@@ -154,25 +154,36 @@ def test_index_out_of_range_unchecked_is_nan_in_its_row_alone(loss, index, mode,
     assert reference[good].isfinite().all()
 
 
-@MODES
-def test_infinite_logits(mode, device):
-    x = logits(5, 6, device)
-    target = torch.tensor([0, 1, 2, 3, 4], device=device)
+def with_infinite_logits(device):
+    """A row of one class of +inf; one whose target is -inf; one with another class of -inf; two finite ones."""
+    x = logits(5, 6, device=device)
     x[1, 3] = INF
-    x[2, 2] = -INF  # the target
-    x[3, 0] = -INF
+    x[2, 2] = x[3, 0] = -INF
+    return x, torch.arange(5, device=device)
+
+
+def test_values_of_infinite_logits_are_torchs(device):
+    x, target = with_infinite_logits(device)
     value, g = gradient_of(cross_entropy, x, target, reduction="none")
-    expected = F.cross_entropy(x.double(), target, reduction="none")
-    torch.testing.assert_close(value.double(), expected, equal_nan=True)
+    torch.testing.assert_close(value.double(), F.cross_entropy(x.double(), target, reduction="none"), equal_nan=True)
+    assert value.isfinite().tolist() == [True, False, False, True, True]
     assert value[1].isnan()
-    assert g[1].isnan().all()
     assert value[2] == INF
+    assert g[1].isnan().all()
     assert g[2].isfinite().all()
-    assert value[3].isfinite()
     assert g[3, 0] == 0
+
+
+@MODES
+def test_only_the_row_of_plus_infinity_has_a_gradient_of_nan(mode, device):
+    x, target = with_infinite_logits(device)
     _, g = gradient_of(cross_entropy, x, target, reduction="sum", gradient=mode)
     assert g[[0, 2, 3, 4]].isfinite().all()
     assert g[1].isnan().all()
+
+
+def test_smoothing_gives_every_class_of_minus_infinity_an_infinite_loss(device):
+    x, target = with_infinite_logits(device)
     smoothed, _ = gradient_of(cross_entropy, x, target, reduction="none", label_smoothing=0.1)
     assert smoothed[3] == INF
 

@@ -324,15 +324,22 @@ def test_a_bad_value_set_later_has_the_functions_error():
         criterion(X, Y)
 
 
-def test_a_tensor_is_a_buffer_whatever_the_option_held():
+def test_a_tensor_given_to_a_number_is_a_buffer():
     criterion = SigmoidFocalLoss(reduction="mean")
     criterion.alpha = UNIT
     assert list(criterion.state_dict()) == ["alpha"]
     assert criterion.double().alpha.dtype == torch.float64
     assert torch.equal(criterion(X.double(), INDEX), sigmoid_focal_loss(X.double(), INDEX, alpha=UNIT.double(), reduction="mean"))
+
+
+def test_a_number_given_to_a_buffer_ends_it():
+    criterion = SigmoidFocalLoss(reduction="mean", alpha=UNIT)
     criterion.alpha = 0.5
     assert not criterion.state_dict()
     assert torch.equal(criterion(X, INDEX), sigmoid_focal_loss(X, INDEX, alpha=0.5, reduction="mean"))
+
+
+def test_none_given_to_a_buffer_ends_it_until_a_tensor_is_given_again():
     criterion = CrossEntropyLoss(weight=UNIT)
     criterion.weight = None
     assert not criterion.state_dict()

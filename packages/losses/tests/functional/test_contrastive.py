@@ -158,17 +158,27 @@ def test_inplace(mode, device):
         squares.sum().backward()
 
 
-def test_normalizer_and_empty(device):
+NUMBER_OR_TENSOR = pytest.mark.parametrize("make", [float, torch.tensor], ids=["number", "tensor"])
+
+
+@NUMBER_OR_TENSOR
+def test_normalizer(make, device):
     x = matrix(6, 6, device)
-    for normalizer in (4, torch.tensor(4.0, device=device)):
-        value, g = run(clip_loss, x, torch.ones((), device=device), normalizer=normalizer)
-        torch.testing.assert_close(value.double(), each(x.double()).sum() / 4)
-        assert error(g, exact(x, torch.tensor(0.25), "sum")[1]) < 3e-6
-    for normalizer in (0, torch.tensor(0.0, device=device)):
-        assert clip_loss(x, normalizer=normalizer) == INF
-        value, g = run(clip_loss, x, torch.ones((), device=device), normalizer=normalizer, empty="zero")
-        assert value == 0
-        assert (g == 0).all()
+    value, g = run(clip_loss, x, torch.ones((), device=device), normalizer=make(4.0))
+    torch.testing.assert_close(value.double(), each(x.double()).sum() / 4)
+    assert error(g, exact(x, torch.tensor(0.25), "sum")[1]) < 3e-6
+
+
+@NUMBER_OR_TENSOR
+def test_a_normalizer_of_0_gives_inf_or_0(make, device):
+    x, normalizer = matrix(6, 6, device), make(0.0)
+    assert clip_loss(x, normalizer=normalizer) == INF
+    value, g = run(clip_loss, x, torch.ones((), device=device), normalizer=normalizer, empty="zero")
+    assert value == 0
+    assert (g == 0).all()
+
+
+def test_no_pairs(device):
     none = torch.zeros(0, 3, device=device, requires_grad=True)
     assert clip_loss(none).isnan()
     assert clip_loss(none, empty="zero") == 0
@@ -177,30 +187,41 @@ def test_normalizer_and_empty(device):
     assert torch.autograd.grad(clip_loss(none, reduction="sum"), none)[0].shape == (0, 3)
 
 
-@MODES
-def test_special_logits(mode, device):
-    """As two cross entropies in torch: -inf is a pair that cannot be; nan and inf spoil their row and column alone."""
+def with_pairs_that_cannot_be(device):
     x = matrix(5, 8, device)
-    x[0, 3] = -INF
-    x[1, 0:1] = -INF
+    x[0, 3] = x[1, 0] = -INF
+    return x
+
+
+@MODES
+def test_a_logit_of_minus_infinity_is_a_pair_that_cannot_be(mode, device):
+    """As two cross entropies in torch."""
+    x = with_pairs_that_cannot_be(device)
     value, g = run(clip_loss, x, torch.ones((), device=device), offset=1, gradient=mode, reduction="sum")
     expected, g_expected = exact(x, torch.tensor(1.0), "sum", offset=1)
     assert error(value, expected) < 3e-6
     assert error(g, g_expected) < 3e-6
     assert g[0, 3] == 0
-    own = x.clone()
-    own[2, 3] = -INF  # a pair
-    value, g = run(clip_loss, own, torch.ones((), device=device), offset=1, gradient=mode, reduction="sum")
+
+
+@MODES
+def test_a_true_pair_of_minus_infinity_has_an_infinite_loss(mode, device):
+    x = with_pairs_that_cannot_be(device)
+    x[2, 3] = -INF
+    value, g = run(clip_loss, x, torch.ones((), device=device), offset=1, gradient=mode, reduction="sum")
     assert value == INF
     assert g.isfinite().all()
-    for special in (NAN, INF):
-        bad = x.clone()
-        bad[2, 4] = special
-        value, g = run(clip_loss, bad, torch.ones(5, device=device), offset=1, reduction="none")
-        assert value.isnan().tolist() == [False, False, True, True, False]
-        assert g[2].isnan().all()
-        assert g[:, 4].isnan().all()
-        assert g[[0, 1, 3, 4]][:, [0, 1, 2, 3, 5, 6, 7]].isfinite().all()
+
+
+@pytest.mark.parametrize("special", [NAN, INF])
+def test_nan_and_infinity_spoil_their_row_and_column_alone(special, device):
+    x = with_pairs_that_cannot_be(device)
+    x[2, 4] = special
+    value, g = run(clip_loss, x, torch.ones(5, device=device), offset=1, reduction="none")
+    assert value.isnan().tolist() == [False, False, True, True, False]
+    assert g[2].isnan().all()
+    assert g[:, 4].isnan().all()
+    assert g[[0, 1, 3, 4]][:, [0, 1, 2, 3, 5, 6, 7]].isfinite().all()
 
 
 def test_a_tile_of_minus_infinity(device):

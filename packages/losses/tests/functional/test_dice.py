@@ -451,22 +451,37 @@ def test_mistakes(kind, message, options):
     assert launch_counts() == before
 
 
-def test_mistakes_of_one_loss():
-    x, target = torch.rand(2, 3, 4), torch.zeros(2, 4, dtype=torch.long)
-    for name in ("alpha", "beta", "gamma"):
-        with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, got -0.5"):
-            focal_tversky_loss(x, target, **{name: -0.5})
-    with pytest.raises(ValueError, match='activation must be "softmax" or "sigmoid" where a cross entropy needs logits, got None'):
-        dice_ce_loss(x, target, activation=None)
-    with pytest.raises(ValueError, match='reduction must be "mean" or "sum" where two losses are added, got "none"'):
-        dice_ce_loss(x, target, reduction="none")
-    with pytest.raises(ValueError, match="lambda_ce must be finite and at least 0, got -1"):
-        dice_ce_loss(x, target, lambda_ce=-1)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'normalizer'"):
-        dice_ce_loss(x, target, normalizer=2.0)
+@pytest.mark.parametrize("name", ["alpha", "beta", "gamma"])
+def test_negative_numbers_of_focal_tversky(name):
+    with pytest.raises(ValueError, match=f"{name} must be finite and at least 0, got -0.5"):
+        focal_tversky_loss(torch.rand(2, 3, 4), torch.zeros(2, 4, dtype=torch.long), **{name: -0.5})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"activation": None}, ValueError, 'activation must be "softmax" or "sigmoid" where a cross entropy needs logits, got None'),
+        ({"reduction": "none"}, ValueError, 'reduction must be "mean" or "sum" where two losses are added, got "none"'),
+        ({"lambda_ce": -1}, ValueError, "lambda_ce must be finite and at least 0, got -1"),
+        ({"normalizer": 2.0}, TypeError, "unexpected keyword argument 'normalizer'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_mistakes_of_dice_with_cross_entropy(options, error, message):
+    with pytest.raises(error, match=message):
+        dice_ce_loss(torch.rand(2, 3, 4), torch.zeros(2, 4, dtype=torch.long), **options)
+
+
+def test_a_background_that_is_the_only_class_cannot_be_left_out():
     with pytest.raises(ValueError, match="include_background=False needs more than one class"):
-        dice_loss(x[:, :1], target, include_background=False, activation="sigmoid")
+        dice_loss(torch.rand(2, 1, 4), torch.zeros(2, 4, dtype=torch.long), include_background=False, activation="sigmoid")
+
+
+def test_a_module_names_itself_at_an_unknown_option():
     with pytest.raises(TypeError, match=r"TverskyLoss\(\) got an unexpected keyword argument 'squared_pred'"):
         TverskyLoss(squared_pred=True)
+
+
+def test_a_leaf_is_not_overwritten():
     with pytest.raises(ValueError, match="inplace=True needs logits that are an intermediate result"):
-        dice_loss(x.requires_grad_(), target, inplace=True)
+        dice_loss(torch.rand(2, 3, 4, requires_grad=True), torch.zeros(2, 4, dtype=torch.long), inplace=True)

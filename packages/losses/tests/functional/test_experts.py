@@ -91,28 +91,45 @@ def test_padding_may_hold_anything(mode, device):
     assert not g[~mask].any()
 
 
-@MODES
-def test_ties_excluded_experts_and_nothing(mode, device):
-    """Of equal logits the lower expert comes first, of -inf too; a nan shows; a mean over nothing is nan, or 0."""
+def test_of_equal_logits_the_lower_expert_comes_first(device):
     x = torch.zeros(4, 4, device=device)
     assert load_balancing_loss(x, 2).item() == 2.0
     x[:, 0] = 1.0
     p = x[0].softmax(0)
     torch.testing.assert_close(load_balancing_loss(x, 2), 4 * (p[0] + p[1]))
-    x[:, 1:] = -INF
-    value, g = gradient_of(load_balancing_loss, x, 2, gradient=mode)
+
+
+def with_one_expert_left(device):
+    x = torch.full((4, 4), -INF, device=device)
+    x[:, 0] = 1.0
+    return x
+
+
+@MODES
+def test_of_excluded_experts_the_lower_one_comes_first(mode, device):
+    value, g = gradient_of(load_balancing_loss, with_one_expert_left(device), 2, gradient=mode)
     assert value == 4.0
     assert not g.any()
+
+
+@MODES
+def test_a_nan_shows(mode, device):
+    x = with_one_expert_left(device)
     x[1, 2] = NAN
     value, g = gradient_of(load_balancing_loss, x, 2, gradient=mode)
     assert value.isnan()
     assert g[1].isnan().all()
-    for tokens, mask in ((x[:0], None), (x * 0, torch.zeros(4, device=device))):
-        value, g = gradient_of(load_balancing_loss, tokens, 2, mask, gradient=mode)
-        assert value.isnan()
-        value, g = gradient_of(load_balancing_loss, tokens, 2, mask, gradient=mode, empty="zero")
-        assert value == 0
-        assert not g.any()
+
+
+@MODES
+@pytest.mark.parametrize(("tokens", "mask"), [(0, None), (4, torch.zeros(4))], ids=["no tokens", "all masked"])
+def test_a_mean_over_nothing_is_nan_or_0(tokens, mask, mode, device):
+    x, mask = torch.zeros(tokens, 4, device=device), mask if mask is None else mask.to(device)
+    value, _ = gradient_of(load_balancing_loss, x, 2, mask, gradient=mode)
+    assert value.isnan()
+    value, g = gradient_of(load_balancing_loss, x, 2, mask, gradient=mode, empty="zero")
+    assert value == 0
+    assert not g.any()
 
 
 @MODES

@@ -57,21 +57,41 @@ SCALE = Replacement("drifting.core:Trainer.scale", lambda own: lambda x: ("ours"
 INHERITED = Replacement("drifting.core:Sub.step", lambda own: lambda self, x, rate=0.1: ("sub", own(self, x, rate)), "(self, x, rate=0.1)")
 
 
-def test_names_are_replaced_where_they_are_imported_and_put_back(library, caplog):
+REPLACED = [LOSS, STEP, SCALE, INHERITED]
+
+
+def test_names_are_replaced_where_they_are_imported(library):
     core, user = library()
-    with caplog.at_level(logging.INFO, "lossforge.integrations"), patch("drifting", "1.2", [LOSS, STEP, SCALE, INHERITED]) as handle:
+    with patch("drifting", "1.2", REPLACED):
         assert core.loss(3, 1) == user.loss(3, 1) == ("ours", 2)
         assert core.Trainer().step(1.0) == ("ours", 0.9)
         assert core.Trainer.scale(2) == core.Trainer().scale(2) == ("ours", 4)
-        assert core.Sub().step(1.0) == ("sub", 0.9)  # our wrapper of the original, made before anything was replaced
-        assert handle.active
-        assert "drifting.core:loss" in repr(handle)
-    assert len(caplog.records) == 1
+
+
+def test_an_inherited_method_wraps_the_original(library):
+    """Our wrapper of it is made before anything is replaced."""
+    core, _ = library()
+    with patch("drifting", "1.2", REPLACED):
+        assert core.Sub().step(1.0) == ("sub", 0.9)
+
+
+def test_names_are_put_back(library, caplog):
+    core, user = library()
+    with caplog.at_level(logging.INFO, "lossforge.integrations"), patch("drifting", "1.2", REPLACED):
+        pass
     assert core.loss(3, 1) == user.loss(3, 1) == 2
-    assert "replaced by something else" not in caplog.text
     assert core.Trainer().step(1.0) == core.Sub().step(1.0) == 0.9
     assert "step" not in vars(core.Sub)
     assert core.Trainer.scale(2) == 4
+    assert len(caplog.records) == 1
+    assert "replaced by something else" not in caplog.text
+
+
+def test_the_handle_says_what_is_replaced_and_can_be_undone_twice(library):
+    library()
+    with patch("drifting", "1.2", REPLACED) as handle:
+        assert handle.active
+        assert "drifting.core:loss" in repr(handle)
     assert not handle.active
     assert "undone" in repr(handle)
     handle.undo()
