@@ -42,6 +42,7 @@ from lossforge.losses import (
     distance_box_iou,
     fuse_linear,
     generalized_box_iou,
+    hungarian_assign,
     info_nce_loss,
     jsd_cross_entropy,
     linear_cross_entropy,
@@ -408,12 +409,15 @@ def assignments(recorder: Recorder) -> None:
 
 
 def matchings(recorder: Recorder) -> None:
-    """Costs of DETR's matching: few and many images, both formats."""
+    """Costs of DETR's matching and the Hungarian method: few and many images, groups of queries, both formats and orders of memory."""
     for (images, format), dtype in itertools.product(((1, "xyxy"), (16, "cxcywh"), (96, "cxcywh")), DTYPES):
         recorder.case = f"matching {dtype} {images} {format}"
         logits, boxes = torch.zeros(images, 300, 80, dtype=dtype), torch.zeros(images, 300, 4, dtype=dtype)
         labels, targets = torch.zeros(2 * images, dtype=torch.int64), torch.zeros(2 * images, 4)
         matching_cost(logits, boxes, labels, targets, [2] * images, format=format)
+        recorder.case = f"hungarian {dtype} {images}"
+        cost = torch.zeros(1, 300, 2 * images, dtype=dtype) if images == 1 else torch.zeros(3, 2 * images, 900, dtype=dtype).mT
+        hungarian_assign(cost, [2] * images)
 
 
 def features(recorder: Recorder) -> None:

@@ -9,7 +9,8 @@ from lossforge.losses import operators as operators
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.detection.assignment import Assignment, task_aligned_assign
-from lossforge.losses.detection.matching import hungarian_match, mask_matching_cost, matching_cost
+from lossforge.losses.detection.hungarian import hungarian_assign, hungarian_match
+from lossforge.losses.detection.matching import mask_matching_cost, matching_cost
 from lossforge.losses.detection.pairwise import box_iou, complete_box_iou, distance_box_iou, generalized_box_iou
 from lossforge.losses.functional import *
 from lossforge.losses.modules import *
@@ -161,6 +162,7 @@ __all__ = [
     "grpo_loss",
     "hinge_embedding_loss",
     "huber_loss",
+    "hungarian_assign",
     "hungarian_match",
     "ia_bce_loss",
     "info_nce_loss",

@@ -1,4 +1,4 @@
-"""Host side of the cost of matching: its memory, tiles, and the launch."""
+"""Host side of matching: memory, tiles, and the launches."""
 
 import torch
 import triton
@@ -6,10 +6,13 @@ from torch import Tensor
 
 from lossforge.kernels.engine.launch import Launch, new_like
 from lossforge.kernels.engine.layout import Strided, as_strided
+from lossforge.kernels.matching.hungarian import Assignments, hungarian_kernel
 from lossforge.kernels.matching.kernel import Problem, Weights, matching_kernel
 
 TILE = (16, 32)
 """Queries and targets of a tile."""
+LANES_A_WARP = 256
+"""Queries that a warp of the Hungarian method holds in registers."""
 
 
 def costs(
@@ -24,4 +27,16 @@ def costs(
     sizes = {"ROWS": rows, "COLUMNS": columns, "IMAGES": triton.next_power_of_2(images)}
     arguments = (problem, out, queries, count, images, classes, weights)
     Launch(matching_kernel, grid, arguments, CENTERED=centered, SOFTMAX=softmax, **sizes, num_warps=4).start()
+    return (out,)
+
+
+def assign(cost: Tensor, counts: Tensor) -> tuple[Tensor]:
+    """Return the box of each query (B, G, Q) at the least total cost, int64, or -1. cost: (G, Q, T). counts: (B,), contiguous."""
+    (groups, queries, count), images = cost.shape, len(counts)
+    out = new_like(cost, ((images, groups, queries), torch.int64))
+    lanes = triton.next_power_of_2(queries)
+    sizes = {"LANES": lanes, "IMAGES": triton.next_power_of_2(images)}
+    arguments = (Assignments(as_strided(cost), counts, out), queries, count, images, groups)
+    warps = min(max(lanes // LANES_A_WARP, 1), 16)
+    Launch(hungarian_kernel, (images * groups,), arguments, **sizes, num_warps=warps).start()
     return (out,)

@@ -1,4 +1,4 @@
-"""One query for each box or mask, as DETR has it: the costs of all pairs of a batch, and the Hungarian method on the host."""
+"""The costs of giving each box or mask of a batch to each query of its image, as DETR has them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.losses import checks
+from lossforge.losses.detection.counts import counts_on_device, counts_on_host
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define, launched
@@ -17,7 +18,7 @@ from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
 
-__all__ = ["hungarian_match", "mask_matching_cost", "matching_cost"]
+__all__ = ["mask_matching_cost", "matching_cost"]
 
 CLASS_COSTS = ("focal", "softmax")
 MASK_COSTS = ("bce", "focal")
@@ -48,8 +49,8 @@ def matching_cost(
     Deformable DETR, DINO and RT-DETR take the focal cost. DETR takes the softmax, and c₁ = 1 with it; so do MaskFormer and Mask2Former,
     without boxes, beside `mask_matching_cost`.
 
-    The layers of a decoder can share that launch, and the copy of `hungarian_match`: stack their predictions along the batch, and repeat
-    labels, boxes and counts.
+    The layers of a decoder can share that launch, and that of `hungarian_assign`: stack their predictions along the batch, and repeat
+    labels, boxes and counts. `DetrCriterion` does.
 
     Args:
         logits: (B, Q, C), before the sigmoid or softmax, of any floating dtype and strides. DETR's last class is background.
@@ -101,7 +102,7 @@ def matching_cost(
     checks.fits("labels", labels, labels.shape == target_boxes.shape[:1], "have shape ({},)", len(target_boxes))
     if checks.known(labels) and labels.device.type == "cpu":
         checks.in_range("labels", labels, 0, classes, None)
-    of_image = _counts(counts, images, len(target_boxes), logits)
+    of_image = counts_on_device(counts, images, len(target_boxes), logits, "logits")
     numbers = [checks.number(name, v) for name, v in (("cost_class", cost_class), ("cost_bbox", cost_bbox), ("cost_giou", cost_giou))]
     numbers += [checks.number("alpha", alpha, 0.0, 1.0), checks.number("gamma", gamma, 0.0)]
     tensors = [t.detach().resolve_neg() for t in (logits, boxes, labels, target_boxes)]
@@ -114,26 +115,6 @@ def matching_cost(
         found: Tensor = OPERATORS.matching_cost(*arguments)
         return found
     return matching_cost_reference(*arguments)
-
-
-def _numbers(counts: Sequence[int] | Tensor, images: int, total: int) -> list[int]:
-    """Return how many targets each image has, on the host."""
-    numbers = [checks.whole_number("counts", n) for n in (counts.tolist() if isinstance(counts, Tensor) else counts)]
-    if len(numbers) != images or sum(numbers) != total or min(numbers, default=0) < 0:
-        raise ValueError(f"counts must hold {images} numbers of at least 0 with the sum {total}, got {numbers}")
-    return numbers
-
-
-def _counts(counts: Sequence[int] | Tensor, images: int, total: int, x: Tensor) -> Tensor:
-    """Return how many boxes each image has, on the device, without a wait for it."""
-    if isinstance(counts, Tensor):
-        checks.integer("counts", counts)
-        checks.beside("counts", counts, x, "logits")
-        checks.fits("counts", counts, counts.shape == (images,), "have shape ({},)", images)
-        return counts
-    numbers = _numbers(counts, images, total)
-    made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-    return made.pin_memory().to(x.device, non_blocking=True) if x.is_cuda else made.to(x.device)
 
 
 def matching_cost_reference(
@@ -226,7 +207,7 @@ def mask_matching_cost(
     numbers = [checks.number("cost_mask", cost_mask), checks.number("cost_dice", cost_dice)]
     alpha, gamma = checks.number("alpha", alpha, 0.0, 1.0), checks.number("gamma", gamma, 0.0)
     found = [mask_logits.new_empty(mask_logits.shape[1], 0, dtype=accurate(mask_logits[:0]).dtype)]
-    of_image = _numbers(counts, len(mask_logits), len(target_masks))
+    of_image = counts_on_host(counts, len(mask_logits), len(target_masks))
     for logits, masks in zip(mask_logits.detach(), target_masks.detach().split(of_image), strict=True):
         x = accurate(logits.flatten(1))
         y = masks.flatten(1).to(x.dtype)
@@ -236,55 +217,6 @@ def mask_matching_cost(
         dice = 1 - (2 * (p @ y.T) + 1) / (p.sum(1, keepdim=True) + y.sum(1) + 1)
         found.append(numbers[0] * of_pixels + numbers[1] * dice)
     return torch.cat(found, 1)
-
-
-@checks.named
-def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Match queries and boxes of each image at the least total cost, by scipy.optimize.linear_sum_assignment.
-
-    The costs of the whole batch are copied to the host once, which waits for the device; counts as a tensor on the device are copied, too.
-    A cost that is nan or infinite counts as larger than any other, so that a step with such predictions does not end the training.
-
-    Args:
-        cost: (Q, T), of matching_cost or your own, of a floating dtype.
-        counts: how many boxes each image has; best as numbers of the host.
-
-    Returns:
-        of each image the queries and the boxes that belong together, int64 on the CPU, by ascending queries; min(Q, boxes) of each. Boxes
-        are numbered within their image.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the message names it.
-        ModuleNotFoundError: scipy is not installed.
-
-    Examples:
-        >>> import torch
-        >>> from lossforge.losses import hungarian_match
-        >>> [(queries, targets)] = hungarian_match(torch.tensor([[3.0, 1.0], [2.0, 4.0], [9.0, 9.0]]), [2])
-        >>> queries.tolist(), targets.tolist()
-        ([0, 1], [1, 0])
-    """
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("hungarian_match needs scipy, which is not installed: pip install scipy", name="scipy") from None
-    checks.whole("cost", cost)
-    checks.fits("cost", cost, cost.ndim == 2, "have shape (Q, T)")
-    numbers = [checks.whole_number("counts", n) for n in (counts.tolist() if isinstance(counts, Tensor) else counts)]
-    if sum(numbers) != cost.shape[1] or min(numbers, default=0) < 0:
-        raise ValueError(f"counts must hold numbers of at least 0 with the sum {cost.shape[1]}, got {numbers}")
-    values = cost.detach().to("cpu", torch.float64 if cost.dtype == torch.float64 else torch.float32).double()
-    found = [linear_sum_assignment(_comparable(part).numpy()) for part in values.split(numbers, 1)]
-    return [(torch.from_numpy(queries).long(), torch.from_numpy(targets).long()) for queries, targets in found]
-
-
-def _comparable(cost: Tensor) -> Tensor:
-    """Replace costs that are nan or infinite, which scipy refuses, by one that is larger than what all others could save together."""
-    usable = cost.isfinite()
-    if usable.all():
-        return cost
-    least, most = (cost[usable].min(), cost[usable].max()) if usable.any() else (cost.new_zeros(()), cost.new_zeros(()))
-    return torch.where(usable, cost, most + most.abs() + min(cost.shape) * (most - least) + 1.0)
 
 
 def _cost(*arguments: Any) -> Tensor:
