@@ -75,6 +75,7 @@ CALLS = {
     "complete_box_iou": lambda: L.complete_box_iou(BOXES, BOXES),
     "matching_cost": lambda: L.matching_cost(LOGITS, BOXES.view(2, 3, 4), INDEX, BOXES[:4], [1, 3]),
     "mask_matching_cost": lambda: L.mask_matching_cost(LOGITS, LOGITS[:1].sigmoid().expand(4, -1, -1)[:, 0], [1, 3]),
+    "hungarian_assign": lambda: L.hungarian_assign(LOGITS.flatten(1).view(6, 4), [1, 3]),
     "hungarian_match": lambda: L.hungarian_match(LOGITS.flatten(1).view(6, 4), [1, 3]),
     "task_aligned_assign": lambda: L.task_aligned_assign(
         LOGITS.sigmoid(), BOXES.view(2, 3, 4), BOXES[:3, :2] + 0.1, LABELS.view(2, 2), NESTED

@@ -75,7 +75,7 @@ def test_opcheck_of_numbers_in_a_vector(mode, device):
     assert torch.equal(*(torch.autograd.grad(value, x)[0] for value in (found, expected)))
 
 
-@pytest.mark.parametrize("name", ["written", "task_aligned_assign"])
+@pytest.mark.parametrize("name", ["written", "task_aligned_assign", "hungarian_assign"])
 def test_operators_of_plain_torch_run_on_any_device(name):
     """torch.compile calls them on devices without our kernels, too."""
     for device in ("CPU", "CUDA", "MPS", "XPU"):

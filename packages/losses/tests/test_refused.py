@@ -44,6 +44,7 @@ CALLS = {
     "task_aligned_assign": (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), LABELS, BOXES[None]),
     "matching_cost": (torch.rand(1, 4, 5), torch.rand(1, 4, 4), LABELS[0], BOXES, torch.tensor([2])),
     "mask_matching_cost": (torch.rand(1, 4, 5), torch.rand(2, 5), torch.tensor([2])),
+    "hungarian_assign": (torch.rand(3, 5), torch.tensor([2, 3])),
     "hungarian_match": (torch.rand(2, 3, 3), torch.tensor([2, 3])),
 }
 for entry in LOSSES.values():

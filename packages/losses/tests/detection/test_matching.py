@@ -1,16 +1,13 @@
-"""The costs of matching as DETR, Deformable DETR and Mask2Former have them, and the Hungarian method over a batch; ragged targets."""
-
-import itertools
+"""The costs of matching as DETR, Deformable DETR and Mask2Former have them; ragged targets."""
 
 import pytest
-import scipy.optimize
 import torch
 import torchvision.ops
 from loss_calls import Operators
 from torch import Tensor
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import backend, hungarian_match, mask_matching_cost, matching_cost, plain_torch
+from lossforge.losses import backend, mask_matching_cost, matching_cost, plain_torch
 from lossforge.losses.testing import error
 
 NAN, INF = float("nan"), float("inf")
@@ -138,60 +135,12 @@ def test_saturated_logits_and_many_images(device):
     found = matching_cost(logits, boxes, torch.zeros_like(labels), targets, counts)
     assert found[1, 4].isnan()
     assert found.isnan().sum() == 1
-    assert len(hungarian_match(found, counts)) == 33
-
-
-@pytest.mark.parametrize("queries", [21, 2])
-def test_hungarian_method_finds_the_least_cost(queries, device):
-    """Of each image what scipy finds of its costs alone; of the small ones no other matching costs less."""
-    given = problem(device, queries, dtype=torch.float32)
-    cost = matching_cost(*given, COUNTS)
-    matches = hungarian_match(cost, COUNTS)
-    assert len(matches) == 4
-    for part, (chosen, targets), n in zip(cost.cpu().split(COUNTS, 1), matches, COUNTS, strict=True):
-        assert chosen.dtype == targets.dtype == torch.int64
-        assert len(chosen) == len(targets) == min(queries, n)
-        rows, columns = scipy.optimize.linear_sum_assignment(part)
-        assert chosen.tolist() == rows.tolist()
-        assert targets.tolist() == columns.tolist()
-        if queries >= n and n <= 3:
-            least = min(sum(part[q, t] for t, q in enumerate(each)) for each in itertools.permutations(range(queries), n))
-            torch.testing.assert_close(part[chosen, targets].sum(), torch.as_tensor(least, dtype=torch.float32))
-    assert all(
-        torch.equal(a, b)
-        for pair in zip(matches, hungarian_match(cost, torch.tensor(COUNTS)), strict=True)
-        for a, b in zip(*pair, strict=True)
-    )
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e13, 1e30])
-def test_one_box_without_costs_spoils_no_other_match(scale):
-    """Its queries' costs once took the place of digits of the others'."""
-    for seed in range(40):
-        cost = scale * torch.rand(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        kept = cost[:, [0, 2, 3]]
-        cost[:, 1] = (NAN, INF, -INF)[seed % 3]
-        ((queries, boxes),) = hungarian_match(cost, [4])
-        best = kept[scipy.optimize.linear_sum_assignment(kept.numpy())].sum()
-        assert cost[queries, boxes][boxes != 1].sum() == pytest.approx(best.item(), rel=1e-12)
-    square = torch.tensor([[1.0, NAN], [NAN, 1.0]]) * scale
-    ((queries, boxes),) = hungarian_match(square, [2])
-    assert boxes.tolist() == [0, 1]
-
-
-def test_costs_that_are_nan_are_the_last_choice(device):
-    cost = torch.tensor([[NAN, 1.0, 2.0], [3.0, INF, NAN], [5.0, 4.0, 9.0], [NAN, NAN, NAN]], device=device)
-    [(queries, targets)] = hungarian_match(cost, [3])
-    assert list(zip(queries.tolist(), targets.tolist(), strict=True)) == [(0, 2), (1, 0), (2, 1)]
-    [(queries, _)] = hungarian_match(torch.full((4, 2), NAN, device=device), [2])
-    assert len(queries) == 2
 
 
 def test_no_targets(device):
     logits, boxes, labels, targets = problem(device, counts=[0, 0], dtype=torch.float32)
     cost = matching_cost(logits, boxes, labels, targets, [0, 0])
     assert cost.shape == (21, 0)
-    assert [len(q) for q, _ in hungarian_match(cost, [0, 0])] == [0, 0]
 
 
 def test_operator(device):
@@ -242,10 +191,6 @@ def test_mistakes(device):
     if device == "cpu":
         with pytest.raises(IndexError, match=r"labels must hold 0 to 6, got 7 at row 0"):
             matching_cost(logits, boxes, torch.full_like(labels, 7), targets, COUNTS)
-    with pytest.raises(ValueError, match=r"counts must hold numbers of at least 0 with the sum 3, got \[2\]"):
-        hungarian_match(torch.zeros(4, 3), [2])
-    with pytest.raises(ValueError, match=r"cost must have shape \(Q, T\), got \(4,\)"):
-        hungarian_match(torch.zeros(4), [2])
 
 
 def test_mistakes_of_masks(device):

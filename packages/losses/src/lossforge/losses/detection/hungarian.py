@@ -104,7 +104,7 @@ def assignment_reference(cost: Tensor, counts: Tensor) -> Tensor:
         ) from None
     (groups, queries, _), images = cost.shape, len(counts)
     values = cost.to("cpu", torch.float64 if cost.dtype == torch.float64 else torch.float32).double()
-    box, first = torch.full((images, groups, queries), -1), 0
+    box, first = torch.full((images, groups, queries), -1, device="cpu"), 0
     for of_image, n in zip(box, counts.tolist(), strict=True):
         part = values[:, :, first : first + max(n, 0)]
         for of_query, c in zip(of_image, part, strict=True):
