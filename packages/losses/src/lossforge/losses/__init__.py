@@ -9,6 +9,7 @@ from lossforge.losses import operators as operators
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
 from lossforge.losses.detection.assignment import Assignment, task_aligned_assign
+from lossforge.losses.detection.criterion import DenoisingQueries, DetrCriterion
 from lossforge.losses.detection.hungarian import hungarian_assign, hungarian_match
 from lossforge.losses.detection.matching import mask_matching_cost, matching_cost
 from lossforge.losses.detection.pairwise import box_iou, complete_box_iou, distance_box_iou, generalized_box_iou
@@ -42,6 +43,8 @@ __all__ = [
     "CrossEntropyOutput",
     "CustomLoss",
     "DPOLoss",
+    "DenoisingQueries",
+    "DetrCriterion",
     "DiceCELoss",
     "DiceLoss",
     "DistanceBoxIoULoss",

@@ -1,0 +1,279 @@
+"""The criterion of DETR and its successors: matching and losses of all layers, groups of queries and denoising queries at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lossforge.losses import checks
+from lossforge.losses.detection.counts import counts_on_device
+from lossforge.losses.detection.hungarian import hungarian_assign
+from lossforge.losses.detection.matching import matching_cost
+from lossforge.losses.functional import (
+    box_iou_loss,
+    box_l1_loss,
+    cross_entropy,
+    generalized_box_iou_loss,
+    ia_bce_loss,
+    mal_loss,
+    sigmoid_focal_loss,
+    varifocal_loss,
+)
+
+__all__ = ["DenoisingQueries", "DetrCriterion"]
+
+OF_CLASSES: Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]] = {
+    "focal": (sigmoid_focal_loss, {}),
+    "varifocal": (varifocal_loss, {"hold_weight": True, "positive_at_zero": True}),
+    "mal": (mal_loss, {}),
+    "ia_bce": (ia_bce_loss, {}),
+    "cross_entropy": (cross_entropy, {}),
+}
+SCORED = ("varifocal", "mal", "ia_bce")
+"""Losses whose target of a matched query is the IoU of its box."""
+
+
+class DenoisingQueries(NamedTuple):
+    """Predictions of queries that are made from boxes with noise, whose boxes are known (DN-DETR, DINO, RT-DETR).
+
+    Attributes:
+        logits: (L, B, D, C), of at most as many layers as the other queries have, the last of them.
+        boxes: (L, B, D, 4), predicted.
+        box: (B, D), of any integer dtype: the box of each query, its place among all T; -1 for background and padding.
+        groups: how often each box occurs, by which its losses are divided.
+    """
+
+    logits: Tensor
+    boxes: Tensor
+    box: Tensor
+    groups: int
+
+
+class Rows(NamedTuple):
+    """Predictions of all queries (N, …), the place of each one's box or -1, and its factor, None for 1."""
+
+    logits: Tensor
+    boxes: Tensor
+    box: Tensor
+    weight: Tensor | None
+
+
+class DetrCriterion(nn.Module):
+    """Matching and losses of DETR and its successors, for all layers, groups and denoising queries with one launch of each.
+
+    The criterion of DETR (Carion et al. 2020, arXiv 2005.12872), Deformable DETR, DINO, RT-DETR, DEIM and LW-DETR: `matching_cost` and
+    `hungarian_assign` give each box one query of every layer and group; then
+
+    L = c₁ L_class + c₂ Σ |b - b̂| + c₃ Σ (1 - GIoU), summed over the layers.
+
+    Sums are over the matched queries, and of L_class over all queries. Each is divided by the number of boxes, times that of groups. Cross
+    entropy is, as in DETR, the mean over the queries of a layer, whose divisor counts a query without a box by `background_weight`.
+
+    On an NVIDIA GPU the host does not wait, in float32 and below. DETR has class_loss="cross_entropy" and cost_class=1; Deformable DETR and
+    DINO have "focal", RT-DETR "varifocal", DEIM "mal", and LW-DETR "ia_bce" with num_groups.
+
+    Args:
+        class_loss: "focal", "varifocal" with the weight held, "mal", "ia_bce" or "cross_entropy". The matching takes the focal cost of the
+            class, with "cross_entropy" the softmax's.
+        class_coef: c₁, the weight of the classes' loss; 0 leaves it out.
+        bbox_coef: c₂, the weight of the distance; 0 leaves it out.
+        giou_coef: c₃, the weight of the overlap; 0 leaves it out.
+        cost_class: the weight of the class in the matching, as in matching_cost.
+        cost_bbox: the weight of the distance in the matching.
+        cost_giou: the weight of the overlap in the matching.
+        cost_alpha: α of the matching's focal cost.
+        cost_gamma: γ of the matching's focal cost.
+        alpha: α of the classes' loss; None for that loss's default.
+        gamma: γ of the classes' loss; None for that loss's default.
+        background_weight: of "cross_entropy": the weight of a query without a box, DETR's eos_coef.
+        num_groups: into how many groups of equal size the queries are cut in training (Group-DETR, arXiv 2207.13085). In evaluation mode
+            they are one group.
+        layer_weights: a factor of each layer's losses; None for 1.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import DetrCriterion
+        >>> criterion = DetrCriterion("varifocal")
+        >>> logits, boxes = torch.randn(6, 2, 100, 7, requires_grad=True), torch.rand(6, 2, 100, 4, requires_grad=True)
+        >>> losses = criterion(logits, boxes, torch.tensor([0, 4, 6, 2]), torch.rand(4, 4), [3, 1])
+        >>> sum(losses.values()).backward()
+        >>> sorted(losses)
+        ['loss_bbox', 'loss_class', 'loss_giou']
+    """
+
+    layer_weights: Tensor | None
+
+    def __init__(
+        self,
+        class_loss: Literal["focal", "varifocal", "mal", "ia_bce", "cross_entropy"] = "focal",
+        *,
+        class_coef: float = 1.0,
+        bbox_coef: float = 5.0,
+        giou_coef: float = 2.0,
+        cost_class: float = 2.0,
+        cost_bbox: float = 5.0,
+        cost_giou: float = 2.0,
+        cost_alpha: float = 0.25,
+        cost_gamma: float = 2.0,
+        alpha: float | None = None,
+        gamma: float | None = None,
+        background_weight: float = 0.1,
+        num_groups: int = 1,
+        layer_weights: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        checks.one_of("class_loss", class_loss, tuple(OF_CLASSES))
+        if class_loss == "cross_entropy" and (alpha is not None or gamma is not None):
+            raise ValueError("alpha and gamma belong to the other losses, got one with class_loss='cross_entropy'")
+        num_groups = checks.whole_number("num_groups", num_groups)
+        if num_groups < 1:
+            raise ValueError(f"num_groups must be at least 1, got {num_groups}")
+        self.class_loss, self.num_groups = class_loss, num_groups
+        self.class_coef, self.bbox_coef, self.giou_coef = (
+            checks.number(name, value, 0.0)
+            for name, value in (("class_coef", class_coef), ("bbox_coef", bbox_coef), ("giou_coef", giou_coef))
+        )
+        self.cost_class, self.cost_bbox, self.cost_giou = cost_class, cost_bbox, cost_giou
+        self.cost_alpha, self.cost_gamma, self.alpha, self.gamma = cost_alpha, cost_gamma, alpha, gamma
+        self.background_weight = checks.number("background_weight", background_weight, 0.0, exclusive=True)
+        weights = None if layer_weights is None else torch.tensor([checks.number("layer_weights", w, 0.0) for w in layer_weights])
+        self.register_buffer("layer_weights", weights)
+
+    def forward(
+        self,
+        logits: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        target_boxes: Tensor,
+        counts: Sequence[int] | Tensor,
+        *,
+        denoising: DenoisingQueries | None = None,
+        normalizer: float | Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the losses, whose sum is to be differentiated.
+
+        Args:
+            logits: (L, B, Q, C) of L layers, or (B, Q, C), before the sigmoid or softmax. The last class of "cross_entropy" is background.
+            boxes: (L, B, Q, 4) or (B, Q, 4), predicted, (centre, width, height) as fractions of the image.
+            labels: (T,), the classes of all images' boxes one after the other.
+            target_boxes: (T, 4), the boxes.
+            counts: how many boxes each image has: B numbers, or a tensor (B,) on the device, whose sum is not checked.
+            denoising: predictions of denoising queries, with the losses but for "cross_entropy".
+            normalizer: number or 0-d tensor in place of the number of boxes, T: with several processes the mean of theirs. Below 1 it is 1.
+
+        Returns:
+            "loss_class", "loss_bbox" and "loss_giou", 0-d, in float32 (float64 for float64), with their coefficients.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; the message names it.
+            IndexError: on CPU, a class does not exist.
+        """
+        logits, boxes = _with_layers(logits, boxes)
+        layers, images, queries, classes = logits.shape
+        groups = self.num_groups if self.training else 1
+        checks.fits("logits", logits, queries % groups == 0, "have queries in num_groups={} groups of equal size", groups)
+        of_image = counts_on_device(counts, images, len(labels), logits, "logits").repeat(layers)
+        every_label, every_box = labels.repeat(layers), target_boxes.repeat(layers, 1)
+        softmax = self.class_loss == "cross_entropy"
+        cost = matching_cost(
+            logits.flatten(0, 1),
+            boxes.flatten(0, 1),
+            every_label,
+            every_box,
+            of_image,
+            class_cost="softmax" if softmax else "focal",
+            cost_class=self.cost_class,
+            cost_bbox=self.cost_bbox,
+            cost_giou=self.cost_giou,
+            alpha=self.cost_alpha,
+            gamma=self.cost_gamma,
+        )
+        box = hungarian_assign(cost.unflatten(0, (groups, queries // groups)), of_image)
+        rows = Rows(logits.flatten(0, 2), boxes.flatten(0, 2), box.flatten(), self._weights(layers, layers, images * queries))
+        if denoising is not None:
+            rows = self._joined(rows, denoising, logits, groups)
+        # the last place, which -1 names, stands for no box
+        label = F.pad(every_label, (0, 1), value=classes - 1 if softmax else -1)[rows.box]
+        target, found = F.pad(every_box, (0, 0, 0, 1))[rows.box], rows.box >= 0
+        divisor = groups * (max(len(labels), 1) if normalizer is None else _at_least_one(normalizer))
+        losses = {}
+        if self.class_coef:
+            losses["loss_class"] = self._of_classes(rows, label, target, found, layers, divisor)
+        weight = found.to(target.dtype) if rows.weight is None else found * rows.weight
+        shared: dict[str, Any] = {"reduction": "sum", "weight": weight}
+        if self.bbox_coef:
+            losses["loss_bbox"] = box_l1_loss(rows.boxes, target, normalizer=divisor / self.bbox_coef, **shared)
+        if self.giou_coef:
+            giou: Tensor = generalized_box_iou_loss(rows.boxes, target, normalizer=divisor / self.giou_coef, format="cxcywh", **shared)
+            losses["loss_giou"] = giou
+        return losses
+
+    def _weights(self, layers: int, last: int, rows: int) -> Tensor | None:
+        """Return the factor of each row (last · rows,) of the last layers, or None for 1."""
+        if self.layer_weights is None:
+            return None
+        checks.fits("layer_weights", self.layer_weights, len(self.layer_weights) == layers, "have one number for each of {} layers", layers)
+        return self.layer_weights[layers - last :].repeat_interleave(rows)
+
+    def _joined(self, rows: Rows, denoising: DenoisingQueries, logits: Tensor, groups: int) -> Rows:
+        """Return the rows with those of denoising queries after them, which have a divisor of their own."""
+        if self.class_loss == "cross_entropy":
+            raise ValueError("denoising goes with the losses of a sigmoid, got class_loss='cross_entropy'")
+        x, boxes, box, times = denoising
+        layers, images, _, classes = logits.shape
+        checks.floating_beside("denoising.logits", x, logits, "logits")
+        shape = (*x.shape[:1], images, *x.shape[2:3], classes)
+        checks.fits(
+            "denoising.logits", x, x.shape == shape and len(x) <= layers, "have shape (at most {}, {}, D, {})", layers, images, classes
+        )
+        checks.fits("denoising.boxes", boxes, boxes.shape == (*shape[:3], 4), "have shape {}", (*shape[:3], 4))
+        checks.integer("denoising.box", box)
+        checks.fits("denoising.box", box, box.shape == shape[1:3], "have shape {}", shape[1:3])
+        times = checks.whole_number("denoising.groups", times)
+        if times < 1:
+            raise ValueError(f"denoising.groups must be at least 1, got {times}")
+        weight, own = (
+            logits.new_ones(n, dtype=torch.float32) if w is None else w
+            for n, w in ((len(rows.box), rows.weight), (box.numel() * len(x), self._weights(layers, len(x), box.numel())))
+        )
+        return Rows(
+            torch.cat([rows.logits, x.flatten(0, 2)]),
+            torch.cat([rows.boxes, boxes.flatten(0, 2)]),
+            torch.cat([rows.box, box.flatten().repeat(len(x))]),
+            torch.cat([weight, own * (groups / times)]),
+        )
+
+    def _of_classes(self, rows: Rows, label: Tensor, target: Tensor, found: Tensor, layers: int, divisor: float | Tensor) -> Tensor:
+        loss, options = OF_CLASSES[self.class_loss]
+        if self.class_loss == "cross_entropy":
+            weight = torch.where(found, 1.0, self.background_weight)
+            mean = weight.sum() / (layers * self.class_coef)  # all layers have as many queries with a box
+            return loss(rows.logits, label, token_weight=weight if rows.weight is None else weight * rows.weight, normalizer=mean)
+        given: dict[str, Any] = {"alpha": self.alpha, "gamma": self.gamma}
+        given = {name: value for name, value in given.items() if value is not None} | dict(options)
+        if self.class_loss in SCORED:
+            given["score"] = 1 - box_iou_loss(rows.boxes.detach(), target, format="cxcywh")
+        if rows.weight is not None:
+            given["weight"] = rows.weight.unsqueeze(1)
+        return loss(rows.logits, label, reduction="sum", normalizer=divisor / self.class_coef, **given)
+
+    def extra_repr(self) -> str:
+        return f"{self.class_loss!r}, num_groups={self.num_groups}"
+
+
+def _with_layers(logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return predictions (L, B, Q, …), of one layer where they are of none."""
+    checks.whole("logits", logits)
+    checks.floating_beside("boxes", boxes, logits, "logits")
+    checks.fits("logits", logits, logits.ndim in (3, 4), "have shape (L, B, Q, C) or (B, Q, C)")
+    checks.fits("boxes", boxes, boxes.shape == (*logits.shape[:-1], 4), "have shape {}", (*logits.shape[:-1], 4))
+    return (logits, boxes) if logits.ndim == 4 else (logits.unsqueeze(0), boxes.unsqueeze(0))
+
+
+def _at_least_one(normalizer: float | Tensor) -> float | Tensor:
+    return normalizer.clamp(min=1) if isinstance(normalizer, Tensor) else max(checks.number("normalizer", normalizer), 1.0)
