@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.loss import loss_rt_detr  # noqa: E402
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher  # noqa: E402
+from transformers.loss.loss_lw_detr import LwDetrHungarianMatcher  # noqa: E402
 
 from lossforge.integrations import transformers_detection as ours  # noqa: E402
 from lossforge.integrations.patching import _SAID  # noqa: E402
@@ -207,7 +208,8 @@ def test_matches_are_the_same():
     matcher = DeformableDetrHungarianMatcher(2.0, 5.0, 2.0)
     outputs = {"logits": torch.randn(2, 30, 4), "pred_boxes": torch.rand(2, 30, 4) * 0.5 + 0.1}
     targets = inputs()["labels"]
-    expected = matcher(outputs, targets)
+    of_groups = LwDetrHungarianMatcher(2.0, 5.0, 2.0)
+    expected = matcher(outputs, targets), of_groups(outputs, targets, 3)
     with ours.patch():
-        found = matcher(outputs, targets)
+        found = matcher(outputs, targets), of_groups(outputs, targets, 3)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -15,7 +15,7 @@ from lab.tasks.detection.models.dense import Detector
 from lab.tasks.detection.models.matching import with_a_row
 from lab.tasks.detection.models.yolo import PRIOR, cells_of
 from lab.tasks.detection.types import BACKGROUND, DetectorOutput, Matched
-from lossforge.losses import hungarian_match, matching_cost, plain_torch
+from lossforge.losses import hungarian_assign, matching_cost, plain_torch
 
 STRIDES = (8, 16, 32)
 NEAREST = 1e-3
@@ -153,14 +153,14 @@ class Detr(Detector):
 
     @torch.no_grad()
     def match(self, batch: DetectionBatch, output: DetectorOutput | None = None) -> Matched:
-        """Return the targets of all layers' queries, (layers · N, Q). The costs of all are copied to the host once."""
+        """Return the targets of all layers' queries, (layers · N, Q), without waiting for the device."""
         assert output is not None
         height, width = batch.images.shape[-2:]
         (image,) = self.anchors(height, width, batch.boxes.device)
         every = joined(output)
         layers = len(every.logits) // len(batch.boxes)
         boxes, labels = (t.repeat(layers, *[1] * (t.ndim - 1)) for t in with_a_row(batch.boxes.float(), batch.labels))
-        rows, (of_class, of_distance, of_overlap) = [labels.shape[1]] * len(labels), self.cost
+        rows, (of_class, of_distance, of_overlap) = labels.new_full(labels.shape[:1], labels.shape[1]), self.cost
         with plain_torch() if self.criterion.plain else nullcontext():
             cost = matching_cost(
                 every.logits,
@@ -172,16 +172,12 @@ class Detr(Detector):
                 cost_bbox=of_distance,
                 cost_giou=of_overlap,
             )
-        pairs = hungarian_match(cost.masked_fill(labels.flatten() < 0, math.nan), rows)  # a row without a box costs the same everywhere
-        of_query = torch.full((len(labels), every.logits.shape[1]), -1)
-        for row, (queries, targets) in zip(of_query, pairs, strict=True):
-            row[queries] = targets
-        of_query = of_query.to(labels.device, non_blocking=True)
-        index = of_query.clamp(min=0)
-        label = torch.where(of_query >= 0, labels.gather(1, index), BACKGROUND)
+            # a row without a box costs the same everywhere
+            place = hungarian_assign(cost.masked_fill(labels.flatten() < 0, math.nan), rows)
+        index = place.clamp(min=0)
+        label = torch.where(place >= 0, labels.flatten()[index], BACKGROUND)
         positive = label >= 0
-        found = boxes.gather(1, index[..., None].expand(-1, -1, 4))
-        found = torch.where(positive[..., None], found, image)
+        found = torch.where(positive[..., None], boxes.flatten(0, 1)[index], image)
         return Matched(label, found, positive, positive.sum(dtype=torch.float32), image)
 
     def loss(self, output: DetectorOutput, matched: Matched, normalizer: Tensor) -> dict[str, Tensor]:

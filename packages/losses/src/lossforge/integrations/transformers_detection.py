@@ -131,7 +131,7 @@ def _distribution(
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
-def _match(class_cost: ClassCost, self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]]:
+def _match(class_cost: ClassCost, self: Any, outputs: Any, targets: Any, group_detr: int = 1) -> list[tuple[Tensor, Tensor]]:
     counts = [len(target["class_labels"]) for target in targets]
     labels, boxes = (torch.cat([target[name] for target in targets]) for name in ("class_labels", "boxes"))
     cost = matching_cost(
@@ -147,7 +147,7 @@ def _match(class_cost: ClassCost, self: Any, outputs: Any, targets: Any) -> list
         alpha=getattr(self, "alpha", 0.25),
         gamma=getattr(self, "gamma", 2.0),
     )
-    return hungarian_match(cost, counts)
+    return hungarian_match(cost.unflatten(0, (group_detr, -1)), counts)
 
 
 def _match_by_either(self: Any, outputs: Any, targets: Any) -> list[tuple[Tensor, Tensor]]:
@@ -213,6 +213,7 @@ def _dice_of_boxes(inputs: Tensor, targets: Tensor, num_boxes: Any) -> Tensor | 
 
 OF_CRITERION = "(self, outputs, targets, indices, num_boxes)"
 OF_MATCHER = "(self, outputs, targets)"
+OF_GROUPS = "(self, outputs, targets, group_detr)"
 OF_MASKS = "(self, masks_queries_logits, class_queries_logits, mask_labels, class_labels)"
 DISTRIBUTED = "(self, pred, label, weight_right, weight_left, weight=None, reduction='sum', avg_factor=None)"
 NAMES: dict[str, tuple[Any, str]] = {
@@ -227,6 +228,7 @@ NAMES: dict[str, tuple[Any, str]] = {
     "loss.loss_rt_detr:RTDetrLoss.loss_boxes": (_boxes, OF_CRITERION),
     "loss.loss_rt_detr:RTDetrHungarianMatcher.forward": (_match_by_either, OF_MATCHER),
     "loss.loss_deimv2:Deimv2Loss.loss_labels_mal": (_labels_of_mal, OF_CRITERION),
+    "loss.loss_lw_detr:LwDetrHungarianMatcher.forward": (functools.partial(_match, "focal"), OF_GROUPS),
     "loss.loss_lw_detr:LwDetrImageLoss.loss_labels": (_labels_of_ia_bce, OF_CRITERION),
     "loss.loss_lw_detr:LwDetrImageLoss.loss_boxes": (_boxes, OF_CRITERION),
     "loss.loss_d_fine:DFineLoss.unimodal_distribution_focal_loss": (_distribution, DISTRIBUTED),

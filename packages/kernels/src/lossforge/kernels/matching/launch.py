@@ -11,7 +11,7 @@ from lossforge.kernels.matching.kernel import Problem, Weights, matching_kernel
 
 TILE = (16, 32)
 """Queries and targets of a tile."""
-LANES_A_WARP = 256
+LANES_A_WARP = 128
 """Queries that a warp of the Hungarian method holds in registers."""
 
 

@@ -66,12 +66,12 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
     The copy waits for the device; counts as a tensor on the device are copied, too.
 
     Args:
-        cost: (Q, T), of matching_cost or your own, of a floating dtype.
+        cost: (Q, T), of matching_cost or your own, of a floating dtype; or (G, Q, T) with groups of queries.
         counts: how many boxes each image has; best as numbers of the host.
 
     Returns:
-        of each image the queries and the boxes that belong together, int64 on the CPU, by ascending queries; min(Q, boxes) of each. Boxes
-        are numbered within their image.
+        of each image the queries and the boxes that belong together, int64 on the CPU, by ascending queries; of each group min(Q, boxes).
+        Boxes are numbered within their image, queries through the groups.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -85,10 +85,10 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
         ([0, 1], [1, 0])
     """
     checks.whole("cost", cost)
-    checks.fits("cost", cost, cost.ndim == 2, "have shape (Q, T)")
-    numbers = counts_on_host(counts, len(counts), cost.shape[1])
+    checks.fits("cost", cost, cost.ndim in (2, 3), "have shape (Q, T) or (G, Q, T)")
+    numbers = counts_on_host(counts, len(counts), cost.shape[-1])
     found = []
-    for box, first in zip(hungarian_assign(cost, numbers).cpu(), itertools.accumulate(numbers, initial=0), strict=False):
+    for box, first in zip(hungarian_assign(cost, numbers).flatten(1).cpu(), itertools.accumulate(numbers, initial=0), strict=False):
         queries = (box >= 0).nonzero().view(-1)
         found.append((queries, box[queries] - first))
     return found
