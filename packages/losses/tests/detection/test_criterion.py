@@ -1,7 +1,5 @@
 """DETR's criterion against those of transformers, values and gradients, for layers, groups and denoising queries at once."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +9,7 @@ from lossforge.kernels import launch_counts
 from lossforge.losses import DenoisingQueries, DetrCriterion, backend, plain_torch
 from lossforge.losses.testing import error
 
+NAN = float("nan")
 CLASSES = 4
 COUNTS = [3, 0, 2]
 
@@ -179,8 +178,20 @@ def test_half_precision_beside_boxes_in_float32(device):
     small = [t.detach().bfloat16().requires_grad_() for t in (logits, boxes)]
     gradients(DetrCriterion("varifocal")(*small, labels, targets, COUNTS), *small)
     with torch.no_grad():
-        logits[1, 0, :5], boxes[1, 2, 3] = math.nan, math.inf
-    gradients(DetrCriterion()(logits, boxes, labels, targets, COUNTS), logits, boxes)
+        logits[1, 0, :5], boxes[1, 2, 3] = NAN, float("inf")
+    for name in ("focal", "varifocal"):
+        gradients(DetrCriterion(name)(logits, boxes, labels, targets, COUNTS), logits, boxes)
+
+
+def test_what_is_not_matched_adds_no_nan(device):
+    """Boxes of queries that are background; classes are of any integer dtype."""
+    logits, boxes, labels, targets = problem(device, dtype=torch.float32)
+    with torch.no_grad():
+        boxes[:, :, 4:] = NAN
+    for name in ("focal", "varifocal", "mal", "ia_bce"):
+        found = DetrCriterion(name)(logits, boxes, labels.byte(), targets, COUNTS)
+        assert all(value.isfinite() for value in found.values())
+        assert all(g.isfinite().all() for g in gradients(found, logits, boxes))
 
 
 INTERPRETER = ("aten.set_", "aten.new_empty", "aten.empty", "aten.copy_")

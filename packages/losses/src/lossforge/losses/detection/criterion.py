@@ -71,8 +71,10 @@ class DetrCriterion(nn.Module):
     Sums are over the matched queries, and of L_class over all queries. Each is divided by the number of boxes, times that of groups. Cross
     entropy is, as in DETR, the mean over the queries of a layer, whose divisor counts a query without a box by `background_weight`.
 
-    On an NVIDIA GPU the host does not wait, in float32 and below. DETR has class_loss="cross_entropy" and cost_class=1; Deformable DETR and
-    DINO have "focal", RT-DETR "varifocal", DEIM "mal", and LW-DETR "ia_bce" with num_groups.
+    DETR has class_loss="cross_entropy" and cost_class=1; Deformable DETR and DINO have "focal", RT-DETR "varifocal", DEIM "mal", LW-DETR
+    "ia_bce" with num_groups. D-FINE's losses of the boxes' sides stand beside it: `distribution_focal_loss`.
+
+    On an NVIDIA GPU the host does not wait, in float32 and below. A float64 call matches by scipy on the host.
 
     Args:
         class_loss: "focal", "varifocal" with the weight held, "mal", "ia_bce" or "cross_entropy". The matching takes the focal cost of the
@@ -163,7 +165,7 @@ class DetrCriterion(nn.Module):
             labels: (T,), the classes of all images' boxes one after the other.
             target_boxes: (T, 4), the boxes.
             counts: how many boxes each image has: B numbers, or a tensor (B,) on the device, whose sum is not checked.
-            denoising: predictions of denoising queries, with the losses but for "cross_entropy".
+            denoising: predictions of denoising queries; None for none. "cross_entropy" takes none.
             normalizer: number or 0-d tensor in place of the number of boxes, T: with several processes the mean of theirs. Below 1 it is 1.
 
         Returns:
@@ -198,7 +200,7 @@ class DetrCriterion(nn.Module):
         if denoising is not None:
             rows = self._joined(rows, denoising, logits, groups)
         # the last place, which -1 names, stands for no box
-        label = F.pad(every_label, (0, 1), value=classes - 1 if softmax else -1)[rows.box]
+        label = F.pad(every_label.long(), (0, 1), value=classes - 1 if softmax else -1)[rows.box]
         target, found = F.pad(every_box, (0, 0, 0, 1))[rows.box], rows.box >= 0
         divisor = groups * (max(len(labels), 1) if normalizer is None else _at_least_one(normalizer))
         losses = {}
@@ -226,13 +228,15 @@ class DetrCriterion(nn.Module):
             raise ValueError("denoising goes with the losses of a sigmoid, got class_loss='cross_entropy'")
         x, boxes, box, times = denoising
         layers, images, _, classes = logits.shape
-        checks.floating_beside("denoising.logits", x, logits, "logits")
+        for name, t in (("denoising.logits", x), ("denoising.boxes", boxes)):
+            checks.floating_beside(name, t, logits, "logits")
         shape = (*x.shape[:1], images, *x.shape[2:3], classes)
         checks.fits(
             "denoising.logits", x, x.shape == shape and len(x) <= layers, "have shape (at most {}, {}, D, {})", layers, images, classes
         )
         checks.fits("denoising.boxes", boxes, boxes.shape == (*shape[:3], 4), "have shape {}", (*shape[:3], 4))
         checks.integer("denoising.box", box)
+        checks.beside("denoising.box", box, logits, "logits")
         checks.fits("denoising.box", box, box.shape == shape[1:3], "have shape {}", shape[1:3])
         times = checks.whole_number("denoising.groups", times)
         if times < 1:
