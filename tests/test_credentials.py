@@ -63,18 +63,32 @@ def test_what_holds_no_secret_stays(address):
     assert masked(address) == address
 
 
+WHOLE = f"http://me:{SECRET}@host"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [("", "it is not set"), (f"http://me:{SECRET}@other", "it holds http://me:***@other")], ids=["none", "another's"]
+)
+def test_masked_credentials_need_the_whole_address_in_the_environment(monkeypatch, given, says):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    with pytest.raises(UserError, match=r"tracking.uri=http://me:\*\*\*@host: .*Set MLFLOW_TRACKING_URI to the whole") as caught:
+        completed("http://me:***@host")
+    assert says in str(caught.value)
+
+
 def test_credentials_come_from_the_environment(monkeypatch):
-    whole = f"http://me:{SECRET}@host"
-    for given, says in (("", "it is not set"), (f"http://me:{SECRET}@other", "it holds http://me:***@other")):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
-        with pytest.raises(UserError, match=r"tracking.uri=http://me:\*\*\*@host: .*Set MLFLOW_TRACKING_URI to the whole") as caught:
-            completed("http://me:***@host")
-        assert says in str(caught.value)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", whole)
-    assert completed("http://me:***@host") == tracking_uri(TrackingConfig()) == whole
-    assert tracking_uri(TrackingConfig(uri="http://me:***@host")) == whole
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", WHOLE)
+    assert completed("http://me:***@host") == tracking_uri(TrackingConfig()) == WHOLE
+    assert tracking_uri(TrackingConfig(uri="http://me:***@host")) == WHOLE
+
+
+def test_an_address_of_the_command_line_comes_before_the_environments(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", WHOLE)
     assert tracking_uri(TrackingConfig(uri="http://other"), "http://third") == "http://other"
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+
+
+def test_a_runs_own_server_is_taken_where_none_is_named_and_its_own_file_is_not(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert tracking_uri(TrackingConfig(), "http://third") == "http://third"
     assert tracking_uri(TrackingConfig(), "sqlite:////elsewhere.db").startswith("sqlite:")
     assert tracking_uri(TrackingConfig(), "sqlite:////elsewhere.db") != "sqlite:////elsewhere.db"
@@ -104,14 +118,17 @@ def test_a_store_in_a_folder_is_refused_as_mlflow_does(monkeypatch):
         assert tracking_uri(TrackingConfig(uri=uri)) == uri
 
 
-def test_errors_and_settings_hold_no_secret():
+@pytest.mark.parametrize(
+    ("setting", "said"), [("trackin.uri", "trackin.uri"), ("trainer.epochs", "http://me:***@host")], ids=["unknown", "of another type"]
+)
+def test_an_error_of_a_setting_holds_no_secret(setting, said):
     with pytest.raises(UserError) as caught:
-        load([f"trackin.uri=http://me:{SECRET}@host"])
+        load([f"{setting}=http://me:{SECRET}@host"])
     assert SECRET not in str(caught.value)
-    with pytest.raises(UserError) as caught:
-        load([f"trainer.epochs=http://me:{SECRET}@host"])
-    assert SECRET not in str(caught.value)
-    assert "http://me:***@host" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_settings_are_shown_without_secrets():
     settings = load([f"tracking.uri=http://me:{SECRET}@host", f"tracking.tags={{from: 'http://you:{SECRET}@there'}}"])
     assert settings.config.tracking.uri == f"http://me:{SECRET}@host"
     assert SECRET not in str(settings.tree()) + str(settings.flat())

@@ -96,25 +96,39 @@ def painted(image):
     return [None if each is None else torch.tensor([float(v) for v in each]) for each in found]
 
 
-def test_batches_hold_what_the_file_says(coco):
+def test_classes_and_their_counts_are_the_files(coco):
     data = coco.load()
     assert (data.classes, data.category_ids) == (["red", "blue", "none"], [3, 7, 90])
     assert data.counts.tolist() == [2, 2, 0], "the crowd is not trained on"
     assert data.val.file.path == coco.path / "val.json"
-    (batch,) = data.val
-    assert batch.image_ids.tolist() == [111, 105, 108, 109]
-    assert batch.index.tolist() == [0, 1, 2, 3]
-    assert batch.images.shape == (4, 3, 80, 112)
-    assert batch.sizes.tolist() == batch.originals.tolist() == [[60, 100], [80, 40], [50, 50], [64, 64]]
-    assert batch.boxes.shape == (4, 8, 4)
-    assert (batch.boxes.dtype, batch.labels.dtype) == (torch.float32, torch.int64)
-    assert batch.labels[:, :2].tolist() == [[0, 1], [1, -1], [-1, -1], [0, -1]]
-    assert batch.labels[:, 2:].eq(-1).all()
-    assert batch.boxes[0, :2].tolist() == [[10, 20, 40, 45], [60, 10, 80, 50]]
-    assert batch.boxes[batch.labels < 0].eq(0).all()
-    colours = pixels_of(batch.images)
-    torch.testing.assert_close(colours[0, :, 30, 20], torch.tensor(RED).float(), atol=1e-3, rtol=0)
-    assert batch.images[1, :, :, 40:].abs().max() < 0.02, "padding is the mean colour"
+
+
+@pytest.fixture
+def held_out(coco):
+    """Return the batch of all held-out images."""
+    (batch,) = coco.load().val
+    return batch
+
+
+def test_a_batch_names_its_images_and_their_sizes(held_out):
+    assert held_out.image_ids.tolist() == [111, 105, 108, 109]
+    assert held_out.index.tolist() == [0, 1, 2, 3]
+    assert held_out.sizes.tolist() == held_out.originals.tolist() == [[60, 100], [80, 40], [50, 50], [64, 64]]
+
+
+def test_a_batchs_boxes_are_the_files_and_the_rest_is_padding(held_out):
+    assert held_out.boxes.shape == (4, 8, 4)
+    assert (held_out.boxes.dtype, held_out.labels.dtype) == (torch.float32, torch.int64)
+    assert held_out.labels[:, :2].tolist() == [[0, 1], [1, -1], [-1, -1], [0, -1]]
+    assert held_out.labels[:, 2:].eq(-1).all()
+    assert held_out.boxes[0, :2].tolist() == [[10, 20, 40, 45], [60, 10, 80, 50]]
+    assert held_out.boxes[held_out.labels < 0].eq(0).all()
+
+
+def test_a_batchs_pixels_are_the_files_and_the_rest_is_the_mean(held_out):
+    assert held_out.images.shape == (4, 3, 80, 112)
+    torch.testing.assert_close(pixels_of(held_out.images)[0, :, 30, 20], torch.tensor(RED).float(), atol=1e-3, rtol=0)
+    assert held_out.images[1, :, :, 40:].abs().max() < 0.02, "padding is the mean colour"
 
 
 @pytest.mark.parametrize("given", [{}, {"fixed_size": [96, 64]}, {"shortest": 30, "longest": 70}])
@@ -267,8 +281,7 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
     assert (data.train.samples, data.counts.tolist()) == (1, [1, 0, 0])
 
 
-def test_what_other_tools_write_is_read(coco):
-    """Whole numbers as 3.0, and paths of Windows; a file of a name with a backslash comes first."""
+def test_whole_numbers_as_floats_and_paths_of_windows_are_read(coco):
     tree = coco.trees["train"]
     plain = coco.load().train.file
     for entry in tree["images"]:
@@ -284,11 +297,20 @@ def test_what_other_tools_write_is_read(coco):
     assert all(type(each) is int for each in (*read.image_ids, *read.category_ids))
     assert [Path(file).resolve() for file in read.files] == [Path(file).resolve() for file in plain.files]
     assert torch.equal(read.labels, plain.labels)
-    name = tree["images"][0]["file_name"]
-    (coco.path / "train" / name).write_bytes((coco.path / "train" / name[2:]).read_bytes())
-    assert coco.load().train.file.files[0].endswith(name)
-    tree["images"][0]["file_name"] = "..\\val\\x.png"
-    tree["images"][1] |= {"id": 4.5, "width": 1e400}
+
+
+def test_a_file_whose_name_has_a_backslash_comes_before_one_in_a_folder(coco):
+    image = coco.trees["train"]["images"][0]
+    plain, image["file_name"] = image["file_name"], ".\\" + image["file_name"]
+    (coco.path / "train" / image["file_name"]).write_bytes((coco.path / "train" / plain).read_bytes())
+    coco.write()
+    assert coco.load().train.file.files[0].endswith(image["file_name"])
+
+
+def test_paths_that_lead_out_and_numbers_that_are_not_whole_are_named(coco):
+    images = coco.trees["train"]["images"]
+    images[0]["file_name"] = "..\\val\\x.png"
+    images[1] |= {"id": 4.5, "width": 1e400}
     coco.write()
     with pytest.raises(UserError) as caught:
         coco.load()

@@ -14,6 +14,7 @@ from torch import nn
 import train
 from lab.base.errors import UserError
 from lab.base.stop import StoppedError
+from lab.config.schema import TrainerConfig
 from lab.config.settings import load
 from lab.run import checkpoint
 from lab.run.folder import RunFolder
@@ -39,18 +40,38 @@ def monitor(*words: str, default: str = "top1") -> Monitor:
     return Monitor(load(["model=tiny_resnet", *words]).config.trainer, default)
 
 
-def test_the_loss_decides_between_epochs_of_the_same_score():
-    found = monitor("trainer.patience=3")
+@pytest.fixture
+def half():
+    """Return a monitor that has seen a score of 0.5 and a loss of 2 in epoch 1."""
+    found = Monitor(TrainerConfig(patience=3), "top1")
     assert found.improves({"top1": 0.5, "loss": 2.0}, 1)
-    assert not found.improves({"top1": 0.5, "loss": 2.5}, 2)
-    assert found.improves({"top1": 0.5, "loss": 1.0}, 3)
-    assert found.best.epoch == 3
-    assert not found.gives_up
-    assert not found.improves({"top1": 0.5, "loss": math.nan}, 4)
-    assert found.gives_up  # the score itself has not risen for three evaluations
-    assert found.improves({"top1": 0.6, "loss": 3.0}, 5)
-    assert not found.gives_up
-    assert not found.improves({"top1": 0.6}, 6)
+    return found
+
+
+@pytest.mark.parametrize(("loss", "better"), [(2.5, False), (1.0, True), (math.nan, False)])
+def test_the_loss_decides_between_epochs_of_the_same_score(half, loss, better):
+    assert half.improves({"top1": 0.5, "loss": loss}, 2) is better
+    assert half.best.epoch == (2 if better else 1)
+
+
+def test_a_lower_loss_alone_does_not_renew_the_patience(half):
+    for epoch, loss in ((2, 1.5), (3, 1.0)):
+        assert half.improves({"top1": 0.5, "loss": loss}, epoch)
+        assert not half.gives_up
+    assert not half.improves({"top1": 0.5, "loss": math.nan}, 4)
+    assert half.gives_up
+
+
+def test_a_higher_score_renews_the_patience_whatever_its_loss(half):
+    for epoch in (2, 3, 4):
+        half.improves({"top1": 0.5, "loss": 2.0}, epoch)
+    assert half.gives_up
+    assert half.improves({"top1": 0.6, "loss": 3.0}, 5)
+    assert not half.gives_up
+
+
+def test_a_score_without_a_loss_is_no_better_than_one_with(half):
+    assert not half.improves({"top1": 0.5}, 2)
 
 
 @pytest.mark.parametrize(

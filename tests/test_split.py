@@ -100,18 +100,33 @@ def test_a_class_of_one_image_is_refused():
         split(DigitsConfig(), [0, 0, 0, 1], ["a", "b"])
 
 
-def test_a_folder_without_held_out_images_gives_some_of_its_own(make_trainer, pictures, capsys):
-    import train
+@pytest.fixture
+def data_of(make_trainer, pictures):
+    """Load the pictures with these settings."""
+    return lambda *settings: make_trainer(*words(pictures, *settings)).data
 
-    data = make_trainer(*words(pictures, "data.held_out=0.25")).data
+
+def test_a_folder_without_held_out_images_gives_some_of_its_own(data_of):
+    data = data_of("data.held_out=0.25")
     assert (data.train.samples, data.val.samples, data.test) == (45, 15, None)
     assert not set(data.train.keys) & set(data.val.keys)
     assert len({*data.train.keys, *data.val.keys}) == 60
+
+
+def test_each_class_of_a_folder_has_its_share_held_out(data_of):
+    data = data_of("data.held_out=0.25")
     per_class = [key.split("/")[1] for key in data.val.keys]
     assert [per_class.count(name) for name in data.classes] == [5, 5, 5]
-    again = make_trainer(*words(pictures, "data.held_out=0.25", "seed=5")).data
-    assert again.val.keys == data.val.keys
-    assert make_trainer(*words(pictures, "data.held_out=0.25", "data.split_seed=5")).data.val.keys != data.val.keys
+
+
+def test_the_splits_seed_alone_decides_what_a_folder_holds_out(data_of):
+    keys = data_of("data.held_out=0.25").val.keys
+    assert data_of("data.held_out=0.25", "seed=5").val.keys == keys
+    assert data_of("data.held_out=0.25", "data.split_seed=5").val.keys != keys
+
+
+def test_a_run_says_what_its_folder_holds_out(pictures, capsys):
+    import train
 
     runs = [f"trainer.runs={pictures.parent / 'runs'}", "tracking=none", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=1"]
     assert train.main([*words(pictures, "data.held_out=0.25"), *runs]) == 0
@@ -134,26 +149,44 @@ def test_held_out_images_of_the_training_folder_are_not_augmented(make_trainer, 
     assert torch.equal(first, second)
 
 
-def test_a_folder_of_test_images_is_a_part_of_its_own(make_trainer, pictures):
+@pytest.fixture
+def later(pictures):
+    """Add a folder of five test images of each class."""
     digit_files(pictures.parent / "more", train=5, val=1, names=("cat", "dog", "owl"))
     shutil.move(pictures.parent / "more" / "train", pictures / "later")
-    data = make_trainer(*words(pictures, "data.test=later")).data
+    return pictures / "later"
+
+
+def test_a_folder_of_test_images_is_a_part_of_its_own(later, data_of):
+    data = data_of("data.test=later")
     assert (data.train.samples, data.val.samples, data.test.samples) == (48, 12, 15)
     assert all(key.startswith("later/") for key in data.test.keys)
-    shutil.rmtree(pictures / "later" / "owl")
+
+
+def test_a_folder_of_test_images_that_lacks_a_class_is_refused(later, data_of):
+    shutil.rmtree(later / "owl")
     with pytest.raises(UserError, match=r"^data.train and data.test hold different classes: owl in one of them only\. A folder may lack"):
-        make_trainer(*words(pictures, "data.test=later"))
-    named = words(pictures, "data.test=later", "data.classes=[owl,dog,cat]")
-    trainer = make_trainer(*named)
-    data, notes = trainer.data, trainer.notes
+        data_of("data.test=later")
+
+
+def test_a_folder_of_test_images_may_lack_a_named_class(later, pictures, make_trainer):
+    shutil.rmtree(later / "owl")
+    trainer = make_trainer(*words(pictures, "data.test=later", "data.classes=[owl,dog,cat]"))
+    data = trainer.data
     assert (data.classes, data.test.samples) == (["owl", "dog", "cat"], 10)
     assert all(data.classes[label] in data.test.keys[i] for batch in data.test for label, i in zip(batch.target, batch.index, strict=True))
-    assert [note for note in notes if note.endswith("has no image of owl")]
+    assert [note for note in trainer.notes if note.endswith("has no image of owl")]
+
+
+def test_a_folder_of_a_class_that_is_not_named_is_refused(later, data_of):
     with pytest.raises(UserError, match=r"class: 'owl' is not known\.\nDid you mean 'owls'"):
-        make_trainer(*words(pictures, "data.classes=[cat,dog,owls]"))
-    (pictures / "later" / "cat" / "dog").mkdir()
+        data_of("data.test=later", "data.classes=[cat,dog,owls]")
+
+
+def test_a_folder_without_an_image_of_a_class_is_refused(later, data_of):
+    (later / "cat" / "dog").mkdir()
     with pytest.raises(UserError, match=r"has no image of a class\. Images are files"):
-        make_trainer(*words(pictures, "data.train=later/cat", "data.classes=[cat,dog,owl]"))
+        data_of("data.train=later/cat", "data.test=later", "data.classes=[cat,dog,owl]")
 
 
 @pytest.mark.parametrize(
