@@ -61,7 +61,7 @@ class Result:
         return list(csv.DictReader(self.runs.splitlines()))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def look(journal):
     """Compare without writing anything."""
 
@@ -114,26 +114,39 @@ def written(table, tmp_path_factory):
     return Written(status, out.getvalue(), "", folder)
 
 
-def test_the_table_of_losses_and_models(written):
-    rows = list(csv.DictReader(written.read("comparison.csv").splitlines()))
+@pytest.fixture(scope="module")
+def rows(written):
+    """Return the lines of comparison.csv: CE and focal with the one model, then with the other."""
+    return list(csv.DictReader(written.read("comparison.csv").splitlines()))
+
+
+def test_the_table_has_a_line_for_each_loss_and_model(rows):
     assert [(row["loss"], row["model"]) for row in rows] == [(a, b) for b in ("resnet18", "resnet50") for a in ("ce", "focal")]
+
+
+def test_means_in_the_table_have_intervals_and_costs(rows):
     for row, scores in zip(rows, [CE, FOCAL, [x + 0.02 for x in CE], [x + 0.02 for x in FOCAL]], strict=True):
         low, high = stats.t.interval(0.95, 2, sum(scores) / 3, stats.sem(scores))
         assert row["metric"] == "best_top1"
         assert (int(row["n"]), float(row["mean"])) == (3, pytest.approx(sum(scores) / 3))
         assert (float(row["low"]), float(row["high"])) == (pytest.approx(low), pytest.approx(high))
         assert (float(row["images_per_second"]), float(row["peak_mib"]), float(row["loss_ms"])) == (1001, 512, 0.5)
-    tested = stats.ttest_rel(FOCAL, CE)
-    for row in (rows[1], rows[3]):
-        assert (row["baseline"], int(row["difference_n"])) == ("ce", 3)
-        assert float(row["difference_mean"]) == pytest.approx(0.08 / 3)
-        assert float(row["p"]) == pytest.approx(tested.pvalue)
-        assert float(row["p_holm"]) == pytest.approx(2 * tested.pvalue)  # two tests of one p
-        assert row["verdict"] == "better"
-    # the same on the terminal, in points and %
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_differences_in_the_table_are_tested_against_the_baseline(rows, place):
+    row, tested = rows[place], stats.ttest_rel(FOCAL, CE)
+    assert (row["baseline"], int(row["difference_n"])) == ("ce", 3)
+    assert float(row["difference_mean"]) == pytest.approx(0.08 / 3)
+    assert float(row["p"]) == pytest.approx(tested.pvalue)
+    assert float(row["p_holm"]) == pytest.approx(2 * tested.pvalue)  # two tests of one p
+    assert row["verdict"] == "better"
+
+
+def test_the_terminal_has_the_table_in_points_and_percent(written):
+    p = stats.ttest_rel(FOCAL, CE).pvalue
     assert re.search(r"│ ce +│ 92\.00 ± 4\.97 │ 94\.00 ± 4\.97 │", written.text)
-    figures = rf"\+2\.67 ± 1\.43 │ 3 │ {tested.pvalue:.4f} │ {2 * tested.pvalue:.4f} │ ▲ better"
-    assert re.search(rf"│ focal │ resnet18 │ {figures}", written.text)
+    assert re.search(rf"│ focal │ resnet18 │ \+2\.67 ± 1\.43 │ 3 │ {p:.4f} │ {2 * p:.4f} │ ▲ better", written.text)
     assert "2 losses × 2 models, 3 seeds of each: 12 runs" in written.text
 
 
@@ -474,33 +487,53 @@ def test_help_answers_at_once_and_cfg_prints(clone, without_torch):
     assert yaml.safe_load(done.output)["where"] == ["loss=ce", "data=digits"]
 
 
-def test_ratios_of_costs_have_intervals_and_tests(journal, look):
-    """Speeds that vary by more than they differ give no ratio that looks sure."""
-    speed = {"ce": [100.0, 900.0, 5000.0], "focal": [900.0, 5000.0, 100.0], "mae": [110.0, 980.0, 5600.0]}
-    memory = {"ce": [400.0] * 3, "focal": [200.0] * 3, "mae": [440.0, 441.0, 442.0]}
-    for loss in speed:
+SPEED = {"ce": [100.0, 900.0, 5000.0], "focal": [900.0, 5000.0, 100.0], "mae": [110.0, 980.0, 5600.0]}
+MEMORY = {"ce": [400.0] * 3, "focal": [200.0] * 3, "mae": [440.0, 441.0, 442.0]}
+
+
+@pytest.fixture(scope="module")
+def ratios(journal, look):
+    """Compare three losses whose speeds vary by more than they differ."""
+    for loss in SPEED:
         for seed in range(3):
-            costs = {"images_per_second": speed[loss][seed], "train/peak_process_mib": memory[loss][seed]}
+            costs = {"images_per_second": SPEED[loss][seed], "train/peak_process_mib": MEMORY[loss][seed]}
             journal.run(loss, "m", seed, 0.5 + seed / 10, metrics=costs, experiment="ratios")
-    found = look("experiment=ratios")
-    rows = {row["loss"]: row for row in found.csv()}
-    for loss in ("focal", "mae"):
-        logs = [math.log(a / b) for a, b in zip(speed[loss], speed["ce"], strict=True)]
-        low, high = (math.exp(end) for end in stats.t.interval(0.95, 2, sum(logs) / 3, stats.sem(logs)))
-        row = rows[loss]
-        assert float(row["images_per_second_ratio"]) == pytest.approx(stats.gmean([math.exp(each) for each in logs]))
-        assert (float(row["images_per_second_ratio_low"]), float(row["images_per_second_ratio_high"])) == pytest.approx((low, high))
-        assert float(row["images_per_second_ratio_p"]) == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
+    return look("experiment=ratios")
+
+
+@pytest.mark.parametrize("loss", ["focal", "mae"])
+def test_ratios_of_costs_have_intervals_and_tests(ratios, loss):
+    (row,) = (row for row in ratios.csv() if row["loss"] == loss)
+    logs = [math.log(a / b) for a, b in zip(SPEED[loss], SPEED["ce"], strict=True)]
+    ends = [math.exp(end) for end in stats.t.interval(0.95, 2, sum(logs) / 3, stats.sem(logs))]
+    assert float(row["images_per_second_ratio"]) == pytest.approx(stats.gmean([math.exp(each) for each in logs]))
+    assert [float(row[f"images_per_second_ratio_{end}"]) for end in ("low", "high")] == pytest.approx(ends)
+    assert float(row["images_per_second_ratio_p"]) == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
+
+
+def test_no_ratio_looks_sure_where_costs_vary_by_more_than_they_differ(ratios):
+    rows = {row["loss"]: row for row in ratios.csv()}
     verdicts = {loss: (row["images_per_second_ratio_verdict"], row["peak_mib_ratio_verdict"]) for loss, row in rows.items()}
     assert verdicts == {"ce": ("", ""), "focal": ("not shown", "the differences are all equal"), "mae": ("better", "worse")}
-    raw = [float(rows[loss][f"{name}_ratio_p"]) for loss, name in (("mae", "peak_mib"), ("mae", "images_per_second"))]
+
+
+def test_ratios_of_costs_are_corrected_for_their_number(ratios):
+    rows = {row["loss"]: row for row in ratios.csv()}
+    raw, held = ([float(rows["mae"][f"{name}_ratio_{p}"]) for name in ("peak_mib", "images_per_second")] for p in ("p", "p_holm"))
     assert raw[0] < raw[1]
-    held = [float(rows[loss][f"{name}_ratio_p_holm"]) for loss, name in (("mae", "peak_mib"), ("mae", "images_per_second"))]
     assert held == pytest.approx([3 * raw[0], 2 * raw[1]])  # three tests in all: equal ratios are none
-    assert re.search(r"^\| focal \| m \| 3 \| 1\.00 \(0\.00 to [\d.]+\) ○ \| 0\.50 \(0\.50 to 0\.50\) \| – \|$", found.text, re.MULTILINE)
-    assert re.search(
-        r"^\| mae \| m \| 3 \| 1\.10 \(1\.\d\d to 1\.\d\d\) ▲ \| 1\.10 \(1\.10 to 1\.11\) ▼ \| – \|$", found.text, re.MULTILINE
-    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r"\| focal \| m \| 3 \| 1\.00 \(0\.00 to [\d.]+\) ○ \| 0\.50 \(0\.50 to 0\.50\) \| – \|",
+        r"\| mae \| m \| 3 \| 1\.10 \(1\.\d\d to 1\.\d\d\) ▲ \| 1\.10 \(1\.10 to 1\.11\) ▼ \| – \|",
+    ],
+    ids=["focal", "mae"],
+)
+def test_the_table_of_ratios_of_costs(ratios, line):
+    assert re.search(f"^{line}$", ratios.text, re.MULTILINE)
 
 
 def test_a_ratio_without_an_interval_is_not_shown(journal, look):

@@ -80,21 +80,30 @@ def networks_of(service: dict) -> set[str]:
     return set(service.get("networks", [] if service.get("network_mode") == "none" else ["default"]))
 
 
+TRAINS = {"train", "train-cpu", "bench", "sync"}
+STORE = {"postgres", "s3"}
+
+
 def test_what_trains_reaches_the_mlflow_server_alone():
-    """Neither Postgres nor the S3 store nor their passwords."""
     found = services()
-    inside, trains = {"postgres", "s3"}, {"train", "train-cpu", "bench", "sync"}
-    assert set(found) == inside | trains | {"mlflow", "passwords"}
+    assert set(found) == STORE | TRAINS | {"mlflow", "passwords"}
     reached = {name: {other for other in found if networks_of(found[name]) & networks_of(found[other])} for name in found}
-    for name in trains:
-        assert reached[name] == trains | {"mlflow"}
-        assert not any("password" in volume for volume in found[name]["volumes"])
-        assert not any(word in str(found[name]["environment"]) for word in ("AWS", "POSTGRES", "PGPASS"))
-    assert reached["mlflow"] >= inside
+    assert {name: reached[name] for name in TRAINS} == dict.fromkeys(TRAINS, TRAINS | {"mlflow"})
+    assert reached["mlflow"] >= STORE
     assert reached["passwords"] == set()
+
+
+def test_what_trains_has_no_password_of_the_store():
+    for service in (each for name, each in services().items() if name in TRAINS):
+        assert not any("password" in volume for volume in service["volumes"])
+        assert not any(word in str(service["environment"]) for word in ("AWS", "POSTGRES", "PGPASS"))
+
+
+def test_the_stores_network_reaches_no_further():
+    found = services()
     networks = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["networks"]
     assert [name for name, how in networks.items() if how and how.get("internal")] == ["store"]
-    assert all(networks_of(found[name]) == {"store"} and "ports" not in found[name] for name in inside)
+    assert all(networks_of(found[name]) == {"store"} and "ports" not in found[name] for name in STORE)
 
 
 def test_services_have_few_rights():

@@ -73,29 +73,53 @@ def near(found, expected, name):
     return found.shape == expected.shape and np.abs(found - expected).max() <= (6 if name.endswith("jpg") else 0)
 
 
-@pytest.mark.parametrize("size", [(16, 24), (16, 16)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_is_read_as_shown_unless_its_annotations_fit_the_stored_pixels_alone(tmp_path, kind, size):
-    shown = picture(*size)
-    for turn in TURNS:
-        path = write(tmp_path / f"{turn}-{kind}", shown, turn)
-        stored = STORED[turn](shown)
+@pytest.fixture(scope="module", params=[(kind, size) for kind in KINDS for size in ((16, 24), (16, 16))], ids=str)
+def turned(request, tmp_path_factory):
+    """Return a picture of one kind and size in each turn: the turn, the file, what is shown, what is stored, the kind."""
+    kind, size = request.param
+    shown, folder = picture(*size), tmp_path_factory.mktemp("turned")
+    return [(turn, write(folder / f"{turn}-{kind}", shown, turn), shown, STORED[turn](shown), kind) for turn in TURNS]
+
+
+def test_the_turn_of_a_picture_and_both_sizes_are_read_without_its_pixels(turned):
+    for turn, path, shown, stored, _ in turned:
         with open_any_mode(path) as opened:
-            assert (turn_of(opened), sizes_of(opened)) == (turn, (size, stored.shape[:2]))
+            assert (turn_of(opened), sizes_of(opened)) == (turn, (shown.shape[:2], stored.shape[:2]))
+
+
+def test_a_picture_is_read_as_shown_unless_its_annotations_fit_the_stored_pixels_alone(turned):
+    for _, path, shown, stored, kind in turned:
         assert near(read_rgb(path), shown, kind)
-        assert near(read_rgb(path, size), shown, kind)
-        alone = stored.shape[:2] != size
+        assert near(read_rgb(path, shown.shape[:2]), shown, kind)
+        alone = stored.shape[:2] != shown.shape[:2]
         assert near(read_rgb(path, stored.shape[:2]), stored if alone else shown, kind)
+
+
+def test_a_picture_whose_sizes_are_those_stored_is_read_as_stored(turned):
+    for _, path, shown, stored, kind in turned:
         assert near(read_rgb(path, stored.shape[:2], "stored"), stored, kind)
-        assert near(read_rgb(path, size, "stored"), shown if alone else stored, kind)
+        alone = stored.shape[:2] != shown.shape[:2]
+        assert near(read_rgb(path, shown.shape[:2], "stored"), shown if alone else stored, kind)
+
+
+def test_a_picture_is_read_as_shown_by_every_reader(turned):
+    """Of channels, of shards, and of a user's data set that has opened the file."""
+    for _, path, shown, _, kind in turned:
         assert near((read_pixels(path, 3) * 255).round().permute(1, 2, 0), shown, kind)
-        content = ImageBytes(path.read_bytes(), path.name)  # as of shards
-        assert near(read_rgb(content), shown, kind)
-        with Image.open(path) as own:  # as of a user's data set
+        assert near(read_rgb(ImageBytes(path.read_bytes(), path.name)), shown, kind)
+        with Image.open(path) as own:
             assert near(as_rgb(own), shown, kind)
         with Image.open(path) as own:
             assert near((of_channels(own.convert("RGB"), 3) * 255).round().permute(1, 2, 0), shown, kind)
-        assert turn_of(read_rgb(path)) == 1, "nothing turns it twice"
+
+
+def test_a_picture_that_was_turned_is_not_turned_twice(turned):
+    for _, path, *_ in turned:
+        assert turn_of(read_rgb(path)) == 1
+
+
+def test_annotations_of_another_size_are_refused_in_each_turn(turned):
+    for _, path, *_ in turned:
         with pytest.raises(UNREADABLE, match="the annotations say 5×7"):
             read_rgb(path, (7, 5))
 

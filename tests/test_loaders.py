@@ -102,30 +102,51 @@ def nudge(images, generator):
     return images + torch.rand(images.shape, generator=generator, device=images.device)
 
 
-@pytest.mark.parametrize("together", [1, 4, 6, 16])
-def test_batches_made_together_are_the_epochs_from_any_batch_on(together, monkeypatch):
-    monkeypatch.setattr(MemoryLoader, "TOGETHER", together)
+WEIGHT = torch.arange(SAMPLES) / 2
+
+
+@pytest.fixture(params=[1, 4, 6, 16])
+def begun(request, monkeypatch):
+    """Return a function that makes a loader at a batch of an epoch; it makes so many batches together."""
+    monkeypatch.setattr(MemoryLoader, "TOGETHER", request.param)
     split = Split(torch.arange(SAMPLES * 12, dtype=torch.float32).view(SAMPLES, 3, 2, 2), torch.arange(SAMPLES), [])
     norm = Norm([0.0] * 3, [1.0] * 3)
-    weight = torch.arange(SAMPLES) / 2
 
     def begun(epoch, batch):
-        loader = MemoryLoader(split, Annotations(weight=weight), BATCH, torch.device("cpu"), norm).shuffled(3, nudge)
+        loader = MemoryLoader(split, Annotations(weight=WEIGHT), BATCH, torch.device("cpu"), norm).shuffled(3, nudge)
         loader.begin(epoch, batch)
         return loader
 
+    return begun
+
+
+def test_batches_made_together_keep_targets_and_weights_with_their_images(begun):
     loader = begun(1, 0)
-    first, second, third = (list(loader) for _ in range(3))
+    first = list(loader)
     assert [len(batch) for batch in first] == [4, 4, 4, 4, 4, 2]
-    for batch in first + second + third:
+    for batch in first + list(loader):
         assert torch.equal(batch.index, batch.target)
-        assert torch.equal(batch.weight, weight[batch.index])
-        moved = batch.images - split.images[batch.index]
+        assert torch.equal(batch.weight, WEIGHT[batch.index])
+
+
+def test_batches_made_together_are_augmented_pixel_by_pixel(begun):
+    for batch in begun(1, 0):
+        moved = batch.images - torch.arange(SAMPLES * 12, dtype=torch.float32).view(SAMPLES, 3, 2, 2)[batch.index]
         assert moved.min() >= 0
-        assert len(moved.unique()) > moved.numel() // 2  # no two pixels moved alike
+        assert len(moved.unique()) > moved.numel() // 2  # pixels move by different numbers
         assert moved.max() < 1
+
+
+def test_batches_made_together_are_another_order_of_all_samples_in_each_epoch(begun):
+    loader = begun(1, 0)
+    first, second = list(loader), list(loader)
     assert sorted(int(i) for batch in second for i in batch.index) == list(range(SAMPLES))
     assert not torch.equal(first[0].index, second[0].index)
+
+
+def test_batches_made_together_are_the_epochs_from_any_batch_on(begun):
+    loader = begun(1, 0)
+    _, second, third = (list(loader) for _ in range(3))
     for epoch, at in itertools.product((2, 3), range(6)):
         again = list(begun(epoch, at))
         assert len(again) == 6 - at

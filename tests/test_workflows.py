@@ -124,22 +124,38 @@ def test_oldest_and_newest_torch_run_where_their_files_changed(tmp_path, words, 
     assert ("torch" in listed) == runs
 
 
-def test_labelled_code_runs_in_a_container_alone():
-    """On a machine of ours: no step runs the pull request's code outside, and none leaves files for the next job."""
-    found = yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text(encoding="utf-8"))
-    (job,) = found["jobs"].values()
-    assert "self-hosted" in job["runs-on"]
-    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", job["env"]["IMAGE"])
-    checkout, run, clean = job["steps"]
-    assert checkout["with"]["persist-credentials"] is False
+@pytest.fixture(scope="module")
+def labelled():
+    """Return the job that runs a labelled pull request on a machine of ours."""
+    (job,) = yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text(encoding="utf-8"))["jobs"].values()
+    return job
+
+
+def test_labelled_code_runs_on_a_machine_of_ours_in_a_pinned_image(labelled):
+    assert "self-hosted" in labelled["runs-on"]
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", labelled["env"]["IMAGE"])
+
+
+def test_labelled_code_runs_in_a_container_alone(labelled):
+    _, run, _ = labelled["steps"]
     words = shlex.split(run["run"])  # one command; all else is said inside of the container
     assert words[:3] == ["docker", "run", "--rm"]
+    assert words[-4:-1] == ["$IMAGE", "bash", "-euxc"]
+    assert subprocess.run(["bash", "-n", "-c", words[-1]]).returncode == 0
+
+
+def test_the_container_of_labelled_code_has_no_rights_and_no_files_of_the_machine(labelled):
+    _, run, _ = labelled["steps"]
+    words = shlex.split(run["run"])
     assert {"--cap-drop", "ALL", "no-new-privileges", "--user", "1000:1000", "--gpus"} <= set(words)
     assert [word for word in words if word.startswith("type=")] == ["type=bind,source=$GITHUB_WORKSPACE,target=/checkout,readonly"]
     assert not {"--privileged", "--volume", "-v"} & set(words)
     assert "docker.sock" not in run["run"]
-    assert words[-4:-1] == ["$IMAGE", "bash", "-euxc"]
-    assert subprocess.run(["bash", "-n", "-c", words[-1]]).returncode == 0
+
+
+def test_a_labelled_job_leaves_neither_credentials_nor_files(labelled):
+    checkout, _, clean = labelled["steps"]
+    assert checkout["with"]["persist-credentials"] is False
     assert clean["if"] == "always()"
 
 

@@ -66,24 +66,48 @@ def test_sides_are_distances_from_a_cells_centre_in_strides():
     torch.testing.assert_close(model.coder.encode(cells[1][1:2], box), distances)
 
 
-def test_targets_are_near_their_boxes():
+@pytest.fixture(scope="module")
+def matched():
+    """Return targets that a model was assigned, and the batch."""
     model, data, output = example(candidates=5)
-    matched = model.match(data, output)
-    centres = (matched.anchors[:, :2] + matched.anchors[:, 2:]) / 2
-    assert matched.positives == matched.positive.sum() > 0
-    assert (matched.labels == BACKGROUND).equal(~matched.positive)
+    return model.match(data, output), data
+
+
+def test_positives_are_counted_and_all_others_are_background(matched):
+    targets, data = matched
+    assert targets.positives == targets.positive.sum() > 0
+    assert (targets.labels == BACKGROUND).equal(~targets.positive)
+    assert not targets.positive[(data.labels < 0).all(1)].any(), "an image without boxes has none"
+
+
+def with_positives(matched):
+    """Give of each image with boxes its number, its positives, and which of its boxes each of them has."""
+    targets, data = matched
     for image, (labels, boxes) in enumerate(zip(data.labels, data.boxes, strict=True)):
-        rows = matched.positive[image]
-        if not (labels >= 0).any():
-            assert not rows.any()
-            continue
-        of_row = (matched.boxes[image, rows][:, None] == boxes).all(-1)  # each positive's box is one of the image's
+        if (labels >= 0).any():
+            rows = targets.positive[image]
+            yield image, rows, (targets.boxes[image, rows][:, None] == boxes).all(-1)
+
+
+def test_each_positive_has_box_and_label_of_one_of_its_images_boxes(matched):
+    for image, rows, of_row in with_positives(matched):
         assert of_row.any(1).all()
-        assert matched.labels[image, rows].equal(labels[of_row.float().argmax(1)])
-        near = (centres[rows] > matched.boxes[image, rows, :2]) & (centres[rows] < matched.boxes[image, rows, 2:])
+        assert matched[0].labels[image, rows].equal(matched[1].labels[image][of_row.float().argmax(1)])
+
+
+def test_positives_are_within_their_boxes(matched):
+    targets, _ = matched
+    centres = (targets.anchors[:, :2] + targets.anchors[:, 2:]) / 2
+    for image, rows, _ in with_positives(matched):
+        near = (centres[rows] > targets.boxes[image, rows, :2]) & (centres[rows] < targets.boxes[image, rows, 2:])
         assert near.all()
-        assert ((matched.scores[image] > 0) == rows).all()
-        assert matched.scores[image].max() <= 1
+
+
+def test_positives_alone_have_a_score_of_at_most_1(matched):
+    targets, _ = matched
+    for image, rows, _ in with_positives(matched):
+        assert ((targets.scores[image] > 0) == rows).all()
+        assert targets.scores[image].max() <= 1
 
 
 @pytest.mark.parametrize(("name", "box_loss"), COMBINATIONS)
