@@ -427,6 +427,9 @@ OTHERS: dict[str, dict[str, str]] = {
     "two_way_loss": {"input": "normal n c", "target": "index 2 n c"},
     "load_balancing_loss": {"router_logits": "normal n c", "attention_mask?": "index 2 n"},
     "jsd_cross_entropy": {"input": "normal 3n c", "target": "index c n"},
+    "channel_wise_kl_div": {"input": "normal n c d", "target_logits": "normal n c d"},
+    "dkd_loss": {"input": "normal n c", "target_logits": "normal n c", "target": "index c n"},
+    "dist_loss": {"input": "normal n c", "target_logits": "normal n c"},
     "selective_log_softmax": {"logits": "normal n c", "index": "index c n"},
     "linear_cross_entropy": {
         "input": FEATURES,

@@ -68,6 +68,8 @@ LOGITS = {
     "total variation": of_teacher("total_variation_with_logits", temperature=1.7),
     "top-k": lambda x: losses.topk_kl_div_with_logits(x, VALUES.to(x.dtype), INDICES, temperature=1.7),
     "jsd": lambda x: losses.jsd_cross_entropy(x, EXISTING[:2], num_splits=3),
+    "dkd": lambda x: losses.dkd_loss(x, SHARES.log().to(x.dtype), EXISTING),
+    "dist": lambda x: losses.dist_loss(x, SHARES.log().to(x.dtype), temperature=1.7),
     "router": lambda x: losses.load_balancing_loss(x, 2),
     "selective_log_softmax": lambda x: losses.selective_log_softmax(x, EXISTING),
     "several tokens": lambda x: losses.selective_log_softmax(x, SEVERAL, temperature=2.0),
@@ -196,5 +198,5 @@ def test_every_loss_of_logits_is_here():
     seen = " ".join(inspect.getsource(inspect.getmodule(test_logits)).split())
     templates = {"rowwise", "divergence", "topk", "margins", "margin_lists", "distribution"}
     names = [entry.function.__name__ for entry in losses.registry.LOSSES.values() if entry.template.name in templates]
-    names += ["clip_loss_from_features", "jsd_cross_entropy", "load_balancing_loss"]
+    names += ["clip_loss_from_features", "jsd_cross_entropy", "load_balancing_loss", "dkd_loss", "dist_loss"]
     assert not [name for name in names if name not in seen and name not in ("arcface_loss", "cosface_loss")]

@@ -80,6 +80,7 @@ __all__ = [
     "box_l1_loss",
     "box_smooth_l1_loss",
     "bradley_terry_loss",
+    "channel_wise_kl_div",
     "class_balanced_weight",
     "clip_loss",
     "clip_loss_from_features",
@@ -90,9 +91,11 @@ __all__ = [
     "cross_entropy",
     "dice_ce_loss",
     "dice_loss",
+    "dist_loss",
     "distance_box_iou_loss",
     "distribution_balanced_loss",
     "distribution_focal_loss",
+    "dkd_loss",
     "dpo_loss",
     "efficient_box_iou_loss",
     "focal_tversky_loss",
@@ -4720,6 +4723,156 @@ def topk_kl_div_with_logits(
         ignore_index=ignore_index, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
     ))
+
+
+@checks.named
+def channel_wise_kl_div(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "mean", *, empty: Empty = "nan",
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """Kullback-Leibler divergence of each channel's softmax over the pixels,
+    channel-wise distillation (CWD; Shu et al. 2021, arXiv 2011.13256).
+
+    L = T² Σᵢ qᵢ (ln qᵢ - ln pᵢ) of each channel, the sum over its pixels i, p =
+    softmax(input / T) and q = softmax(target_logits / T).
+
+    It is kl_div_with_logits with pixels in place of classes, in one launch over
+    the features as they lie in memory.
+
+    When to use it: Take it to distil dense prediction: logits of segmentation,
+    or features of a detector's levels. It asks where a channel is active, not
+    how strongly.
+
+    When not: Leave it for classifiers, whose logits have no pixels (`kl`).
+    Student and teacher must have the same channels; a 1×1 convolution makes
+    them so.
+
+    Args:
+        input: the student's logits or features (N, C, d…), with at least one
+            dimension of pixels, of any floating dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
+        temperature: T above 0.
+        reduction: "mean" over samples and channels, as the paper has it;
+            "batchmean": Σ / N; "sum"; "none", (N, C).
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import channel_wise_kl_div
+        >>> student, teacher = torch.randn(2, 19, 8, 8, requires_grad=True), torch.randn(2, 19, 8, 8)
+        >>> channel_wise_kl_div(student, teacher, temperature=4.0).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return compute(definitions.divergence.channel_wise_kl_div(
+        input, target_logits, temperature, reduction, empty=empty, gradient=gradient, normalizer=normalizer,
+    ))
+
+
+@checks.named
+def dkd_loss(
+    input: Tensor, target_logits: Tensor, target: Tensor, alpha: float = 1.0, beta: float = 8.0, temperature: float = 4.0,
+    reduction: Reduction = "mean", *, empty: Empty = "nan",
+) -> Tensor:
+    """Decoupled knowledge distillation (DKD; Zhao et al. 2022, arXiv 2203.08679).
+
+    L = T² (α KL(v ‖ u) + β KL(q ‖ p)), p and q the softmaxes of input / T and
+    target_logits / T over all classes but the target's; u and v the
+    probabilities of the target's class and of the others together, (u_t,
+    1 - u_t).
+
+    KL(teacher ‖ student) itself is α = 1 and β = 1 - v_t, so that a teacher
+    that is sure silences what it knows of the other classes. Here β is the same
+    for all rows. The target's class is left out of the sums before they are
+    computed, so that 1 - u_t keeps its digits.
+
+    When to use it: Take it for distillation with labels, from a teacher that is
+    sure of most samples. Tune β: the paper has 1 to 8.
+
+    When not: Leave it without labels (`kl`), or where labels are often wrong.
+
+    Args:
+        input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
+        target: class indices of any integer dtype, in the shape of input
+            without the classes.
+        alpha: α of at least 0, the weight of the target's class against the
+            others.
+        beta: β of at least 0, the weight of the other classes among each other.
+        temperature: T above 0.
+        reduction: "mean" over the rows, "sum", or "none" for one value a row.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import dkd_loss
+        >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
+        >>> dkd_loss(student, teacher, torch.randint(10, (8,))).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return definitions.divergence.dkd_loss(input, target_logits, target, alpha, beta, temperature, reduction, empty=empty)
+
+
+@checks.named
+def dist_loss(input: Tensor, target_logits: Tensor, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0) -> Tensor:
+    """Distillation of relations from a stronger teacher (DIST; Huang et al. 2022,
+    arXiv 2205.10536).
+
+    L = T² (β (1 - mean ρ(pᵢ, qᵢ)) + γ (1 - mean ρ(p·ⱼ, q·ⱼ))), ρ Pearson's
+    correlation, p = softmax(input / T), rows i and classes j.
+
+    It is computed in plain PyTorch, as in the authors' code: ρ divides by the
+    lengths' product + 1e-8.
+
+    When to use it: Take it for a student much smaller than its teacher. It asks
+    for the teacher's order of classes in a sample, and of samples in a class,
+    not for its probabilities.
+
+    When not: Leave it on small batches: the correlation of a class over few
+    samples says little. It gives no calibrated probabilities.
+
+    Args:
+        input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
+        beta: β of at least 0, the weight of relations among the classes of a
+            row.
+        gamma: γ of at least 0, the weight of relations among the rows of a
+            class.
+        temperature: T above 0.
+
+    Returns:
+        a scalar, in float32 (float64 where an input is).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import dist_loss
+        >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
+        >>> dist_loss(student, teacher).backward()
+    """
+    return definitions.divergence.dist_loss(input, target_logits, beta, gamma, temperature)
 
 
 @entry_point

@@ -36,12 +36,14 @@ __all__ = [
     "BoxSmoothL1Loss",
     "BradleyTerryLoss",
     "CPOLoss",
+    "ChannelWiseKLDivLoss",
     "ClipFeaturesLoss",
     "ClipLoss",
     "CompleteBoxIoULoss",
     "CosFaceLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
+    "DKDLoss",
     "DPOLoss",
     "DiceCELoss",
     "DiceLoss",
@@ -539,6 +541,38 @@ class CPOLoss(PreferenceModule):
         )
 
 
+class ChannelWiseKLDivLoss(LossModule):
+    """Kullback-Leibler divergence of each channel's softmax over the pixels: see
+    channel_wise_kl_div.
+
+    Args:
+        temperature: T above 0.
+        reduction: "mean" over samples and channels, as the paper has it;
+            "batchmean": Σ / N; "sum"; "none", (N, C).
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.channel_wise_kl_div)
+    shared = {"empty": "nan", "gradient": None}
+    reductions = ("none", "batchmean", "mean", "sum")
+    reduction: BatchReduction
+    gradient: Gradient | None
+    temperature: float
+
+    @constructor
+    def __init__(
+        self, temperature: float = 1.0, reduction: BatchReduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, temperature=temperature)
+
+    def forward(self, input: Tensor, target_logits: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, target_logits, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, target_logits: Tensor, **per_call: Any) -> Tensor: ...
+
+
 class ClipFeaturesLoss(LossModule):
     """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss: see
     clip_loss_from_features.
@@ -866,6 +900,38 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
 
     if TYPE_CHECKING:
         def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
+
+
+class DKDLoss(LossModule):
+    """Decoupled knowledge distillation: see dkd_loss.
+
+    Args:
+        alpha: α of at least 0, the weight of the target's class against the
+            others.
+        beta: β of at least 0, the weight of the other classes among each other.
+        temperature: T above 0.
+        reduction: "mean" over the rows, "sum", or "none" for one value a row.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+    """
+
+    function = staticmethod(functional.dkd_loss)
+    shared = {"empty": "nan"}
+    reduction: Reduction
+    alpha: float
+    beta: float
+    temperature: float
+
+    @constructor
+    def __init__(
+        self, alpha: float = 1.0, beta: float = 8.0, temperature: float = 4.0, reduction: Reduction = "mean", *, empty: Empty = "nan",
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, alpha=alpha, beta=beta, temperature=temperature)
+
+    def forward(self, input: Tensor, target_logits: Tensor, target: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, target_logits, target, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, target_logits: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
 
 class DPOLoss(PreferenceModule):

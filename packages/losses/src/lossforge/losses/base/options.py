@@ -21,10 +21,15 @@ class Settings(TypedDict, total=False):
     validate: bool | None
 
 
-class ScalarOptions(TypedDict, total=False):
-    """Options of losses that return a scalar alone."""
+class MeanOptions(TypedDict, total=False):
+    """Options of losses that are made of several calls."""
 
     empty: Empty
+
+
+class ScalarOptions(MeanOptions, total=False):
+    """Options of losses that return a scalar alone."""
+
     gradient: Gradient | None
 
 

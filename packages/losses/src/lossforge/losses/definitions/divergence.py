@@ -9,20 +9,25 @@ infinite, whose gradient then is not finite.
 from typing import Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.topk.call import TopKCall
 from lossforge.losses import checks
-from lossforge.losses.base.declare import Module, loss
-from lossforge.losses.base.options import DivergenceOptions, WeightedElementwiseOptions, of_classes
+from lossforge.losses.base.declare import Module, loss, public
+from lossforge.losses.base.options import DivergenceOptions, MeanOptions, SharedOptions, WeightedElementwiseOptions, of_classes, rows_of
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import BatchReduction, Positive, UnitInterval
+from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
+from lossforge.losses.reference import relative
+from lossforge.losses.run import compute
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
+from lossforge.losses.templates.rowwise import rowwise_loss
 
 ORACLES = "lossforge.losses.oracles.divergence"
 
@@ -312,3 +317,176 @@ def topk_kl_div_with_logits(
     call = TopKCall("topk_kl", input, values, indices, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(renormalize=renormalize, tail=tail, temperature=temperature)
     return divergence_loss(call, options, temperature_squared)
+
+
+@public(
+    DIVERGENCE.docs,
+    Module(
+        "ChannelWiseKLDivLoss",
+        "Kullback-Leibler divergence of each channel's softmax over the pixels",
+        forward="input: Tensor, target_logits: Tensor",
+    ),
+)
+def channel_wise_kl_div(
+    input: Tensor,  # (N, C, d…)
+    target_logits: Tensor,  # as input
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "mean",
+    **options: Unpack[SharedOptions],
+) -> CheckedCall[DivergenceCall]:
+    """Kullback-Leibler divergence of each channel's softmax over the pixels, channel-wise distillation (CWD; Shu et al. 2021, arXiv
+    2011.13256).
+
+    L = T² Σᵢ qᵢ (ln qᵢ - ln pᵢ) of each channel, the sum over its pixels i, p = softmax(input / T) and q = softmax(target_logits / T).
+
+    It is kl_div_with_logits with pixels in place of classes, in one launch over the features as they lie in memory.
+
+    When to use it: Take it to distil dense prediction: logits of segmentation, or features of a detector's levels. It asks where a channel
+    is active, not how strongly.
+
+    When not: Leave it for classifiers, whose logits have no pixels (`kl`). Student and teacher must have the same channels; a 1×1
+    convolution makes them so.
+
+    Args:
+        input: the student's logits or features (N, C, d…), with at least one dimension of pixels, of any floating dtype.
+        reduction: "mean" over samples and channels, as the paper has it; "batchmean": Σ / N; "sum"; "none", (N, C).
+
+    Examples:
+        >>> student, teacher = torch.randn(2, 19, 8, 8, requires_grad=True), torch.randn(2, 19, 8, 8)
+        >>> channel_wise_kl_div(student, teacher, temperature=4.0).backward()
+    """
+    checks.whole("input", input)
+    checks.fits("input", input, input.ndim > 2, "have shape (N, C, d…) with at least one dimension of pixels")
+    checks.floating_beside("target_logits", target_logits, input)
+    checks.fits("target_logits", target_logits, target_logits.shape == input.shape, "have the shape of input, {}", input.shape)
+    pixels, teacher = (t.flatten(2).transpose(1, 2) for t in (input, target_logits))
+    call = DivergenceCall("kl", pixels, teacher, temperature=temperature, reduction=reduction)
+    return divergence_loss(call, {**options}, True)
+
+
+def _log_odds(logits: Tensor, others: Tensor, own: Tensor, temperature: float) -> Tensor:
+    """Return ln(p / (1 - p)) of each row's own class. others: the logits, with -inf for the own class."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    top = others.detach().argmax(1, keepdim=True)
+    call = RowwiseCall("cross_entropy", others, top.squeeze(1), reduction="none")
+    ahead = logits.gather(1, own).to(dtype) - others.gather(1, top).to(dtype)  # a common offset of the logits cancels
+    return ahead.squeeze(1) / temperature - compute(rowwise_loss(call, {"scale": 1.0 / temperature}))
+
+
+@public(
+    DIVERGENCE.docs,
+    Module("DKDLoss", "Decoupled knowledge distillation", forward="input: Tensor, target_logits: Tensor, target: Tensor"),
+)
+def dkd_loss(
+    input: Tensor,  # (N, C), (N, C, d…)
+    target_logits: Tensor,  # as input
+    target: Tensor,  # class indices (N,), (N, d…)
+    alpha: NonNegative = 1.0,
+    beta: NonNegative = 8.0,
+    temperature: Positive = 4.0,
+    reduction: Reduction = "mean",
+    **options: Unpack[MeanOptions],
+) -> Tensor:
+    """Decoupled knowledge distillation (DKD; Zhao et al. 2022, arXiv 2203.08679).
+
+    L = T² (α KL(v ‖ u) + β KL(q ‖ p)), p and q the softmaxes of input / T and target_logits / T over all classes but the target's; u and v
+    the probabilities of the target's class and of the others together, (u_t, 1 - u_t).
+
+    KL(teacher ‖ student) itself is α = 1 and β = 1 - v_t, so that a teacher that is sure silences what it knows of the other classes. Here
+    β is the same for all rows. The target's class is left out of the sums before they are computed, so that 1 - u_t keeps its digits.
+
+    When to use it: Take it for distillation with labels, from a teacher that is sure of most samples. Tune β: the paper has 1 to 8.
+
+    When not: Leave it without labels (`kl`), or where labels are often wrong.
+
+    Args:
+        input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
+        target: class indices of any integer dtype, in the shape of input without the classes.
+        alpha: α of at least 0, the weight of the target's class against the others.
+        beta: β of at least 0, the weight of the other classes among each other.
+        temperature: T above 0.
+        reduction: "mean" over the rows, "sum", or "none" for one value a row.
+
+    Examples:
+        >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
+        >>> dkd_loss(student, teacher, torch.randint(10, (8,))).backward()
+    """
+    checks.whole("input", input)
+    whole = input.ndim > 1 and input.shape[1] > 1
+    checks.fits("input", input, whole, "have shape (N, C) or (N, C, d…) with at least two classes")
+    checks.floating_beside("target_logits", target_logits, input)
+    checks.fits("target_logits", target_logits, target_logits.shape == input.shape, "have the shape of input, {}", input.shape)
+    classes = input.shape[1]
+    index = checks.indices("target", target, input, checks.Allowed(0, classes, None, None), rows_of(input, 1)).long()
+    alpha, beta = checks.number("alpha", alpha, 0.0), checks.number("beta", beta, 0.0)
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    checks.factor("temperature²", temperature * temperature)
+    checks.only(MeanOptions.__annotations__, options, "the loss")
+    checks.one_of("reduction", reduction, checks.REDUCTIONS)
+    checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
+    own = index.clamp(0, classes - 1).unsqueeze(1)
+    student, teacher = (t.scatter(1, own, -torch.inf) for t in (input, target_logits))
+    call = DivergenceCall("kl", student, teacher, temperature=temperature, reduction="none")
+    among = compute(divergence_loss(call, {}, False))
+    u, v = _log_odds(input, student, own, temperature), _log_odds(target_logits, teacher, own, temperature)
+    flip = torch.where(v > 0, -1.0, 1.0).to(v.dtype)  # KL of two classes is the same from either; the rarer one keeps its digits
+    u, v = flip * u, flip * v
+    share = v.sigmoid()
+    against = F.softplus(u) - F.softplus(v) - torch.where(share == 0, 0.0, share * (u - v))
+    each = torch.where((index >= 0) & (index < classes), temperature**2 * (alpha * against + beta * among), torch.nan)
+    if reduction == "none":
+        return each
+    empty = options.get("empty") == "zero" and each.numel() == 0
+    return each.mean() if reduction == "mean" and not empty else each.sum()
+
+
+def _correlation(x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of Pearson's correlation of the rows of x and y."""
+    x, y = (t - t.mean(1, keepdim=True) for t in (x, y))
+    lengths = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
+    return ((x * y).sum(1) / (lengths + 1e-8)).mean()
+
+
+@public(DIVERGENCE.docs)
+def dist_loss(
+    input: Tensor,  # (N, C), (N, C, d…)
+    target_logits: Tensor,  # as input
+    beta: NonNegative = 1.0,
+    gamma: NonNegative = 1.0,
+    temperature: Positive = 1.0,
+) -> Tensor:
+    """Distillation of relations from a stronger teacher (DIST; Huang et al. 2022, arXiv 2205.10536).
+
+    L = T² (β (1 - mean ρ(pᵢ, qᵢ)) + γ (1 - mean ρ(p·ⱼ, q·ⱼ))), ρ Pearson's correlation, p = softmax(input / T), rows i and classes j.
+
+    It is computed in plain PyTorch, as in the authors' code: ρ divides by the lengths' product + 1e-8.
+
+    When to use it: Take it for a student much smaller than its teacher. It asks for the teacher's order of classes in a sample, and of
+    samples in a class, not for its probabilities.
+
+    When not: Leave it on small batches: the correlation of a class over few samples says little. It gives no calibrated probabilities.
+
+    Args:
+        input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
+        beta: β of at least 0, the weight of relations among the classes of a row.
+        gamma: γ of at least 0, the weight of relations among the rows of a class.
+        temperature: T above 0.
+
+    Returns:
+        a scalar, in float32 (float64 where an input is).
+
+    Examples:
+        >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
+        >>> dist_loss(student, teacher).backward()
+    """
+    checks.whole("input", input)
+    checks.fits("input", input, input.ndim > 1 and input.shape[1] > 0, "have shape (N, C) or (N, C, d…) with at least one class")
+    checks.floating_beside("target_logits", target_logits, input)
+    checks.fits("target_logits", target_logits, target_logits.shape == input.shape, "have the shape of input, {}", input.shape)
+    beta, gamma = checks.number("beta", beta, 0.0), checks.number("gamma", gamma, 0.0)
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    checks.factor("temperature²", temperature * temperature)
+    dtype = torch.promote_types(torch.promote_types(input.dtype, target_logits.dtype), torch.float32)
+    rows = (t.movedim(1, -1).flatten(0, -2).to(dtype) for t in (input, target_logits))
+    p, q = (relative(t, 1).div(temperature).softmax(1) for t in rows)
+    return temperature**2 * (beta * (1 - _correlation(p, q)) + gamma * (1 - _correlation(p.T, q.T)))

@@ -1,0 +1,196 @@
+"""Decoupled, channel-wise and relational distillation against their papers' formulas: values, gradients, layouts, edges, messages."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_calls import gradient_of
+
+from lossforge.kernels import launch_counts
+from lossforge.losses import (
+    ChannelWiseKLDivLoss,
+    DKDLoss,
+    backend,
+    channel_wise_kl_div,
+    dist_loss,
+    dkd_loss,
+    kl_div_with_logits,
+    plain_torch,
+)
+
+DTYPES = pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2.0**-6), (torch.float16, 2.0**-9)],
+    ids=lambda t: str(t).removeprefix("torch."),
+)
+
+
+def drawn(*shape, device="cpu", spread=3.0):
+    generator = torch.Generator().manual_seed(len(shape))
+    student, teacher = (torch.randn(*shape, generator=generator) * spread for _ in range(2))
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator)
+    return student.to(device), teacher.to(device), target.to(device)
+
+
+def close(found, exact, bound):
+    """Compare a value, and a gradient by its norm."""
+    (value, gradient), (exact_value, exact_gradient) = found, exact
+    torch.testing.assert_close(value.double(), exact_value, rtol=max(bound, 3e-6) if bound < 1e-4 else 3e-6, atol=3e-6)
+    assert (gradient.double() - exact_gradient).norm() <= bound * exact_gradient.norm() + 1e-12
+
+
+def decoupled(x, teacher, target, alpha=1.0, beta=8.0, temperature=4.0):
+    """Compute both parts from probabilities, a row each."""
+    x, teacher = (t.movedim(1, -1).flatten(0, -2) / temperature for t in (x, teacher))
+    own = F.one_hot(target.flatten(), x.shape[1]).bool()
+
+    def parts(t):
+        log_p = t.log_softmax(1)
+        pair = torch.stack([log_p[own], log_p.masked_fill(own, -torch.inf).logsumexp(1)], 1)
+        return pair, t[~own].view(len(t), -1).log_softmax(1)
+
+    (pair_p, rest_p), (pair_q, rest_q) = parts(x), parts(teacher)
+    kl = [F.kl_div(p, q, reduction="none", log_target=True).sum(1) for p, q in ((pair_p, pair_q), (rest_p, rest_q))]
+    return (temperature**2 * (alpha * kl[0] + beta * kl[1])).view(target.shape)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(7, 10), (3, 2), (5, 1501), (2, 5, 3, 4)], ids=str)
+def test_decoupled_against_float64(shape, dtype, bound, device):
+    x, teacher, target = drawn(*shape, device=device)
+    x, teacher = x.to(dtype), teacher.to(dtype)
+    for options in ({}, {"alpha": 0.3, "beta": 1.0, "temperature": 0.7}):
+        exact = gradient_of(lambda x, options=options: 1.5 * decoupled(x, teacher.double(), target, **options).mean(), x.double())
+        close(gradient_of(lambda x, options=options: 1.5 * dkd_loss(x, teacher, target, **options), x), exact, bound)
+    none = dkd_loss(x, teacher, target, reduction="none")
+    assert none.shape == target.shape
+    torch.testing.assert_close(none.sum(), dkd_loss(x, teacher, target, reduction="sum"))
+
+
+def test_decoupled_of_other_layouts(device):
+    x, teacher, target = drawn(12, 20, device=device)
+    expected = dkd_loss(x, teacher, target)
+    wide = torch.stack([x, x], 2)
+    for view in (x.T.contiguous().T, wide[:, :, 0]):
+        torch.testing.assert_close(dkd_loss(view, teacher, target.int()), expected)
+    torch.testing.assert_close(DKDLoss()(x, teacher, target), expected)
+
+
+@pytest.mark.parametrize("lead", [-60.0, 40.0, 60.0])
+def test_a_teacher_that_is_sure_keeps_its_digits(lead, device):
+    """At a probability of 1 - 1e-17 too, and with an offset of all logits."""
+    x, teacher, target = drawn(6, 9, device=device, spread=1.0)
+    own = F.one_hot(target, 9).bool()
+    teacher, x = teacher + lead * own + 256, x + 0.9 * lead * own
+    both = (x.double(), teacher.double())
+    value, gradient = gradient_of(dkd_loss, x, teacher, target, 1.0, 1.0, 1.0, "sum")
+    exact, g_exact = gradient_of(lambda x: decoupled(x, both[1], target, 1.0, 1.0, 1.0).sum(), both[0])
+    torch.testing.assert_close(value.double(), exact, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), g_exact, rtol=1e-4, atol=1e-6)
+
+
+def test_both_parts_add_up_to_the_divergence(device):
+    x, teacher, target = (t.to(device) for t in drawn(8, 6))
+    against, among = (dkd_loss(x, teacher, target, *weights, 2.0, "none") for weights in ((1, 0), (0, 1)))
+    share = (teacher / 2).softmax(1).gather(1, target[:, None])[:, 0]
+    torch.testing.assert_close(against + (1 - share) * among, kl_div_with_logits(x, teacher, 2.0, "none"), rtol=1e-5, atol=1e-5)
+    assert dkd_loss(x, x, target).abs() < 1e-5
+
+
+def test_decoupled_gradients_of_teacher_and_second_order(device):
+    x, teacher, target = (t.double().to(device) if t.is_floating_point() else t.to(device) for t in drawn(4, 5))
+    with plain_torch():
+        both = (x.requires_grad_(), teacher.requires_grad_())
+        assert torch.autograd.gradcheck(lambda x, t: dkd_loss(x, t, target), both)
+        assert torch.autograd.gradgradcheck(lambda x: dkd_loss(x, teacher.detach(), target), (x,))
+        assert torch.autograd.gradcheck(lambda x, t: dist_loss(x, t, 0.7, 1.3, 2.0), both)
+
+
+def test_no_rows(device):
+    none = (
+        torch.zeros(0, 4, device=device, requires_grad=True),
+        torch.zeros(0, 4, device=device),
+        torch.zeros(0, dtype=torch.long, device=device),
+    )
+    assert dkd_loss(*none).isnan()
+    assert dkd_loss(*none, reduction="none").shape == (0,)
+    (gradient,) = torch.autograd.grad(dkd_loss(*none, empty="zero"), none[0])
+    assert (dkd_loss(*none, empty="zero"), gradient.shape) == (0, (0, 4))
+
+
+def test_decoupled_compiles(device):
+    x, teacher, target = drawn(6, 8, device=device)
+    compiled = torch.compile(lambda x: dkd_loss(x, teacher, target), fullgraph=True, dynamic=True, backend="aot_eager")
+    for found, expected in zip(gradient_of(compiled, x), gradient_of(dkd_loss, x, teacher, target), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=lambda m: str(m).removeprefix("torch."))
+def test_channel_wise_against_float64(memory, dtype, bound, device):
+    x, teacher, _ = drawn(2, 5, 6, 7, device=device)
+    x, teacher = (t.to(dtype).to(memory_format=memory) for t in (x, teacher))
+
+    def exactly(x):
+        p, q = ((t.flatten(2) / 4).log_softmax(2) for t in (x, teacher.double()))
+        return F.kl_div(p, q, reduction="none", log_target=True).sum(2) * 16
+
+    for reduction, exact in (("mean", lambda x: exactly(x).mean()), ("batchmean", lambda x: exactly(x).sum() / 2)):
+        before = launch_counts()
+        found = gradient_of(lambda x, reduction=reduction: 1.5 * channel_wise_kl_div(x, teacher, 4.0, reduction), x)
+        if backend(x) != "torch":
+            assert sum(launch_counts().values()) - sum(before.values()) <= 2, "the loss with its gradient, and at most its scaling"
+        close(found, gradient_of(lambda x, exact=exact: 1.5 * exact(x), x.double()), bound)
+    torch.testing.assert_close(channel_wise_kl_div(x, teacher, 4.0, "none").double(), exactly(x.double()), rtol=1e-5, atol=3e-6)
+    torch.testing.assert_close(ChannelWiseKLDivLoss(4.0)(x, teacher), channel_wise_kl_div(x, teacher, 4.0))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(9, 7), (3, 4, 2, 3)], ids=str)
+def test_relations_against_correlations(shape, dtype, bound, device):
+    """torch.corrcoef of each pair of rows, and of each pair of columns; 1e-8 is small beside these lengths."""
+    x, teacher, _ = drawn(*shape, device=device)
+    x, teacher = x.to(dtype), teacher.to(dtype)
+
+    def exactly(x):
+        p, q = ((t.movedim(1, -1).flatten(0, -2) / 2).softmax(1) for t in (x, teacher.double()))
+        mean = [
+            torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(a, b, strict=True)]).mean()
+            for a, b in ((p, q), (p.T, q.T))
+        ]
+        return 1.5 * 4 * (0.7 * (1 - mean[0]) + 1.3 * (1 - mean[1]))
+
+    value, gradient = gradient_of(lambda x: 1.5 * dist_loss(x, teacher, 0.7, 1.3, 2.0), x)
+    exact, g_exact = gradient_of(exactly, x.double())
+    torch.testing.assert_close(value.double(), exact, rtol=3e-6, atol=3e-6)
+    assert (gradient.double() - g_exact).norm() <= max(bound, 1e-5) * g_exact.norm()
+    torch.testing.assert_close(dist_loss(x, x), dist_loss(x, x) * 0, rtol=0, atol=1e-5)
+
+
+X, ONE = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: dkd_loss(X[0], X[0], ONE[0]), r"input must have shape \(N, C\) or \(N, C, d…\) with at least two classes, got \(4,\)"),
+        (lambda: dkd_loss(X[:, :1], X[:, :1], ONE), r"at least two classes, got \(3, 1\)"),
+        (lambda: dkd_loss(X, X[:2], ONE), r"target_logits must have the shape of input, \(3, 4\), got \(2, 4\)"),
+        (lambda: dkd_loss(X, X, ONE[:2]), r"target must have shape \(3,\), got \(2,\)"),
+        (lambda: dkd_loss(X, X, ONE, alpha=-1), "alpha must be finite and at least 0, got -1"),
+        (lambda: dkd_loss(X, X, ONE, temperature=1e25), "temperature² must be at most"),
+        (lambda: dkd_loss(X, X, ONE, reduction="batchmean"), "reduction must be one of 'none', 'mean', 'sum', got 'batchmean'"),
+        (lambda: channel_wise_kl_div(X, X), r"input must have shape \(N, C, d…\) with at least one dimension of pixels, got \(3, 4\)"),
+        (lambda: channel_wise_kl_div(X[None], X), r"target_logits must have the shape of input, \(1, 3, 4\), got \(3, 4\)"),
+        (lambda: dist_loss(X[0], X[0]), r"input must have shape \(N, C\) or \(N, C, d…\) with at least one class, got \(4,\)"),
+        (lambda: dist_loss(X, X[:2]), r"target_logits must have the shape of input"),
+        (lambda: dist_loss(X, X, temperature=0.0), "temperature must be finite and above 0, got 0"),
+    ],
+)
+def test_refused_arguments(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_classes_out_of_range():
+    with pytest.raises(IndexError, match="target must hold 0 to 3, got 4 at row 2"):
+        dkd_loss(X, X, torch.tensor([0, 1, 4]))
