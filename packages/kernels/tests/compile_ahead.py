@@ -489,6 +489,9 @@ def token_weights(recorder: Recorder) -> None:
         x = torch.zeros(64, classes, dtype=torch.bfloat16, requires_grad=True)
         target = torch.zeros(64, dtype=torch.int64)
         differentiated(cross_entropy(x, target, token_weight=torch.ones(64), **MODES[mode]), x)
+        if classes == 9001:
+            recorder.case = f"ce {torch.bfloat16} {ALWAYS} weights by entropy, {classes} classes {mode}"
+            differentiated(cross_entropy(x, target, token_weight="entropy", **MODES[mode]), x)
 
 
 def linear_losses(recorder: Recorder) -> None:

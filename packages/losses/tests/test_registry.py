@@ -6,7 +6,12 @@ from lossforge.losses.registry import LOSSES
 
 def test_registry_is_whole():
     own = {name for name in FORMULAS if ":" not in name}  # the others are of losses of one's own
-    by_option = {"asymmetric_constant_powers", "log_iou", "siou_rising"}  # which options of asymmetric, iou and siou select
+    by_option = {
+        "asymmetric_constant_powers",
+        "log_iou",
+        "siou_rising",
+        "cross_entropy_by_probability",
+    }  # which options of other losses select
     assert {loss.formula for loss in LOSSES.values()} == own - by_option
     for name, loss in LOSSES.items():
         assert loss.name == name

@@ -216,9 +216,62 @@ def test_further_outputs_beside_weights_a_row(device):
     assert torch.equal(found.correct, factor != 0)
 
 
+def weight_of_itself(kind, z, target):
+    """Return the weight of each row of logits (N, C) that follows from them."""
+    log_p = z.detach().log_softmax(1)
+    if kind == "probability":
+        return log_p.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1).exp()
+    return (-(log_p.exp() * log_p).sum(1) / math.log(min(20, z.shape[1]))).clamp(max=1.0)
+
+
+@pytest.mark.parametrize("kind", ["probability", "entropy"])
+@pytest.mark.parametrize("classes", [3, 9001])
+@pytest.mark.parametrize(("reduction", "mode"), [("mean", "forward"), ("sum", "backward"), ("none", None)])
+@pytest.mark.parametrize("options", [{"weight": True}, {"z_loss": 1e-2}, {"scale": 3.0, "softcap": 5.0}], ids=str)
+def test_a_weight_of_the_row_itself(options, reduction, mode, classes, kind, device):
+    """Of a flat row too; one that is ignored may hold nan."""
+    x, target = 2 * torch.randn(9, classes, device=device), torch.randint(classes, (9,), device=device)
+    x[3], x[1], target[1] = 0.0, torch.nan, -100
+    weight = torch.rand(classes, device=device) + 0.5
+    options = {**options, "weight": weight} if "weight" in options else options
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    found = cross_entropy(leaf, target, token_weight=kind, reduction=reduction, gradient=mode, **options)
+    z = torch.where((target != -100).unsqueeze(1), wide, 0.0) * options.get("scale", 1.0)
+    z = 5.0 * torch.tanh(z / 5.0) if "softcap" in options else z
+    expected = weighed(z, target, weight_of_itself(kind, z, target), reduction, options.get("weight"), options.get("z_loss", 0.0))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    upstream = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, leaf, upstream)[0], torch.autograd.grad(expected, wide, upstream.double())[0]
+    torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-5, atol=1e-6)
+
+
+def test_further_outputs_beside_a_weight_of_the_row_itself(device):
+    x, target = torch.randn(6, 5, device=device, requires_grad=True), torch.randint(5, (6,), device=device)
+    plain = cross_entropy(x, target, return_lse=True, return_entropy=True)
+    found = cross_entropy(x, target, token_weight="entropy", return_lse=True)
+    assert found.entropy is None
+    torch.testing.assert_close(found.lse, plain.lse)
+    found = cross_entropy(x, target, token_weight="entropy", return_entropy=True)
+    torch.testing.assert_close(found.entropy, plain.entropy)
+    gradients = torch.autograd.grad(found.entropy.sum(), x)[0], torch.autograd.grad(plain.entropy.sum(), x)[0]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_a_probability_of_zero(mode, device):
+    """Its product with the loss has the limit 0, and the row no gradient."""
+    x = torch.tensor([[-torch.inf, 1.0, 2.0]], device=device, requires_grad=True)
+    found = cross_entropy(x, torch.zeros(1, dtype=torch.int64, device=device), token_weight="probability", gradient=mode)
+    assert found == 0
+    assert not torch.autograd.grad(found, x)[0].any()
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"label_smoothing": 0.1, "token_weight": "entropy"}, ValueError, "token_weight excludes label_smoothing"),
+        ({"target": torch.rand(3, 4), "token_weight": "probability"}, TypeError, "target must hold class indices where token_weight"),
+        ({"token_weight": "certainty"}, ValueError, "token_weight must be .*probability.*entropy.*, got 'certainty'"),
         ({"label_smoothing": 0.1}, ValueError, r"token_weight excludes label_smoothing, got label_smoothing=0\.1"),
         ({"target_b": torch.tensor([1, 2, 0]), "lam": 0.5}, ValueError, "token_weight excludes target_b"),
         ({"target": torch.rand(3, 4)}, TypeError, "target must hold class indices where token_weight is given, got torch.float32"),

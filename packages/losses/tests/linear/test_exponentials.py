@@ -1,5 +1,7 @@
 """Scalar losses of rows whose product stores exponentials: values, gradients, rows that leave their offset, and which calls go that way."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,6 +112,24 @@ def test_a_weight_a_token(reduction, mode, logits, device, finished):
     (gradient,) = torch.autograd.grad(again, x)
     assert gradient.isfinite().all()
     assert not gradient[2].any()
+
+
+@pytest.mark.parametrize("kind", ["probability", "entropy"])
+@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"logits": "float32"}, {"chunk": 9, "softcap": 5.0}], ids=str)
+def test_a_weight_of_the_token_itself(options, kind, device, finished):
+    """In three products, in four, and by chunks of logits."""
+    leaves, target = layer(40, 64, 300, device, bias=True)
+    found = linear_cross_entropy(*leaves[:2], target, leaves[2], token_weight=kind, **options)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    z = F.linear(*wide)
+    log_p = (5.0 * torch.tanh(z / 5.0) if "softcap" in options else z).log_softmax(1)
+    nll, held = F.nll_loss(log_p, target, reduction="none"), log_p.detach()
+    factor = (-nll.detach()).exp() if kind == "probability" else (-(held.exp() * held).sum(1) / math.log(20)).clamp(max=1.0)
+    expected = (factor * nll).sum() / (target != -100).sum()
+    assert error(found, expected) < 1e-4
+    for got, right in zip(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, wide), strict=True):
+        assert error(got, right) < 1.2e-2
+    assert finished() == {"chunk": 5, "gradient": 0, "logits": 0}.get(next(iter(options), ""), 1)
 
 
 def test_weights_of_sequences(device, finished):

@@ -59,6 +59,7 @@ from lossforge.losses.option_types import (
     ProcessGroup,
     Reduction,
     ScalarReduction,
+    TokenWeight,
 )
 from lossforge.losses.run import compute, entry_point, entry_point_of_layer
 
@@ -2449,103 +2450,112 @@ def distribution_focal_loss(
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[False] = False,
-    return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
-    return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: Literal[False] = False, return_lse: Literal[False] = False, return_entropy: Literal[False] = False,
+    return_correct: Literal[False] = False, return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False,
+    return_mean_logit: Literal[False] = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False,
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: Literal[True], return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True],
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: Literal[True], return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: Literal[True], return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: Literal[True],
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: Literal[True], return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True],
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: Literal[True], return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: Literal[True], group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: Literal[True],
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
 @entry_point
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, token_weight: Tensor | None = None,
-    scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-    return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-    return_mean_logit: bool = False, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
+    return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
+    lam: float | Tensor | None = None,
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy, as torch.nn.functional.cross_entropy.
 
@@ -2578,7 +2588,11 @@ def cross_entropy(
             needs class indices, and excludes label_smoothing and target_b. The
             mean does not divide by it: a weighted mean has
             normalizer=token_weight.sum(). A row of weight 0 is left out as an
-            ignored one, but the mean divides by it.
+            ignored one, but the mean divides by it. "probability" is p_t of the
+            row itself, as in dynamic fine-tuning (DFT, arXiv 2508.05629);
+            "entropy" is min(1, H / ln K) of the row's entropy H, K = min(20,
+            C), as in entropy-adaptive fine-tuning (EAFT, arXiv 2601.02151),
+            which takes H of the 20 largest logits. Neither has a gradient.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
@@ -5436,7 +5450,7 @@ def linear_cross_entropy(
     return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True, token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
     z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor: ...
@@ -5448,7 +5462,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5460,7 +5474,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5472,7 +5486,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5484,7 +5498,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5496,7 +5510,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5508,7 +5522,7 @@ def linear_cross_entropy(
     return_log_p2: Literal[True], return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5520,7 +5534,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: Literal[True], chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
@@ -5532,7 +5546,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
@@ -5544,7 +5558,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput:
@@ -5596,9 +5610,10 @@ def linear_cross_entropy(
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
-        token_weight: (…), or broadcast to it: a factor of each token's loss, as
-            in cross_entropy. A scalar loss with such weights takes three matrix
-            products, where reduction="none" takes four.
+        token_weight: (…), or broadcast to it: a factor of each token's loss,
+            "probability" (DFT) or "entropy" (EAFT), as in cross_entropy. A
+            scalar loss with such weights takes three matrix products, where
+            reduction="none" takes four.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.

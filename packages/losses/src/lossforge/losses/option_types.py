@@ -15,6 +15,7 @@ Gradient = Literal["forward", "backward"]
 Empty = Literal["nan", "zero"]
 Activation = Literal["softmax", "sigmoid"]
 Averaged = Literal["present", "all"]
+TokenWeight = Literal["probability", "entropy"]
 Independent = Literal["tokens", "sequences", "pairs"]
 BoxFormat = Literal["xyxy", "cxcywh"]
 

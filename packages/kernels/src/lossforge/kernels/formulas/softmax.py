@@ -12,6 +12,13 @@ def cross_entropy(z: tl.tensor):
 
 
 @triton.jit
+def by_probability(z: tl.tensor):
+    """Compute φ = p z, in which p is a constant; 0 at z = inf. Wu et al. 2025, arXiv 2508.05629."""
+    p = exp(-z)
+    return p * tl.minimum(z, 1e30), p
+
+
+@triton.jit
 def focal(z, gamma):
     """Compute φ = u^γ z with u = 1 - p; φ′ = u^γ (1 + γ p z / u), finite at any γ. Lin et al. 2017, arXiv 1708.02002."""
     u, p = complement(z)

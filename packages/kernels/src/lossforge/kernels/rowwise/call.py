@@ -14,7 +14,8 @@ class RowwiseCall(NamedTuple, Generic[L]):
     The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
     class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
     and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py. With target_b, lam is the share of target;
-    without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an ignored one.
+    without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an ignored one. With entropy_weight the
+    factor is min(1, entropy_weight · H), H the row's entropy, which is among the outputs then; it has no gradient.
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
     """
@@ -37,6 +38,7 @@ class RowwiseCall(NamedTuple, Generic[L]):
     focus: float = 0.0
     angle: float = 0.0
     margin: float = 0.0
+    entropy_weight: float = 0.0
     z_loss: float = 0.0
     loss_scale: float = 1.0
     reduction: str = "sum"

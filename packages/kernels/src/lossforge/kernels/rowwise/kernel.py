@@ -152,6 +152,8 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     c_a, c_b = terms.c_a, terms.c_b
     if target.a.ptr is not None:
         _, c_a = rows.hard_loss(c_a, terms.logit_a, top, ls, loss)
+        if loss.entropy_weight is not None:
+            c_a *= rows.held_weight(tl.load(kept.entropy + place, mask=inside, other=0.0), loss)
     if target.b.ptr is not None:
         _, c_b = rows.hard_loss(c_b, terms.logit_b, top, ls, loss)
     of_row = row_shares((top, ls, q), terms, grad_outputs, kept.entropy, target, loss, scale, place, span, config)

@@ -49,7 +49,7 @@ def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
 def row_loss(call: RowwiseCall[Any], formulas: Formulas, divisor: Tensor | None) -> RowLoss:
     """Return what becomes of a row. divisor: of the values, 0-d, but for the number of rows."""
     z_loss = call.z_loss if call.z_loss or call.outputs[0] else None
-    return RowLoss(formulas.formula, tuple(call.hyper), z_loss, mean_of_rows(call), divisor)
+    return RowLoss(formulas.formula, tuple(call.hyper), z_loss, mean_of_rows(call), divisor, call.entropy_weight or None)
 
 
 def outputs_of(call: RowwiseCall[Any], like: Tensor, keep: bool) -> Outputs:
@@ -215,9 +215,9 @@ def backward(
     if divisor is None:
         divisor = _divisor(call)
     if stats is None:
-        plain = call._replace(outputs=NO_OUTPUTS, normalizer=divisor)
-        stats = forward(plain, formulas, [None], True)[-1]
+        plain = call._replace(outputs=call.outputs if call.entropy_weight else NO_OUTPUTS, normalizer=divisor)
+        _, _, _, row_entropy, *_, stats = forward(plain, formulas, [None], True)
     given = gradients_of(grad_outputs)
-    known = Kept(stats, None if given.entropy is None else row_entropy)
+    known = Kept(stats, row_entropy if given.entropy is not None or call.entropy_weight else None)
     make = functools.partial(_make_backward, columns)
     addressed(make, call, Wanted(divisor, 0, gradients[0]), known, given, formulas).start()

@@ -31,6 +31,9 @@ def row_value(found, terms, each, target, loss, config):
         value, q = spread_row(d_row, d_dot, ls, h, target.labels.focus)
     if target.a.ptr is not None:
         of_a, c_a = rows.hard_loss(terms.c_a, terms.logit_a, found.m, ls, loss)
+        if loss.entropy_weight is not None:
+            held = rows.held_weight(ls - found.u / found.s, loss)
+            of_a, c_a = of_a * held, c_a * held
         value += of_a
         q += c_a
     if target.b.ptr is not None:

@@ -80,13 +80,17 @@ class Target(NamedTuple):
 
 
 class RowLoss(NamedTuple):
-    """A row's loss: φ with its hyper-parameters, z-loss, and the scale and divisor of values; the divisor is in device memory."""
+    """A row's loss: φ with its hyper-parameters, z-loss, and the scale and divisor of values; the divisor is in device memory.
+
+    entropy_weight: of what φ gives, see RowwiseCall; None without.
+    """
 
     phi: Callable[..., Any]
     hyper: Sequence[float]
     z_loss: float | None
     scale: float
     divisor_ptr: Tensor | None
+    entropy_weight: float | None = None
 
 
 Terms = namedtuple("Terms", "a c_a logit_a b c_b logit_b keep valid")
@@ -215,6 +219,12 @@ def hard_loss(c, logit, top, ls, loss):
     """Return c φ(z) and c φ′(z) of a hard target with z = lse - x_t; 0 where its share c is 0."""
     value, slope = loss.phi(tl.where(c == 0.0, 0.0, top - logit + ls), *loss.hyper)
     return c * value, c * slope
+
+
+@triton.jit
+def held_weight(entropy, loss):
+    """Return the weight of rows by their entropies."""
+    return tl.minimum(loss.entropy_weight * entropy, 1.0)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """Cross entropy of rows of classes."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
@@ -8,20 +9,29 @@ from torch import Tensor
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
-from lossforge.losses.base.options import Options
+from lossforge.losses.base.options import Options, of_classes
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, UnitInterval
+from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, TokenWeight, UnitInterval
 from lossforge.losses.parallel.rows import over_processes
 from lossforge.losses.parallel.shards import without_group
-from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
+from lossforge.losses.templates.rowwise import BY_PROBABILITY, ROWWISE, RowOptions, rowwise_results
 
 __all__ = ["CrossEntropyOutput"]
+
+WEIGHTS = ("probability", "entropy")
+LARGEST = 20
+"""The most classes whose equal probabilities have an entropy of weight 1."""
 
 
 @formula("cross_entropy", DeviceFormula("softmax.cross_entropy"))
 def cross_entropy_reference(z: Tensor) -> Tensor:
     return z
+
+
+@formula(BY_PROBABILITY, DeviceFormula("softmax.by_probability"))
+def by_probability_reference(z: Tensor) -> Tensor:
+    return (-z).exp().detach() * z.clamp(max=1e30)
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -71,7 +81,7 @@ def cross_entropy(
     reduction: Reduction = "mean",
     label_smoothing: UnitInterval = 0.0,
     *,
-    token_weight: Tensor | None = None,  # (), (N,), (N, d…)
+    token_weight: Tensor | TokenWeight | None = None,  # (), (N,), (N, d…)
     scale: Real = 1.0,
     softcap: Positive | None = None,
     z_loss: NonNegative = 0.0,
@@ -102,6 +112,9 @@ def cross_entropy(
         token_weight: a factor of each row's loss but for its z_loss, in the shape of target or broadcast to it; any number, negative too.
             It needs class indices, and excludes label_smoothing and target_b. The mean does not divide by it: a weighted mean has
             normalizer=token_weight.sum(). A row of weight 0 is left out as an ignored one, but the mean divides by it.
+            "probability" is p_t of the row itself, as in dynamic fine-tuning (DFT, arXiv 2508.05629); "entropy" is min(1, H / ln K) of the
+            row's entropy H, K = min(20, C), as in entropy-adaptive fine-tuning (EAFT, arXiv 2601.02151), which takes H of the 20 largest
+            logits. Neither has a gradient.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
         z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
@@ -116,12 +129,14 @@ def cross_entropy(
     """
     call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
     call = call._replace(
-        lam=token_weight,
         reduction=checks.legacy_reduction(size_average, reduce, reduction),
         outputs=[return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit],
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
     finish = _output if any(call.outputs) else first
+    call = _weighed_by_itself(call, token_weight) if isinstance(token_weight, str) else call._replace(lam=token_weight)
+    if finish is _output and call.entropy_weight and not return_entropy:
+        finish = _without_entropy
     if group is not None:
         if token_weight is not None:
             raise ValueError('token_weight is not served with group: multiply the losses of reduction="none"')
@@ -134,3 +149,17 @@ def _output(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
     loss, *others = results
     assert loss is not None
     return CrossEntropyOutput(loss, *others)
+
+
+def _without_entropy(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
+    return _output(results)._replace(entropy=None)
+
+
+def _weighed_by_itself(call: RowwiseCall, weight: str) -> RowwiseCall:
+    """Return a call whose rows have a weight that follows from their own logits."""
+    checks.one_of("token_weight", weight, WEIGHTS)
+    if weight == "probability":
+        return call._replace(loss=BY_PROBABILITY)
+    classes = min(call.x.shape[of_classes(call.x)], LARGEST)
+    z_loss, lse, _, *others = call.outputs
+    return call._replace(entropy_weight=1.0 / math.log(max(classes, 2)), outputs=[z_loss, lse, True, *others])

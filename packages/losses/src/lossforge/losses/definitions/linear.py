@@ -33,6 +33,7 @@ from lossforge.losses.option_types import (
     Positive,
     ProcessGroup,
     Reduction,
+    TokenWeight,
     UnitInterval,
 )
 from lossforge.losses.parallel.shards import local_layer
@@ -125,7 +126,7 @@ class ShardedLinearOptions(LinearOptions, total=False):
 
 
 class LinearCrossEntropyOptions(ShardedLinearOptions, total=False):
-    token_weight: Tensor | None
+    token_weight: Tensor | TokenWeight | None
     scale: float
     softcap: float | None
     z_loss: float
@@ -163,8 +164,8 @@ def linear_cross_entropy(
         target: class indices (…) of any integer dtype; or probabilities (…, C).
         loss_weight: (C,), the class weights of cross_entropy.
         label_smoothing: ε in [0, 1].
-        token_weight: (…), or broadcast to it: a factor of each token's loss, as in cross_entropy. A scalar loss with such weights takes
-            three matrix products, where reduction="none" takes four.
+        token_weight: (…), or broadcast to it: a factor of each token's loss, "probability" (DFT) or "entropy" (EAFT), as in cross_entropy.
+            A scalar loss with such weights takes three matrix products, where reduction="none" takes four.
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
         z_loss: coefficient of lse², averaged over the rows not ignored.

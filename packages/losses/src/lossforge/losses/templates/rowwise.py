@@ -17,6 +17,9 @@ from lossforge.losses.reference import accurate, focused, reduced, row_weight, r
 from lossforge.losses.reference.infinite import with_call
 from lossforge.losses.reference.margin import with_margin
 
+BY_PROBABILITY = "cross_entropy_by_probability"
+"""The formula of cross entropy weighed by the probability of each row's class, which has no gradient."""
+
 
 class RowOptions(Options, total=False):
     """scale, softcap: the logits become cap · tanh(scale · x / cap); z_loss: the coefficient of lse², which is added to each row; a
@@ -72,10 +75,12 @@ def rowwise_results(
         target = checks.indices(target_name, target, x, allowed, rows)
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, x, allowed, rows)
+    if call.lam is not None or call.entropy_weight or call.loss == BY_PROBABILITY:
+        _check_weighted(call, target, options)
     call = call._replace(
         target=target,
         target_b=target_b,
-        lam=share(options.get("lam"), target, target_b, x) if call.lam is None else _token_weight(call, x, target, options),
+        lam=share(options.get("lam"), target, target_b, x) if call.lam is None else _token_weight(call, x, target),
         weight=weights_of_classes("weight", call.weight, x, classes),
         bias=weights_of_classes("log_prior", call.bias, x, classes),
     )
@@ -90,11 +95,8 @@ def rowwise_results(
     return checked_call(call, options, divisor, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
 
 
-def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor, options: RowOptions) -> Tensor:
-    """Return the weights of rows in the shape of their class indices, once they are checked."""
-    weight = call.lam
-    checks.floating_beside("token_weight", weight, x)
-    assert weight is not None
+def _check_weighted(call: RowwiseCall, target: Tensor, options: RowOptions) -> None:
+    """Check that a call takes a weight of each row."""
     if target.is_floating_point():
         raise TypeError(f"target must hold class indices where token_weight is given, got {target.dtype}")
     for name in ("target_b", "lam"):
@@ -102,6 +104,13 @@ def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor, options: RowOpti
             raise ValueError(f"token_weight excludes target_b and lam, got {name} too")
     if nonzero(call.label_smoothing):
         raise ValueError(f"token_weight excludes label_smoothing, got label_smoothing={call.label_smoothing}")
+
+
+def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor) -> Tensor:
+    """Return the weights of rows in the shape of their class indices, once they are checked."""
+    weight = call.lam
+    checks.floating_beside("token_weight", weight, x)
+    assert weight is not None
     checks.fits("token_weight", weight, checks.expands(weight, target.shape), "broadcast to the shape of target, {}", target.shape)
     return weight.expand(target.shape)
 
@@ -195,6 +204,8 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
         factor = None if a.target_b is not None or a.lam is None else a.lam.to(x.dtype)
         if factor is not None and not factor.requires_grad:
             keep = keep & (factor != 0)
+        if nonzero(a.entropy_weight):
+            factor = (a.entropy_weight * _entropy(x)).clamp(max=1.0).detach()
         log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
         nll, w = _hard(log_p, a.target, weight, a.ignore_index)
         if a.target_b is not None and a.lam is not None:
