@@ -250,14 +250,14 @@ def test_log_probabilities_of_tokens(several, device):
     if several:
         index = torch.stack([index, index.roll(1), index.flip(0)], -1)
     index[0, 1] = -100
-    options = {"temperature": 1.7, "softcap": 4.0}
+    options = {"temperature": 1.7, "scale": 1.3, "softcap": 4.0}
 
     def ours(x, w, b):
         found = linear_selective_log_softmax(x, w, index, b, return_entropy=True, chunk=5, **options)
         return (found.logps * 2).sum() + found.entropy.square().sum()
 
     def log_p(x, w, b):
-        return (4.0 * torch.tanh(F.linear(x, w, b) / 4.0) / 1.7).log_softmax(-1)
+        return (4.0 * torch.tanh(1.3 * F.linear(x, w, b) / 4.0) / 1.7).log_softmax(-1)
 
     def theirs(x, w, b):
         rows = log_p(x, w, b)

@@ -19,8 +19,8 @@ from lossforge.losses.testing import error
 INF = float("inf")
 
 
-def plain(x, index, temperature=1.0, softcap=None):
-    x = x.double()
+def plain(x, index, temperature=1.0, softcap=None, scale=1.0):
+    x = x.double() * scale
     if softcap:
         x = softcap * torch.tanh(x / softcap)
     log_p = (x / temperature).log_softmax(-1)
@@ -37,7 +37,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 2.0, "softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 2.0, "scale": 1.3, "softcap": 3.0}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_against_float64(name, dtype, options, device):
@@ -63,15 +63,17 @@ def test_against_float64(name, dtype, options, device):
 
 
 def test_the_cap_comes_before_the_temperature(device):
-    """As models cap their logits and samplers divide by T afterwards: 2 tanh(6 / 2) / ½ is 3.98, 2 tanh(6 / ½ / 2) is 2."""
+    """As models scale and cap their logits, and samplers divide by T afterwards: 2 tanh(6 / 2) / ½ is 3.98, 2 tanh(6 / ½ / 2) is 2."""
     x = torch.tensor([[6.0, 0.0]], device=device)
     index = torch.tensor([1], device=device)
     logit = 2 * math.tanh(3) / 0.5
     expected = -math.log1p(math.exp(logit))
-    found = selective_log_softmax(x, index, temperature=0.5, softcap=2.0)
+    found = selective_log_softmax(x / 3, index, temperature=0.5, scale=3.0, softcap=2.0)
     assert found.item() == pytest.approx(expected, rel=1e-6)
     layer = torch.eye(2, device=device)
-    assert linear_selective_log_softmax(x, layer, index, temperature=0.5, softcap=2.0).item() == pytest.approx(expected, rel=1e-6)
+    assert linear_selective_log_softmax(x, layer, index, temperature=0.5, scale=1.0, softcap=2.0).item() == pytest.approx(
+        expected, rel=1e-6
+    )
     p = 1 / (1 + math.exp(-logit))
     entropy = linear_entropy(x, layer, temperature=0.5, softcap=2.0)
     assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), rel=1e-5)
@@ -173,7 +175,7 @@ def test_several_tokens_a_row(name, dtype, device):
     x = (SHAPES[name](device) * 3).to(dtype)
     index = torch.randint(0, x.shape[-1], (*x.shape[:-1], 3), device=device, dtype=torch.int32)
     index.view(-1, 3)[0, 1] = -100
-    options = {"temperature": 2.0, "softcap": 3.0}
+    options = {"temperature": 2.0, "softcap": 3.0, "scale": 0.6}
     leaf, wide = x.detach().requires_grad_(), x.detach().double().requires_grad_()
     ours = selective_log_softmax(leaf, index, return_entropy=True, **options)
     each = [plain(wide, index[..., k].long(), **options) for k in range(3)]

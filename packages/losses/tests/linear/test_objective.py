@@ -95,8 +95,8 @@ def test_value_and_gradients(name, way, chunk, device, by_exponentials):
 def test_softened_logits(device, by_exponentials):
     (x, w, b), index = layer(device, torch.bfloat16)
     _, objective = objectives(device)["grpo"]
-    found = linear_objective(x, w, index, objective, b, independent="tokens", temperature=0.7, softcap=4.0)
-    expected, gradients = exact((x, w, b), index, objective, False, lambda z: 4.0 * torch.tanh(z / 4.0) / 0.7)
+    found = linear_objective(x, w, index, objective, b, independent="tokens", temperature=0.7, scale=1.3, softcap=4.0)
+    expected, gradients = exact((x, w, b), index, objective, False, lambda z: 4.0 * torch.tanh(1.3 * z / 4.0) / 0.7)
     assert error(found, expected) < 1e-4
     for got, right in zip(torch.autograd.grad(3 * found, (x, w, b)), gradients, strict=True):
         assert error(got, right) < 1.2e-2

@@ -5373,29 +5373,30 @@ def load_balancing_loss(
 
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[False] = False, softcap: float | None = None,
-    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[False] = False, scale: float = 1.0,
+    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[True], softcap: float | None = None,
-    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[True], scale: float = 1.0,
+    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> TokenLogps: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, softcap: float | None = None,
-    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, scale: float = 1.0,
+    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor | TokenLogps: ...
 @entry_point
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, softcap: float | None = None,
-    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, scale: float = 1.0,
+    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor | TokenLogps:
     """Log-probability of each token, as TRL's selective_log_softmax:
     log_softmax(x / T) at the indices, in one pass over the logits.
 
     L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p =
-    softmax(x / T). With a soft cap x is softcap · tanh(x / softcap).
+    softmax(x / T). x is scale · logits, with a soft cap
+    softcap · tanh(scale · logits / softcap).
 
     Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is
     stored; both results are differentiable, together in one further pass.
@@ -5407,10 +5408,12 @@ def selective_log_softmax(
             two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has
-            them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them,
+            before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are
+            divided by T.
         lse: log-sum-exp of each row's softened logits where it is known, such
-            as cross_entropy's with return_lse, scale=1 / T and, with a cap,
+            as cross_entropy's with return_lse, scale=scale / T and, with a cap,
             softcap=softcap / T. The logits are then read at the indices alone.
             It is an input like others: a gradient of the whole row arrives
             through it.
@@ -5437,8 +5440,8 @@ def selective_log_softmax(
     `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.tokens.selective_log_softmax(
-        logits, index, temperature=temperature, return_entropy=return_entropy, softcap=softcap, lse=lse, ignore_index=ignore_index,
-        inplace=inplace, validate=validate,
+        logits, index, temperature=temperature, return_entropy=return_entropy, scale=scale, softcap=softcap, lse=lse,
+        ignore_index=ignore_index, inplace=inplace, validate=validate,
     )
 
 
@@ -5657,31 +5660,35 @@ def linear_cross_entropy(
 
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
-    return_entropy: Literal[False] = False, ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
-    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: Literal[False] = False, ignore_index: int = -100, validate: bool | None = None,
+    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> Tensor: ...
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
-    return_entropy: Literal[True], ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
-    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: Literal[True], ignore_index: int = -100, validate: bool | None = None,
+    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> TokenLogps: ...
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
-    return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
-    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None,
+    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps: ...
 @entry_point_of_layer
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
-    return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
-    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None,
+    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps:
     """Log-probability of each token from a model's hidden states:
     selective_log_softmax(F.linear(input, weight, bias), index).
@@ -5697,8 +5704,10 @@ def linear_selective_log_softmax(
             the sum of two.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has
-            them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them,
+            before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are
+            divided by T.
         return_entropy: give the entropy as well.
         ignore_index: tokens whose log-probability is 0, without gradient.
         validate: check class indices on CUDA too, which waits for the device.
@@ -5743,19 +5752,19 @@ def linear_selective_log_softmax(
     `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_selective_log_softmax(
-        input, weight, index, bias, temperature=temperature, softcap=softcap, return_entropy=return_entropy, ignore_index=ignore_index,
-        validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
-        classes=classes, sum_input_gradient=sum_input_gradient,
+        input, weight, index, bias, temperature=temperature, scale=scale, softcap=softcap, return_entropy=return_entropy,
+        ignore_index=ignore_index, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+        valid=valid, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
     )
 
 
 @entry_point_of_layer
 def linear_objective(
     input: Tensor, weight: Tensor, index: Tensor, objective: Callable[..., Tensor], bias: Tensor | None = None, *,
-    independent: Independent | None = None, entropy: bool = False, temperature: float = 1.0, softcap: float | None = None,
-    ignore_index: int = -100, gradient: Gradient | None = None, validate: bool | None = None, chunk: int | None = None,
-    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None,
+    independent: Independent | None = None, entropy: bool = False, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, ignore_index: int = -100, gradient: Gradient | None = None, validate: bool | None = None,
+    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+    skip_ignored: bool = False, valid: int | None = None,
 ) -> Tensor:
     """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss,
     from a model's hidden states in three products.
@@ -5788,8 +5797,10 @@ def linear_objective(
             token's softmax, in nats; both are differentiated. Three products
             and a pass over the logits.
         temperature: T above 0.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has
-            them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them,
+            before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are
+            divided by T.
         ignore_index: tokens whose log-probability is 0, without gradient.
         gradient: "forward" writes the gradients of input, weight and bias in
             forward, by three matrix products. "backward" computes the logits
@@ -5835,31 +5846,33 @@ def linear_objective(
     `help(lossforge.losses.functional)` explains the options.
     """
     return definitions.linear.linear_objective(
-        input, weight, index, objective, bias, independent=independent, entropy=entropy, temperature=temperature, softcap=softcap,
-        ignore_index=ignore_index, gradient=gradient, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits,
+        input, weight, index, objective, bias, independent=independent, entropy=entropy, temperature=temperature, scale=scale,
+        softcap=softcap, ignore_index=ignore_index, gradient=gradient, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid,
     )
 
 
 @entry_point_of_layer
 def linear_entropy(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, softcap: float | None = None,
-    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
-    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = input · weightᵀ + bias. With a
-    soft cap x is softcap · tanh(x / softcap).
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias).
+    With a soft cap x is softcap · tanh(x / softcap).
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has
-            them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them,
+            before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are
+            divided by T.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is
@@ -5898,7 +5911,7 @@ def linear_entropy(
         >>> linear_entropy(hidden, head.weight, head.bias).mean().backward()
     """
     return definitions.linear.linear_entropy(
-        input, weight, bias, temperature=temperature, softcap=softcap, chunk=chunk, accumulate=accumulate, logits=logits,
+        input, weight, bias, temperature=temperature, scale=scale, softcap=softcap, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
     )
 

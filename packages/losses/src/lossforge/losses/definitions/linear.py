@@ -200,7 +200,8 @@ def linear_selective_log_softmax(
     index: Tensor,  # (…), or (…, K)
     bias: Tensor | None = None,  # (C,)
     *,
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
     softcap: float | None = None,
     return_entropy: bool = False,
     ignore_index: int = -100,
@@ -215,7 +216,8 @@ def linear_selective_log_softmax(
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
             weight is the sum of two.
         temperature: T above 0.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
         return_entropy: give the entropy as well.
         ignore_index: tokens whose log-probability is 0, without gradient.
 
@@ -232,9 +234,8 @@ def linear_selective_log_softmax(
     lead, several = head.input.shape[:-1], index.ndim == input.ndim
     of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
-    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy, **shards} | _softened(
-        temperature, softcap
-    )
+    given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy, **shards}
+    given |= _softened(temperature, softcap, scale)
     if not several:
         return fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)
     if shards:
@@ -267,7 +268,8 @@ def linear_objective(
     *,
     independent: Independent | None = None,
     entropy: bool = False,
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
     softcap: float | None = None,
     ignore_index: int = -100,
     gradient: Gradient | None = None,
@@ -292,7 +294,8 @@ def linear_objective(
         entropy: call objective(logps, entropy), with the entropy of each token's softmax, in nats; both are differentiated. Three products
             and a pass over the logits.
         temperature: T above 0.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
         ignore_index: tokens whose log-probability is 0, without gradient.
 
     Returns:
@@ -324,7 +327,7 @@ def linear_objective(
         checks.fits("input", input, len(lead) > 0 and lead[0] % 2 == 0, "have an even dimension 0 for pairs, one half chosen")
         head, index, together = head.with_input(_in_pairs(head.input)), _in_pairs(index), 2 * math.prod(lead[1:])
     given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": entropy, "target": index}
-    given |= _softened(temperature, softcap)
+    given |= _softened(temperature, softcap, scale)
 
     def of(found: Tensor | TokenLogps) -> Tensor:
         tensors = found if isinstance(found, TokenLogps) else (found,)
@@ -349,17 +352,19 @@ def linear_entropy(
     weight: Tensor,  # (C, H)
     bias: Tensor | None = None,  # (C,)
     *,
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
     softcap: float | None = None,
     **options: Unpack[ShardedLinearOptions],
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
-    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = input · weightᵀ + bias. With a soft cap x is softcap · tanh(x / softcap).
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias). With a soft cap x is softcap · tanh(x / softcap).
 
     Args:
         temperature: T above 0.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
 
     Returns:
         (…), float32 (float64 for float64), in nats.
@@ -373,7 +378,7 @@ def linear_entropy(
     _no_skipping(linear, "class indices as target, which an entropy does not have")
     nothing = torch.full(head.input.shape[:-1], -100, dtype=torch.int64, device=input.device)
     given = {"target": nothing, "return_entropy": True, "validate": False, **shards}
-    return fused(cross_entropy, head, given | _softened(temperature, softcap), linear, ("target",), finish=_entropy)
+    return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), finish=_entropy)
 
 
 def _logps(found: Any) -> Tensor | TokenLogps:
@@ -390,8 +395,8 @@ def _no_skipping(linear: LinearOptions, needed: str) -> None:
         raise ValueError(f"skip_ignored and valid need {needed}")
 
 
-def _softened(temperature: float, softcap: float | None) -> dict[str, Any]:
-    scale, cap = softened(temperature, softcap)
+def _softened(temperature: float, softcap: float | None, scale: float) -> dict[str, Any]:
+    scale, cap = softened(temperature, softcap, scale)
     return {"scale": scale, "softcap": cap, "reduction": "none"}
 
 

@@ -10,6 +10,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options
+from lossforge.losses.option_types import Positive
 from lossforge.losses.run import compute
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
@@ -33,8 +34,9 @@ def selective_log_softmax(
     logits: Tensor,  # (..., V)
     index: Tensor,  # (...), or (..., K)
     *,
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
     return_entropy: bool = False,
+    scale: Positive = 1.0,
     softcap: float | None = None,
     lse: Tensor | None = None,  # (...)
     ignore_index: int = -100,
@@ -43,7 +45,8 @@ def selective_log_softmax(
 ) -> Tensor | TokenLogps:
     """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
 
-    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T). With a soft cap x is softcap · tanh(x / softcap).
+    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T). x is scale · logits, with a soft cap
+    softcap · tanh(scale · logits / softcap).
 
     Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored; both results are differentiable, together in one
     further pass.
@@ -53,10 +56,11 @@ def selective_log_softmax(
         index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
         temperature: T above 0.
         return_entropy: give H as well.
-        softcap: the logits become softcap · tanh(x / softcap), as the model has them, before they are divided by T.
-        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse, scale=1 / T and, with a
-            cap, softcap=softcap / T. The logits are then read at the indices alone. It is an input like others: a gradient of the whole row
-            arrives through it.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
+        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse, scale=scale / T and, with
+            a cap, softcap=softcap / T. The logits are then read at the indices alone. It is an input like others: a gradient of the whole
+            row arrives through it.
         ignore_index: tokens whose log-probability is 0, without gradient, but whose H is still computed.
 
     Returns:
@@ -72,7 +76,7 @@ def selective_log_softmax(
     lead, several = logits.shape[:-1], index.ndim == logits.ndim
     of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
-    scale, cap = softened(temperature, softcap)
+    scale, cap = softened(temperature, softcap, scale)
     if lse is not None:
         _check_lse(lse, logits, return_entropy, inplace)
     options: RowOptions = {"scale": scale, "softcap": cap, "inplace": inplace, "validate": validate}
@@ -100,17 +104,18 @@ def selective_log_softmax(
     return logps if entropy is None else TokenLogps(logps, entropy.view(lead))
 
 
-def softened(temperature: float, softcap: float | None) -> tuple[float, float | None]:
-    """Return the scale and the soft cap of rows whose logits are capped, then divided by a temperature.
+def softened(temperature: float, softcap: float | None, scale: float = 1.0) -> tuple[float, float | None]:
+    """Return the scale and the soft cap of rows whose logits are scaled and capped, then divided by a temperature.
 
-    The rows' own cap comes after their scale: softcap · tanh(x / softcap) / T = c · tanh(x / T / c) with c = softcap / T.
+    The rows' own cap comes after their scale: softcap · tanh(scale · x / softcap) / T = c · tanh(scale / T · x / c) with c = softcap / T.
     """
+    scale = checks.number("scale", scale, 0.0, exclusive=True)
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     softcap = None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True)
     cap = None if softcap is None else softcap / temperature
     if isinstance(cap, float):
         checks.in_float32("softcap / temperature", cap)
-    return 1.0 / temperature, cap
+    return scale / temperature, cap
 
 
 def _check_lse(lse: Tensor, logits: Tensor, return_entropy: bool, inplace: bool) -> None:
