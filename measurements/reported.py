@@ -31,12 +31,12 @@ def results(bench: Path, fused: Path) -> str:
 
 def gains(language_model: Path, detection: Path, throughput: Path) -> str:
     """Return what whole training steps gain, one that does not gain among them."""
-    models, steps, images = found_in(language_model), found_in(detection)["retinanet"], found_in(throughput)["eager"]
+    models, steps, images = found_in(language_model), found_in(detection)["retinanet"], found_in(throughput)["resnet50"]
     size = models["sizes"]["bfloat16"]
     tokens = size["batch"] * size["length"]
     of_model = {row["loss"]: row for row in models["rows"] if row["dtype"] == "bfloat16"}
     of_step = {row["loss"]: row for row in steps["runs"]}
-    of_images = {row["by"]: row for row in images["rows"] if (row["model"], row["data"]) == ("resnet50", "loop")}
+    of_images = {row["by"]: row for row in images["rows"] if row["data"] == "loop"}
     step, rate = "{step_ms:,.1f} ms, {peak_mib:,.0f} MiB", "{images_per_second:,.0f} images/s, {peak_mib:,.0f} MiB"
     ours, torchs = (
         of_model[name] | {"step_ms": of_model[name]["ms"]} for name in ("linear_cross_entropy", "torch.nn.functional.cross_entropy")
@@ -110,19 +110,19 @@ def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
 
 
 def throughput(file: Path) -> str:
-    found, pairs = found_in(file), dict[tuple[Any, ...], dict[str, Any]]()
-    for part, how in found.items():
-        for each in how["rows"]:
-            of = pairs.setdefault((each["model"], "yes" if part == "compiled" else "no", each["data"]), {})
-            of[each["by"]] = {"rate": each["images_per_second"], "mib": each["peak_mib"]}
-    rows = [
-        {"model": model, "compiled": compiled, "data": data, **of, "ratio": of["lossforge"]["rate"] / of["timm"]["rate"]}
-        for (model, compiled, data), of in pairs.items()
-    ]
+    parts, rows = found_in(file).values(), []
+    for part in parts:
+        for data in dict.fromkeys(row["data"] for row in part["rows"]):
+            of = {row["by"]: row for row in part["rows"] if row["data"] == data}
+            ratio = of["lossforge"]["images_per_second"] / of["timm"]["images_per_second"]
+            rows.append({"model": part["model"], "compiled": "yes" if part["compiled"] else "no", "data": data, **of, "ratio": ratio})
     header = "model | torch.compile | photos | ours, images/s | timm, images/s | ours / timm | MiB: ours | timm"
-    rates, memory = "{lossforge[rate]:,.0f} | {timm[rate]:,.0f} | {ratio:.2f}", "{lossforge[mib]:,.0f} | {timm[mib]:,.0f}"
-    places = "; with torch.compile: ".join(dict.fromkeys(source(found[part], "timm") for part in ("eager", "compiled")))
-    return f"{places}.\n\n{table(header, f'{{model}} | {{compiled}} | {{data}} | {rates} | {memory}', rows)}"
+    rates, memory = (f"{{lossforge[{name}]:,.0f}} | {{timm[{name}]:,.0f}}" for name in ("images_per_second", "peak_mib"))
+    places: dict[str, list[str]] = {}
+    for part in parts:
+        places.setdefault(source(part, "timm"), []).append(part["model"] + ", compiled" * part["compiled"])
+    told = ". ".join(place if len(places) == 1 else f"{'; '.join(names)}: {place}" for place, names in places.items())
+    return f"{told}.\n\n{table(header, f'{{model}} | {{compiled}} | {{data}} | {rates} | {{ratio:.2f}} | {memory}', rows)}"
 
 
 STEP, GRADIENTS = "{step_ms:,.1f} | {peak_mib:,.0f}", " | {gradient_difference:.1e}"

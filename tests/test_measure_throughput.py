@@ -7,12 +7,12 @@ import measure
 
 def test_both_are_timed(tmp_path):
     path = tmp_path / "throughput.json"
-    path.write_text('{"compiled": {"kept": true}}')
-    assert measure.main(["throughput", "--out", str(path), "--commit", "abc1234", "--small", "--parts", "eager"]) == 0
+    path.write_text('{"resnet50": {"kept": true}}')
+    assert measure.main(["throughput", "--out", str(path), "--commit", "abc1234", "--small", "--parts", "vit_small"]) == 0
     found = json.loads(path.read_text())
-    assert found["compiled"] == {"kept": True}
-    assert found["eager"]["commit"] == "abc1234"
-    assert [(row["by"], row["data"]) for row in found["eager"]["rows"]] == [
+    assert found["resnet50"] == {"kept": True}
+    assert found["vit_small"]["commit"] == "abc1234"
+    assert [(row["by"], row["data"]) for row in found["vit_small"]["rows"]] == [
         (by, data) for by in ("lossforge", "timm") for data in ("disk", "loop")
     ]
-    assert all(row["images_per_second"] > 0 for row in found["eager"]["rows"])
+    assert all(row["images_per_second"] > 0 for row in found["vit_small"]["rows"])
