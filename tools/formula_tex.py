@@ -12,6 +12,7 @@ LETTERS = {
     "·": r"\cdot ",
     "…": r"\ldots ",
     "‖": r"\,\Vert\,",
+    "√": r"\surd ",
 }
 LOWER = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₒₚ", "0123456789+-ijkop", strict=True))
 RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹ᵏ", "0123456789k", strict=True))

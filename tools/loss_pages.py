@@ -221,6 +221,11 @@ def _boxes(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     return torch.stack([x, zero, x + 1, one], -1), torch.stack([zero, zero, one, one], -1)
 
 
+def _rotated(loss: Loss, x: Tensor) -> tuple[Any, ...]:
+    upright = torch.tensor([0.0, 0.0, 3.0, 1.0, 0.0], dtype=x.dtype).expand(len(x), 5)
+    return torch.cat([upright[:, :4], x.unsqueeze(1)], 1), upright
+
+
 def _regions(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     target = torch.zeros(len(x), 8, 8, dtype=torch.long)
     target[:, :, :2] = 1
@@ -286,6 +291,10 @@ CURVES = {
     ),
     "iou": Curves(
         "Loss and gradient over the shift of a box of side 1 along one axis, away from an equal one.", _boxes, "shift", -2.5, 2.5
+    ),
+    "rotated": Curves(
+        "Loss and gradient over the angle of a box of 3 by 1 that is turned about its centre, away from an equal one.",
+        *(_rotated, "angle in radians", -3.0, 3.0),
     ),
     "dice": Curves(
         "Loss and gradient over the logit of the correct class at every pixel. A quarter of the pixels are in the region.", _regions

@@ -21,7 +21,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("losses/index",),
         "Classification": ("losses/cross_entropy", "losses/classification", "losses/binary", "losses/angular"),
         "Regression": ("losses/regression", "losses/noise_model", "losses/likelihood"),
-        "Detection and segmentation": ("losses/detection", "losses/iou", "losses/dice"),
+        "Detection and segmentation": ("losses/detection", "losses/iou", "losses/rotated", "losses/dice"),
         "Distillation": ("losses/divergence",),
         "Features and ranking": ("losses/contrastive", "losses/embedding", "losses/margin"),
     },
@@ -57,7 +57,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             f"reference/losses_{name}"
             for name in (
                 *("cross_entropy", "classification", "binary", "angular", "regression", "noise_model", "likelihood", "detection"),
-                *("iou", "dice", "divergence", "contrastive", "embedding", "margin"),
+                *("iou", "rotated", "dice", "divergence", "contrastive", "embedding", "margin"),
             )
         ),
         "More": tuple(f"reference/{name}" for name in ("options", "fused_linear", "preference", "detection", "own_losses", "experiments")),

@@ -68,7 +68,11 @@ GROUPS = {
         "noise_model": "Regression under a model of the noise",
         "likelihood": "Likelihood",
     },
-    "Detection": {"detection": "Detection: classes and distributions", "iou": "Detection: boxes"},
+    "Detection": {
+        "detection": "Detection: classes and distributions",
+        "iou": "Detection: boxes",
+        "rotated": "Detection: rotated boxes",
+    },
     "Segmentation": {"dice": "Segmentation"},
     "Distillation": {"divergence": "Distillation"},
     "Features and ranking": {"contrastive": "Contrastive learning", "embedding": "Embeddings", "margin": "Margins"},

@@ -162,6 +162,12 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample("many tiles a program", torch.zeros(2**21, 4, dtype=dtype), torch.zeros(2**21, 4, dtype=dtype))
         yield Sample("64-bit", one.expand(2**30, 4), one.expand(2**30, 4))
         return
+    if loss.template.name == "rotated":
+        packed, one = torch.ones(4096, 5, dtype=dtype), torch.zeros(1).to(dtype)
+        yield Sample("aligned", packed, packed.clone())
+        yield Sample("both differentiated", packed, packed.clone().requires_grad_())
+        yield Sample("64-bit", one.expand(2**30, 5), one.expand(2**30, 5))
+        return
     if loss.template.name == "pointwise":
         yield from large_pointwise(loss, dtype)
         return
@@ -301,7 +307,7 @@ def extras(loss: Loss, x: Tensor) -> Iterator[dict[str, Any]]:
     for name in ("weight", "preference", "pos_weight"):
         if name in names and loss.template.name == "elementwise":
             yield {name: x[:1].detach()}
-    if loss.template.name == "boxes":
+    if loss.template.name in ("boxes", "rotated"):
         yield {"weight": x[..., 0].detach()}
     if "alpha" in names and loss.template.name == "elementwise" and Tensor in get_args(names["alpha"].annotation):
         yield {"alpha": x[0].detach()}

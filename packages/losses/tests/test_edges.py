@@ -402,6 +402,8 @@ def test_kernels_and_reference_agree_at_a_divisor_of_zero(loss, device):
 
 BETWEEN_0_AND_1 = ("quality_focal", "varifocal", "mal", "ia_bce", "poly_bce", "distribution_balanced", "siglip")
 """Losses whose targets lie in [0, 1]: of an infinite one, the last refuses it, and the others' slopes are not the same for both."""
+TOO_SMALL = ("probiou",)
+"""Losses whose gradients are below the smallest float32 where boxes are far apart: an infinite weight makes nan or infinity of them."""
 
 
 @pytest.mark.each("template")
@@ -421,6 +423,8 @@ def test_kernels_and_reference_agree_at_an_infinite_number(loss, device):
             ):  # the last: a label
                 continue
             if name in ("of target", "score") and loss.name in BETWEEN_0_AND_1:
+                continue
+            if name == "weight" and loss.name in TOO_SMALL:
                 continue
             for number in (INF,) if "weight" in name or name == "var" else (INF, -INF):
                 changed = t.clone(memory_format=torch.contiguous_format)

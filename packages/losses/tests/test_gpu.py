@@ -94,7 +94,7 @@ def test_cuda_graph(loss, mode):
             for i, (_, x, _) in enumerate(graphs):
                 data, size = torch.rand_like(x), 0.5 + i / 4 + turn / 8
                 with torch.no_grad():
-                    x.copy_((sample.x + 0.1 * data if loss.template.name == "boxes" else data) * size)
+                    x.copy_((sample.x + 0.1 * data if loss.template.name in ("boxes", "rotated") else data) * size)
             torch.cuda.synchronize()
             for (graph, _, _), stream in zip(graphs, streams, strict=True):
                 with torch.cuda.stream(stream):

@@ -10,6 +10,7 @@ def test_registry_is_whole():
         "asymmetric_constant_powers",
         "log_iou",
         "siou_rising",
+        "probiou_log",
         "cross_entropy_by_probability",
     }  # which options of other losses select
     assert {loss.formula for loss in LOSSES.values()} == own - by_option

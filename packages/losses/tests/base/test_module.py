@@ -57,6 +57,7 @@ INDEX, LABELS = torch.tensor([0, 3, 1, 3]), torch.tensor([0, 1, 2, 1])
 UNIT = torch.rand(4, generator=generator) + 0.5
 CORNERS = torch.rand(2, 4, 2, generator=generator)
 BOXES1, BOXES2 = (torch.cat([low, low + 0.5], -1) for low in CORNERS)
+ROTATED1, ROTATED2 = (torch.cat([low, low + 0.5, low[..., :1]], -1) for low in CORNERS)
 MAPS, MASKS = torch.randn(2, 4, 3, 3, generator=generator), torch.randint(0, 3, (2, 3, 3), generator=generator)
 TOP = X.log_softmax(1).topk(2, 1)
 LOGPS = [-torch.rand(5, generator=generator) - 0.1 * i for i in range(4)]
@@ -67,6 +68,7 @@ CALLS = {
     "margins": [((X, INDEX), {})],
     "nll": [((X, INDEX), {})],
     "boxes": [((BOXES1, BOXES2), {})],
+    "rotated": [((ROTATED1, ROTATED2), {})],
     "overlap": [((MAPS, MASKS), {})],
     "divergence": [((X, Y), {"labels": LABELS})],
     "topk": [((X,), {"indices": TOP.indices, "values": TOP.values, "labels": LABELS})],
@@ -128,6 +130,8 @@ OTHERS_OF |= {("MultiMarginLoss", "p"): 2, ("TripletMarginLoss", "p"): 3.0, ("Po
 OTHERS_OF |= {(name, "ignore_index"): 0 for name in ("DiceLoss", "DiceCELoss", "JaccardLoss", "TverskyLoss", "FocalTverskyLoss")}
 OTHERS_OF |= {("LovaszSoftmaxLoss", "ignore_index"): 0, ("LovaszHingeLoss", "ignore_index"): 0, ("LovaszSoftmaxLoss", "classes"): "all"}
 OTHERS_OF |= {(loss.module.__name__, "eps"): 1.0 for loss in LOSSES.values() if loss.template.name == "boxes"}
+OTHERS_OF |= {(loss.module.__name__, "eps"): 9.0 for loss in LOSSES.values() if loss.template.name == "rotated"}
+OTHERS_OF |= {(name, "fun"): "none" for name in ("GWDLoss", "KLDLoss")} | {("KFIoULoss", "fun"): "exp"}
 ALL_BUT_CLIPPED = {"loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": -9.0}
 BESIDE = {
     "GRPOLoss": {

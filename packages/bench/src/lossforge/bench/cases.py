@@ -199,6 +199,8 @@ def _losses() -> Iterable[Case]:
         beta = loss == "box_smooth_l1"
         options, other = ({"beta": 1.0}, {"beta": 0.5}) if beta else ({}, {})
         yield Case("losses", loss, "box-pairs", (2**22, 4), FP32, "boxes", "", {"reduction": "sum"} | options, other)
+    for loss in ("probiou", "gwd", "kld", "kfiou", "rotated_iou"):
+        yield Case("losses", loss, "rotated-box-pairs", (2**22, 5), FP32, "rotated", "", {"reduction": "sum"})
     yield Case("losses", "iou", "box-pairs", (2**22, 4), FP32, "boxes", "log", {"reduction": "sum", "log": True})
 
 

@@ -254,6 +254,17 @@ def _boxes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": torch.cat([centre - size / 2, centre + size / 2], 1).to(x.dtype)}
 
 
+def _rotated(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Make rotated boxes (cx, cy, w, h, angle) as _boxes does, and turn the noise in x into predictions near them."""
+    pairs = (len(x), 2)
+    size = 16 * 25 ** torch.rand(pairs, device=x.device, generator=generator)
+    centre = torch.rand(pairs, device=x.device, generator=generator) * torch.tensor([1333.0, 800.0], device=x.device)
+    angle = 3.1 * torch.rand((len(x), 1), device=x.device, generator=generator)
+    moved, grown = centre + 0.35 * size * x[:, :2], size * (0.2 * x[:, 2:4]).exp()
+    x.copy_(torch.cat([moved, grown, angle + 0.2 * x[:, 4:]], 1))
+    return {"target": torch.cat([centre, size, angle], 1).to(x.dtype)}
+
+
 def _dense_of_probabilities(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Turn the noise in x into probabilities, as _preference_of_probabilities does."""
     x.sigmoid_().clamp_(0.01, 0.99)
@@ -317,4 +328,5 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "distinct teacher": _distinct_teacher,
     "top classes": _top_classes,
     "boxes": _boxes,
+    "rotated": _rotated,
 }

@@ -416,6 +416,85 @@ def _siou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
     return _reduced(1 - iou + (distance + shape**4).sum(1) / 2, reduction)
 
 
+def _gaussian(boxes: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the covariance [[a, c], [c, b]] of rotated boxes (cx, cy, w, h, angle) as a, b, c, and its determinant."""
+    w, h = (boxes[:, 2:4].square() * share).unbind(1)
+    cosine, sine = boxes[:, 4].cos(), boxes[:, 4].sin()
+    return w * cosine**2 + h * sine**2, w * sine**2 + h * cosine**2, (w - h) * cosine * sine, w * h
+
+
+def _probiou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as ultralytics does."""
+    (a1, b1, c1, det1), (a2, b2, c2, det2) = _gaussian(x, 1 / 12), _gaussian(target, 1 / 12)
+    (dx, dy), a, b, c = (x[:, :2] - target[:, :2]).unbind(1), a1 + a2, b1 + b2, c1 + c2
+    det = a * b - c**2
+    distance = (a * dy**2 + b * dx**2 - 2 * c * dx * dy) / det / 4 + (det / (4 * (det1 * det2).sqrt())).log() / 2
+    return _reduced((1 - (-distance).exp()).sqrt(), reduction)
+
+
+def _gwd(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as mmrotate does."""
+    (a1, b1, c1, det1), (a2, b2, c2, det2) = _gaussian(x, 1 / 4), _gaussian(target, 1 / 4)
+    root = (det1 * det2).sqrt()
+    shapes = a1 + b1 + a2 + b2 - 2 * (a1 * a2 + b1 * b2 + 2 * c1 * c2 + 2 * root).sqrt()
+    distance = ((x[:, :2] - target[:, :2]).square().sum(1) + shapes).sqrt() / (2 * root.sqrt().sqrt())
+    return _reduced(1 - 1 / (1 + distance.log1p()), reduction)
+
+
+def _kld(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as mmrotate does."""
+    (a1, b1, c1, det1), (a2, b2, c2, det2) = _gaussian(x, 1 / 4), _gaussian(target, 1 / 4)
+    dx, dy = (x[:, :2] - target[:, :2]).unbind(1)
+    offset = (b1 * dx**2 + a1 * dy**2 - 2 * c1 * dx * dy) / det1
+    distance = (offset + (b1 * a2 + a1 * b2 - 2 * c1 * c2) / det1 + (det1 / det2).log()) / 2 - 1
+    return _reduced(1 - 1 / (1 + distance.sqrt().log1p()), reduction)
+
+
+def _kfiou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as mmrotate does, by the determinant of the product."""
+    (a1, b1, c1, det1), (a2, b2, c2, det2) = _gaussian(x, 1 / 4), _gaussian(target, 1 / 4)
+    shared = 4 * (det1 * det2 / ((a1 + a2) * (b1 + b2) - (c1 + c2) ** 2)).sqrt()
+    return _reduced(1 - shared / (4 * det1.sqrt() + 4 * det2.sqrt() - shared), reduction)
+
+
+def _polygon(boxes: Tensor) -> Tensor:
+    """Return the corners (N, 4, 2)."""
+    cosine, sine = boxes[:, 4].cos(), boxes[:, 4].sin()
+    along, across = torch.stack([cosine, sine], 1) * boxes[:, 2:3] / 2, torch.stack([-sine, cosine], 1) * boxes[:, 3:4] / 2
+    return boxes[:, None, :2] + torch.stack([-along - across, along - across, along + across, across - along], 1)
+
+
+def _inside(points: Tensor, boxes: Tensor) -> Tensor:
+    (dx, dy), cosine, sine = (points - boxes[:, None, :2]).unbind(2), boxes[:, 4:].cos(), boxes[:, 4:].sin()
+    return ((dx * cosine + dy * sine).abs() <= boxes[:, 2:3] / 2) & ((dy * cosine - dx * sine).abs() <= boxes[:, 3:4] / 2)
+
+
+def _cross(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+
+
+def _rotated_iou(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Sort the corners within the other box and the crossings of the edges by their angle, as differentiable IoU in mmcv does."""
+    first, second = _polygon(x), _polygon(target)
+    p, q = first.unsqueeze(2), second.unsqueeze(1)
+    d, e = first.roll(-1, 1).unsqueeze(2) - p, second.roll(-1, 1).unsqueeze(1) - q
+    turn = _cross(d, e)
+    t, u = _cross(q - p, e) / turn, _cross(q - p, d) / turn
+    crosses = (t > 0) & (t < 1) & (u > 0) & (u < 1)
+    crossings = p + torch.where(crosses, t, 0.0).unsqueeze(3) * d
+    points = torch.cat([first, second, crossings.flatten(1, 2)], 1)
+    counts = torch.cat([_inside(first, target), _inside(second, x), crosses.flatten(1)], 1)
+    number = counts.sum(1, keepdim=True)
+    middle = torch.where(counts.unsqueeze(2), points, 0.0).sum(1, keepdim=True) / number.unsqueeze(2).clamp(min=1)
+    dx, dy = (points - middle).detach().unbind(2)
+    order = torch.where(counts, torch.atan2(dy, dx), torch.inf).argsort(1)[:, :8]
+    around = points.gather(1, order.unsqueeze(2).expand(-1, -1, 2)) - middle
+    kept = torch.arange(8, device=x.device) < number
+    around = torch.where(kept.unsqueeze(2), around, around[:, :1])
+    shared = torch.where(number.squeeze(1) > 2, _cross(around, around.roll(-1, 1)).sum(1) / 2, 0.0)
+    return _reduced(1 - shared / (x[:, 2:4].prod(1) + target[:, 2:4].prod(1) - shared), reduction)
+
+
 def _regions(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return Σ p y, Σ p and Σ y over the pixels of each class of each image."""
     p = x.softmax(1)
@@ -548,6 +627,11 @@ _EAGER: dict[str, Call] = {
     "diou": _diou,
     "ciou": _ciou,
     "eiou": _eiou,
+    "probiou": _probiou,
+    "gwd": _gwd,
+    "kld": _kld,
+    "kfiou": _kfiou,
+    "rotated_iou": _rotated_iou,
     "box_l1": F.l1_loss,
     "box_smooth_l1": F.smooth_l1_loss,
     "dice": _dice,

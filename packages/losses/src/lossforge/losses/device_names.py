@@ -1,4 +1,5 @@
-"""What formulas beside their torch references are written with: `tl`, and the functions of lossforge.kernels.math and formulas/box.py.
+"""What formulas beside their torch references are written with: `tl`, and the functions of lossforge.kernels.math and of formulas/box.py
+and formulas/rotated.py.
 
 Their files must not import Triton. So a name is a placeholder here, which `custom.source.device` fills as a kernel needs the formula.
 """
@@ -13,9 +14,11 @@ if TYPE_CHECKING:
     import triton.language as tl
 
     from lossforge.kernels.formulas.box import apart, hull, larger, length, overlap, smaller, turned
+    from lossforge.kernels.formulas.rotated import log1p, offset, root, sides, spread, surplus
     from lossforge.kernels.math import *
 
     __all__ = ["apart", "hull", "larger", "length", "overlap", "smaller", "tl", "turned"]
+    __all__ += ["log1p", "offset", "root", "sides", "spread", "surplus"]
 
 
 class Placeholder:
@@ -32,8 +35,9 @@ class Placeholder:
         """
         if self.name == "tl":
             return importlib.import_module("triton.language")
-        math, box = (importlib.import_module(f".{file}", kernels.__name__) for file in ("math", "formulas.box"))
-        return getattr(math if hasattr(math, self.name) else box, self.name)
+        modules = [importlib.import_module(f".{file}", kernels.__name__) for file in ("math", "formulas.box", "formulas.rotated")]
+        found = next((module for module in modules if hasattr(module, self.name)), modules[0])
+        return getattr(found, self.name)
 
 
 def __getattr__(name: str) -> Any:

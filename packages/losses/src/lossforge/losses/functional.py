@@ -107,6 +107,7 @@ __all__ = [
     "generalized_box_iou_loss",
     "generalized_cross_entropy",
     "grpo_loss",
+    "gwd_loss",
     "hinge_embedding_loss",
     "huber_loss",
     "ia_bce_loss",
@@ -114,8 +115,10 @@ __all__ = [
     "jaccard_loss",
     "js_div_with_logits",
     "jsd_cross_entropy",
+    "kfiou_loss",
     "kl_div",
     "kl_div_with_logits",
+    "kld_loss",
     "kto_loss",
     "l1_loss",
     "linear_cross_entropy",
@@ -146,8 +149,10 @@ __all__ = [
     "ppo_value_loss",
     "preference_bce",
     "preference_bce_with_logits",
+    "probiou_loss",
     "quality_focal_loss",
     "quantile_loss",
+    "rotated_iou_loss",
     "scylla_box_iou_loss",
     "selective_log_softmax",
     "sequence_logps",
@@ -3816,6 +3821,322 @@ def box_smooth_l1_loss(
     """
     return compute(definitions.iou.box_smooth_l1_loss(
         boxes1, boxes2, reduction, beta, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
+    ))
+
+
+@entry_point
+def probiou_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: float = 1e-07, *, log: bool = False, empty: Empty = "zero",
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+) -> Tensor:
+    """Loss of the probabilistic IoU of two rotated boxes (ProbIoU; Llerena et al.
+    2021, arXiv 2106.06072), as ultralytics has it.
+
+    L = w √(1 - e^-D) with D the Bhattacharyya distance of the two boxes'
+    Gaussians, whose covariances are those of a uniform density on the box, R
+    diag(w²/12, h²/12) Rᵀ. ProbIoU is 1 - √(1 - e^-D). ultralytics adds its eps
+    to denominators and below the root, so that its loss of equal boxes is 5e-4;
+    ours is 0.
+
+    When to use it: Take it first for rotated boxes. It has a gradient where
+    boxes do not overlap, no units, and no jump where an angle passes a full or
+    a half turn.
+
+    When not: Leave it where the angle of squares matters, because a square's
+    Gaussian has no angle.
+
+    Args:
+        boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
+            and the angle in radians by which the box is turned from the x axis
+            to the y axis; gets a gradient. A negative side counts as its
+            absolute value.
+        boxes2: (..., 5), likewise; gets a gradient, too.
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps, and below it the root that
+            the loss takes is a line. So gradients stay finite, and equal boxes
+            have none.
+        log: take D in place of √(1 - e^-D), the paper's second loss. It does
+            not saturate at 1, so that boxes far apart are pulled harder. The
+            paper begins with it.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import probiou_loss
+        >>> boxes, targets = torch.rand(2, 16, 5) + 0.5
+        >>> boxes.requires_grad_()
+        >>> probiou_loss(boxes, targets, reduction="mean").backward()
+
+    Source: arXiv 2106.06072. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.rotated.probiou_loss(
+        boxes1, boxes2, reduction, eps, log=log, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
+    ))
+
+
+@entry_point
+def gwd_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: float = 1e-07, *, fun: Literal['log1p', 'sqrt', 'none'] = "log1p",
+    tau: float = 1.0, alpha: float = 1.0, normalize: bool = True, empty: Empty = "zero", gradient: Gradient | None = None,
+    normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+) -> Tensor:
+    """Gaussian Wasserstein distance of two rotated boxes as a loss (GWD; Yang et
+    al. 2021, arXiv 2101.11952), as mmrotate's gwd_loss.
+
+    L = w [1 - 1 / (τ + f(d))] with d² = ρ² + α² tr(Σ₁ + Σ₂ - 2 (Σ₁^½ Σ₂
+    Σ₁^½)^½), ρ the distance of the centres, Σ = R diag(w²/4, h²/4) Rᵀ, and d
+    divided by the geometric mean of the four sides. For τ below 1 it is w f(d).
+
+    When to use it: Take it where rotated boxes may be far apart, and in recipes
+    of mmrotate that were tuned with it.
+
+    When not: Leave it where small and large boxes must count alike and
+    normalize=False; its distance then has the units of the boxes. It does not
+    weigh the angle by the aspect ratio as `kld` does.
+
+    Args:
+        boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
+            and the angle in radians by which the box is turned from the x axis
+            to the y axis; gets a gradient. A negative side counts as its
+            absolute value.
+        boxes2: (..., 5), likewise; gets a gradient, too.
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps, and below it the root that
+            the loss takes is a line. So gradients stay finite, and equal boxes
+            have none.
+        fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
+        tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f(d)), which is
+            bounded; below 1 it is f(d).
+        alpha: α above 0, the weight of sides and angle beside the centres.
+        normalize: divide d by the geometric mean of the four sides, so that it
+            has no units.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import gwd_loss
+        >>> boxes, targets = torch.rand(2, 16, 5) + 0.5
+        >>> boxes.requires_grad_()
+        >>> gwd_loss(boxes, targets, reduction="mean").backward()
+
+    Source: arXiv 2101.11952. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.rotated.gwd_loss(
+        boxes1, boxes2, reduction, eps, fun=fun, tau=tau, alpha=alpha, normalize=normalize, empty=empty, gradient=gradient,
+        normalizer=normalizer, weight=weight,
+    ))
+
+
+@entry_point
+def kld_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: float = 1e-07, *, fun: Literal['log1p', 'sqrt', 'none'] = "log1p",
+    tau: float = 1.0, alpha: float = 1.0, sqrt: bool = True, empty: Empty = "zero", gradient: Gradient | None = None,
+    normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+) -> Tensor:
+    """Kullback-Leibler divergence of two rotated boxes as a loss (KLD; Yang et al.
+    2021, arXiv 2106.01883), as mmrotate's kld_loss.
+
+    L = w [1 - 1 / (τ + f(√D))] with D = Δᵀ Σ₁⁻¹ Δ / 2α² + ½ [tr(Σ₁⁻¹
+    Σ₂) + ln(det Σ₁ / det Σ₂)] - 1, Δ the offset of the centres and Σ = R
+    diag(w²/4, h²/4) Rᵀ. boxes1 are the predictions. For τ below 1 it is w
+    f(√D).
+
+    When to use it: Take it where boxes are long and the angle must be precise:
+    the narrower the box, the more D weighs its angle and the offset across it.
+    It has no units.
+
+    When not: Leave it where predicted boxes may be much smaller than their
+    targets at the start, because D then grows as the square of the ratio. Take
+    `probiou`.
+
+    Args:
+        boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
+            and the angle in radians by which the box is turned from the x axis
+            to the y axis; gets a gradient. A negative side counts as its
+            absolute value.
+        boxes2: (..., 5), likewise; gets a gradient, too.
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps, and below it the root that
+            the loss takes is a line. So gradients stay finite, and equal boxes
+            have none.
+        fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
+        tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f), which is
+            bounded; below 1 it is f.
+        alpha: α above 0; a larger one weighs the centres less.
+        sqrt: take √D, else D.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import kld_loss
+        >>> boxes, targets = torch.rand(2, 16, 5) + 0.5
+        >>> boxes.requires_grad_()
+        >>> kld_loss(boxes, targets, reduction="mean").backward()
+
+    Source: arXiv 2106.01883. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.rotated.kld_loss(
+        boxes1, boxes2, reduction, eps, fun=fun, tau=tau, alpha=alpha, sqrt=sqrt, empty=empty, gradient=gradient, normalizer=normalizer,
+        weight=weight,
+    ))
+
+
+@entry_point
+def kfiou_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: float = 1e-07, *, fun: Literal['none', 'ln', 'exp'] = "none",
+    empty: Empty = "zero", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+) -> Tensor:
+    """Loss of the Kalman filter's IoU of two rotated boxes (KFIoU; Yang et al.
+    2023, arXiv 2201.12558), as mmrotate's kfiou_loss has it.
+
+    L = w [1 - V / (A₁ + A₂ - V)] with A the areas of the boxes, V = 4 √det(Σ₁
+    (Σ₁ + Σ₂)⁻¹ Σ₂), Σ = R diag(w²/4, h²/4) Rᵀ. It takes the centres for equal:
+    add a smooth L1 loss of the centres, encoded as mmrotate does, where it is
+    the loss of a detector. Equal boxes have V / (A₁ + A₂ - V) = 1/3, which is
+    the most.
+
+    When to use it: Take it with the sum that the paper trains, where a loss
+    should follow the trend of the rotated IoU.
+
+    When not: Leave it alone: it has no gradient in the centres. `probiou` and
+    `kld` have one.
+
+    Args:
+        boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
+            and the angle in radians by which the box is turned from the x axis
+            to the y axis; gets a gradient. A negative side counts as its
+            absolute value.
+        boxes2: (..., 5), likewise; gets a gradient, too.
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps. So gradients stay finite.
+        fun: "none" for 1 - KFIoU, "ln" for -ln KFIoU, "exp" for
+            e^(1 - KFIoU) - 1.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import kfiou_loss
+        >>> boxes, targets = torch.rand(2, 16, 5) + 0.5
+        >>> boxes.requires_grad_()
+        >>> kfiou_loss(boxes, targets, reduction="mean").backward()
+
+    Source: arXiv 2201.12558. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.rotated.kfiou_loss(
+        boxes1, boxes2, reduction, eps, fun=fun, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
+    ))
+
+
+@entry_point
+def rotated_iou_loss(
+    boxes1: Tensor, boxes2: Tensor, reduction: Reduction = "none", eps: float = 1e-07, *, empty: Empty = "zero",
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+) -> Tensor:
+    """Loss of the intersection over union of two rotated boxes (Zhou et al. 2019,
+    arXiv 1908.03851), as mmrotate's RotatedIoULoss.
+
+    L = w [1 - I/U] with I the exact area of the intersection of both polygons,
+    U that of the union. I is the integral around one box of its height within
+    the other, seen along the other's sides. So no corners are sorted, and edges
+    that lie on each other do no harm.
+
+    When to use it: Take it to refine boxes that overlap their targets, and with
+    reduction "none" to evaluate: IoU = 1 - L.
+
+    When not: Leave it where boxes may not overlap, because its gradient is 0
+    there. Take `probiou` or `kld`.
+
+    Args:
+        boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
+            and the angle in radians by which the box is turned from the x axis
+            to the y axis; gets a gradient. A negative side counts as its
+            absolute value.
+        boxes2: (..., 5), likewise; gets a gradient, too.
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a union below it is eps.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        weight: one a pair, or what broadcasts to (...). A pair of weight 0 adds
+            nothing, whatever it holds. A mean still divides by the number of
+            pairs; see normalizer.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a pair, (...), in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import rotated_iou_loss
+        >>> boxes, targets = torch.rand(2, 16, 5) + 0.5
+        >>> boxes.requires_grad_()
+        >>> rotated_iou_loss(boxes, targets, reduction="mean").backward()
+
+    Source: arXiv 1908.03851. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.rotated.rotated_iou_loss(
+        boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     ))
 
 

@@ -53,6 +53,7 @@ __all__ = [
     "EfficientBoxIoULoss",
     "FocalTverskyLoss",
     "GRPOLoss",
+    "GWDLoss",
     "GaussianFocalLoss",
     "GaussianNLLLoss",
     "GeneralRobustLoss",
@@ -64,6 +65,8 @@ __all__ = [
     "IoUAwareBCELoss",
     "JSDivWithLogitsLoss",
     "JaccardLoss",
+    "KFIoULoss",
+    "KLDLoss",
     "KLDivLoss",
     "KLDivWithLogitsLoss",
     "KTOLoss",
@@ -92,8 +95,10 @@ __all__ = [
     "PolyCrossEntropyLoss",
     "PreferenceBCELoss",
     "PreferenceBCEWithLogitsLoss",
+    "ProbIoULoss",
     "QualityFocalLoss",
     "QuantileLoss",
+    "RotatedIoULoss",
     "ScyllaBoxIoULoss",
     "SigLIPFeaturesLoss",
     "SigLIPLoss",
@@ -1444,6 +1449,43 @@ class GRPOLoss(LossModule, Generic[Result]):
         def __call__(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
 
 
+class GWDLoss(BoxModule):
+    """Gaussian Wasserstein distance of two rotated boxes as a loss: see gwd_loss.
+
+    Args:
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps, and below it the root that
+            the loss takes is a line. So gradients stay finite, and equal boxes
+            have none.
+        fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
+        tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f(d)), which is
+            bounded; below 1 it is f(d).
+        alpha: α above 0, the weight of sides and angle beside the centres.
+        normalize: divide d by the geometric mean of the four sides, so that it
+            has no units.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.gwd_loss)
+    shared = {"empty": "zero", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    eps: float
+    fun: Literal['log1p', 'sqrt', 'none']
+    tau: float
+    alpha: float
+    normalize: bool
+
+    @constructor
+    def __init__(
+        self, reduction: Reduction = "none", eps: float = 1e-07, *, fun: Literal['log1p', 'sqrt', 'none'] = "log1p", tau: float = 1.0,
+        alpha: float = 1.0, normalize: bool = True, empty: Empty = "zero", gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, eps=eps, fun=fun, tau=tau, alpha=alpha, normalize=normalize)
+
+
 class GaussianFocalLoss(TargetModule):
     """Gaussian focal loss of heatmaps as mmdetection's, on logits: see
     gaussian_focal_loss.
@@ -1893,6 +1935,70 @@ class JaccardLoss(TargetModule):
             ignore_index=ignore_index, present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
             smooth_nr=smooth_nr, smooth_dr=smooth_dr, squared_pred=squared_pred,
         )
+
+
+class KFIoULoss(BoxModule):
+    """Loss of the Kalman filter's IoU of two rotated boxes: see kfiou_loss.
+
+    Args:
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps. So gradients stay finite.
+        fun: "none" for 1 - KFIoU, "ln" for -ln KFIoU, "exp" for
+            e^(1 - KFIoU) - 1.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.kfiou_loss)
+    shared = {"empty": "zero", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    eps: float
+    fun: Literal['none', 'ln', 'exp']
+
+    @constructor
+    def __init__(
+        self, reduction: Reduction = "none", eps: float = 1e-07, *, fun: Literal['none', 'ln', 'exp'] = "none", empty: Empty = "zero",
+        gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, eps=eps, fun=fun)
+
+
+class KLDLoss(BoxModule):
+    """Kullback-Leibler divergence of two rotated boxes as a loss: see kld_loss.
+
+    Args:
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps, and below it the root that
+            the loss takes is a line. So gradients stay finite, and equal boxes
+            have none.
+        fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
+        tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f), which is
+            bounded; below 1 it is f.
+        alpha: α above 0; a larger one weighs the centres less.
+        sqrt: take √D, else D.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.kld_loss)
+    shared = {"empty": "zero", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    eps: float
+    fun: Literal['log1p', 'sqrt', 'none']
+    tau: float
+    alpha: float
+    sqrt: bool
+
+    @constructor
+    def __init__(
+        self, reduction: Reduction = "none", eps: float = 1e-07, *, fun: Literal['log1p', 'sqrt', 'none'] = "log1p", tau: float = 1.0,
+        alpha: float = 1.0, sqrt: bool = True, empty: Empty = "zero", gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, eps=eps, fun=fun, tau=tau, alpha=alpha, sqrt=sqrt)
 
 
 class KLDivLoss(TargetModule):
@@ -3192,6 +3298,37 @@ class PreferenceBCEWithLogitsLoss(TargetModule):
         )
 
 
+class ProbIoULoss(BoxModule):
+    """Loss of the probabilistic IoU of two rotated boxes: see probiou_loss.
+
+    Args:
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a side below it is eps, and below it the root that
+            the loss takes is a line. So gradients stay finite, and equal boxes
+            have none.
+        log: take D in place of √(1 - e^-D), the paper's second loss. It does
+            not saturate at 1, so that boxes far apart are pulled harder. The
+            paper begins with it.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.probiou_loss)
+    shared = {"empty": "zero", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    eps: float
+    log: bool
+
+    @constructor
+    def __init__(
+        self, reduction: Reduction = "none", eps: float = 1e-07, *, log: bool = False, empty: Empty = "zero",
+        gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, eps=eps, log=log)
+
+
 class QualityFocalLoss(TargetModule):
     """Quality focal loss as mmdetection's: see quality_focal_loss.
 
@@ -3265,6 +3402,31 @@ class QuantileLoss(TargetModule):
             reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim,
             quantile=quantile,
         )
+
+
+class RotatedIoULoss(BoxModule):
+    """Loss of the intersection over union of two rotated boxes: see
+    rotated_iou_loss.
+
+    Args:
+        reduction: "none", "mean" over the pairs, or "sum".
+        eps: of at least 0; a union below it is eps.
+        empty: what a mean over no pairs gives: "zero", as the losses of other
+            boxes, or "nan".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.rotated_iou_loss)
+    shared = {"empty": "zero", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    eps: float
+
+    @constructor
+    def __init__(
+        self, reduction: Reduction = "none", eps: float = 1e-07, *, empty: Empty = "zero", gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, eps=eps)
 
 
 class ScyllaBoxIoULoss(BoxModule):

@@ -29,6 +29,7 @@ USES = {
     "augmix": "three views of 8192 images",
     "qwen3-30b-router": "routers of Qwen3 30B",
     "box-pairs": "4.2 million pairs",
+    "rotated-box-pairs": "4.2 million rotated pairs",
     "embeddings": "65536 triplets of vectors",
     "gemma2-2b": "Gemma 2 2B",
     "llama3-1b": "Llama 3.2 1B",
@@ -74,6 +75,7 @@ LOSSES |= {
     "box_smooth_l1": "box smooth L1",
 }
 LOSSES |= {"arcface": "ArcFace", "cosface": "CosFace", "siou": "SIoU", "seesaw": "Seesaw", "ohem_ce": "cross entropy of hard rows"}
+LOSSES |= {"probiou": "ProbIoU", "gwd": "GWD", "kld": "KLD", "kfiou": "KFIoU", "rotated_iou": "rotated IoU"}
 LOSSES |= {"log_cosh": "log-cosh", "quantile": "quantile", "general_robust": "general robust"}
 LOSSES |= {"total_variation_probability": "total variation of probabilities", "margin_ranking": "margin ranking"}
 LOSSES |= {"multilabel_margin": "multi-label margin", "cosine_embedding": "cosine embedding", "zlpr": "ZLPR", "two_way": "two-way"}

@@ -75,6 +75,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "symmetric_ce",
     ),
     "boxes": ("iou", "giou", "diou", "ciou", "eiou", "siou", "box_l1", "box_smooth_l1"),
+    "rotated": ("probiou", "gwd", "kld", "kfiou", "rotated_iou"),
     "overlap": OVERLAP,
     "divergence": ("kl", "js", "total_variation"),
 }

@@ -16,6 +16,7 @@ from lossforge.losses.formulas import FORMULAS, Formula
 from lossforge.losses.registry import Loss
 from lossforge.losses.templates.boxes import BOXES, SPECIAL_PAIRS
 from lossforge.losses.templates.elementwise import ELEMENTWISE
+from lossforge.losses.templates.rotated import ROTATED, SPECIAL_ROTATED
 from lossforge.losses.templates.rowwise import ROWWISE
 from lossforge.losses.testing import samples
 
@@ -86,7 +87,7 @@ def points(loss: Loss, seed: int) -> Iterator[Points]:
 def formula_hyper(loss: Loss) -> list[tuple[float, ...]]:
     """Return the formula's hyper-parameters as the loss passes them; their number and order differ from those of the loss."""
     formula, sample = FORMULAS[loss.formula], next(samples(loss))
-    leading = 2 if loss.template is BOXES else len(loss.template.variables)  # a reference takes the boxes, not their corners
+    leading = 2 if loss.template in PAIRS else len(loss.template.variables)  # a reference takes the boxes, not their numbers
     seen: dict[tuple[Any, ...], None] = {}
 
     def recorded(*args: Any) -> Any:
@@ -143,7 +144,19 @@ def _boxes(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ..
     }
 
 
-POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, BOXES: _boxes}
+def _rotated(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
+    """Boxes whose sides are not near eps, where roots and sides have a kink."""
+    numbers = torch.rand(10, 300, generator=generator, dtype=torch.float64) + 0.5
+    far = torch.ones(5, 1, dtype=torch.float64).mul(30)
+    far[4] = 1
+    equal = torch.cat([numbers[:5], numbers[:5]])
+    special = torch.tensor([[*first, *second] for first, second in SPECIAL_ROTATED.values()], dtype=torch.float64)
+    scaled = numbers * torch.cat([far, far])
+    return {"random": numbers.unbind(0), "far out": scaled.unbind(0), "equal boxes": equal.unbind(0), ENDS: special.unbind(1)}
+
+
+POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, BOXES: _boxes, ROTATED: _rotated}
+PAIRS = (BOXES, ROTATED)
 
 
 def check_formula(loss: Loss, report: Report, seed: int) -> None:
@@ -241,7 +254,9 @@ def _reference(loss: Loss, both: Both, held: Held, reference: Callable[..., Tens
         held.keep()
         value, *slopes = both(*p.values, *p.hyper)
         leaves = [v.clone().requires_grad_(i < len(slopes)) for i, v in enumerate(p.values)]
-        values = leaves if loss.template is not BOXES else [torch.stack(leaves[:4], -1), torch.stack(leaves[4:], -1)]
+        values, half = leaves, len(leaves) // 2
+        if loss.template in PAIRS:
+            values = [torch.stack(leaves[:half], -1), torch.stack(leaves[half:], -1)]
         try:
             wanted = reference(*values, *p.hyper)
         except FormulaError as missing:

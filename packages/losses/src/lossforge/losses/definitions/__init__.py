@@ -46,6 +46,7 @@ from lossforge.losses.definitions import cross_entropy as cross_entropy
 from lossforge.losses.definitions import classification as classification
 from lossforge.losses.definitions import angular as angular
 from lossforge.losses.definitions import iou as iou
+from lossforge.losses.definitions import rotated as rotated
 from lossforge.losses.definitions import dice as dice
 from lossforge.losses.definitions import divergence as divergence
 from lossforge.losses.definitions import contrastive as contrastive

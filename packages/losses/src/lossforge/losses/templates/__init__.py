@@ -17,6 +17,7 @@ from lossforge.losses.templates.margins import MARGINS
 from lossforge.losses.templates.multilabel import MULTILABEL
 from lossforge.losses.templates.overlap import OVERLAP
 from lossforge.losses.templates.pointwise import POINTWISE
+from lossforge.losses.templates.rotated import ROTATED
 from lossforge.losses.templates.router import ROUTER
 from lossforge.losses.templates.rowwise import ROWWISE
 from lossforge.losses.templates.similarity import CONTRASTIVE, SIMILARITY
@@ -32,6 +33,7 @@ TEMPLATES: dict[type, Template[Any]] = {
         OVERLAP,
         LOVASZ,
         BOXES,
+        ROTATED,
         DISTRIBUTION,
         CONTRASTIVE,
         SIMILARITY,
