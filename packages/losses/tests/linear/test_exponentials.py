@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from lossforge import kernels
 from lossforge.kernels import launch_counts
+from lossforge.kernels.tiles import ProductTiles, trial
 from lossforge.losses import (
     cross_entropy,
     fuse_linear,
@@ -181,6 +182,41 @@ def test_rows_that_leave_their_offset(beyond, several, device, finished):
         x[: 30 if several else 1 : 3, 0] = beyond / 64
     check((x, w), target, value=1e-4)
     assert finished() == 1
+
+
+LISTS = {
+    "none": ([], [[], []]),
+    "a tile within": ([40], [[1], []]),
+    "the ends of chunks": ([0, 71, 72, 139], [[0, 2], [0, 2]]),
+    "all": (range(140), [[0, 1, 2], [0, 1, 2]]),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compiled products have tiles of one size")
+@pytest.mark.parametrize(("raised", "tiles"), LISTS.values(), ids=LISTS)
+def test_only_tiles_of_raised_rows_are_computed_again(raised, tiles, device, finished, monkeypatch):
+    """Two chunks, of 72 rows and 68, which take a plan each: tiles of 32, 32 and 8, and of 32, 32 and 4."""
+    launch, lists = kernels.of_folder("linear"), []
+
+    def new_like(x, new):
+        found = computed_new_like(x, new)
+        if found.dtype == torch.int32:
+            lists.append(found)
+        return found
+
+    computed_new_like = launch.new_like
+    monkeypatch.setattr(launch, "new_like", new_like)
+    (x, w), target = layer(140, 64, 300, device)
+    raised = list(raised)
+    target[raised] = 7
+    with torch.no_grad():
+        w[:, 0] = x[:, 0] = 0.0
+        w[299, 0] = 64.0  # the sample has the first 256 classes
+        x[raised, 0] = 4.0
+    with trial(ProductTiles(32, 64, 32, 8, 8, 3, 1)):
+        check((x, w), target, value=1e-4, chunk=72)
+    assert [sorted(t[1 : 1 + t[0]].tolist()) for t in lists] == tiles
+    assert finished() == 2
 
 
 def test_a_common_offset(device):

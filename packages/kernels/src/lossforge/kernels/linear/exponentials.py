@@ -5,8 +5,8 @@ The gradient of the logits is these exponentials times one factor v a row, known
 the weight Eᵀ · (v · input), and no pass over the logits is left.
 
 c is AHEAD above the largest logit of some classes. bfloat16 has the exponents of float32, which hold a maximum from AHEAD below c to REACH
-above it. A row whose maximum is higher raises its offset, and the product is computed once more: by a launch that ends at once where no row
-did.
+above it. A row whose maximum is higher raises its offset. The device lists the tiles of rows that hold such a row, and a second launch
+computes their products once more. It ends at once where there are none.
 """
 
 import triton
@@ -32,6 +32,7 @@ def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, s
 
     Args:
         sample_ptr: (count, sampled), the logits of every step-th class.
+        again_ptr: the list of tiles, which this empties.
     """
     span = span_of_rows(count, x.classes, config)
     column = tl.arange(0, SAMPLE)[None, :]
@@ -76,13 +77,18 @@ def exponentials(z, tile, x, target, given, out, config):
 
 @triton.jit(do_not_specialize=("count",))
 def linear_raise_kernel(given, count, across, classes, config: tl.constexpr):
-    """Raise the offsets of rows whose maximum is out of reach, and have the product computed again where there are some."""
+    """Raise the offsets of rows whose maximum is out of reach, and list the tiles of rows that hold one. A program has one tile's rows.
+
+    The list's order varies from run to run. No result follows from it, because each tile is computed alone.
+    """
     span = span_of_rows(count, classes, config)
     top = maxima(given.parts_ptr, span, across)
     c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=float("inf"))
     high = top > c + REACH
     tl.store(given.shares_ptr + span.row, top, mask=high)
-    tl.store(given.again_ptr, 1, mask=tl.max(high.to(tl.int32), 0) > 0)
+    some = tl.max(high.to(tl.int32), 0) > 0
+    place = tl.atomic_add(given.again_ptr, 1, mask=some)
+    tl.store(given.again_ptr + 1 + place, tl.program_id(0), mask=some)
 
 
 @triton.jit(do_not_specialize=("count",))

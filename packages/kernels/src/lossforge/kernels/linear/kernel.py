@@ -40,7 +40,7 @@ class Config(NamedTuple):
             class of the maximum; 0: none does. For slopes ENTROPY is the first plane of an entropy's two factors.
         EVEN: which plane of the factors holds the target of every class.
         DENSE, BACKWARD: as in the row-wise template's Config.
-        AGAIN: whether exponentials are computed once more, where the device says so.
+        AGAIN: whether only the tiles of rows that the device lists are computed.
     """
 
     BM: int
@@ -67,7 +67,7 @@ class Given(NamedTuple):
         own_ptr: (rows,), the target's z.
         shares_ptr: (planes, rows), factors of each row's gradient: of `slope_tile` top, p, a, then h and shift, then even. Of
             exponentials the offset.
-        again_ptr: whether a row's offset was raised: 0 or 1.
+        again_ptr: how many tiles of rows are computed again, then which ones: (1 + tiles,).
     """
 
     bias_ptr: Any = None
@@ -111,9 +111,11 @@ def linear_product_kernel(a, b, out, x, target, given, rows_in_all, columns, dep
     down, across = tl.cdiv(rows_in_all, config.BM), tl.cdiv(columns, config.BN)
     steps = tl.cdiv(depth, config.BK)
     if config.AGAIN:
-        down *= tl.load(given.again_ptr)
+        down = tl.load(given.again_ptr)
     for index in tl.range(tl.program_id(0), down * across, config.PROGRAMS, flatten=True):
         i, j = place_in_groups(index, down, across, config.GROUP)
+        if config.AGAIN:
+            i = tl.load(given.again_ptr + 1 + i)
         z = tl.full([config.BM, config.BN], 0.0, tl.float32)
         for k in range(steps):
             p, q = a.load([i * config.BM, k * config.BK]), b.load([first + j * config.BN, k * config.BK])

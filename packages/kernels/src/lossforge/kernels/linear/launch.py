@@ -179,10 +179,11 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
     call = ordered(call)
     layer, (rows, classes) = call.x, call.x.shape
-    across = 2 * triton.cdiv(classes, product_tiles().columns)
+    tiles = product_tiles()
+    across = 2 * triton.cdiv(classes, tiles.columns)
     count, planes = _planes(call)
     parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((count, across, rows), *[(rows,)] * 3))
-    again = new_like(layer.input, ((1,), torch.int32))
+    again = new_like(layer.input, ((1 + triton.cdiv(rows, tiles.rows),), torch.int32))
     step = max(classes // SAMPLE.value, 1)
     sample = computed(functools.partial(_sampled, step), *layer.tensors)
     logits, target, given = logits_of(call, Strided(), classes), _target(call), Given(in_order(layer.bias), parts, own, offsets, again)
@@ -193,7 +194,8 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     product = functools.partial(_product, call, to, (logits, target, given), (0, classes), exponentials)
     config = _config(layer.weight, **planes)
     product(config).start()
-    Launch(linear_raise_kernel, grid, (given, rows, across, classes, of_rows), num_warps=4).start()
+    of_tile = of_rows._replace(BR=tiles.rows)
+    Launch(linear_raise_kernel, (triton.cdiv(rows, tiles.rows),), (given, rows, across, classes, of_tile), num_warps=4).start()
     product(config._replace(AGAIN=True)).start()
     of_own, loss = logits_of(call, Strided(own, 0, 1, 0), classes), row_loss(call, formulas, call.normalizer)
     arguments = (of_own, target, given, to, to.stride(0), factors, out, sums, loss, rows, across, config, of_rows)
