@@ -22,7 +22,8 @@ from lossforge.losses import linear_cross_entropy
 SHAPES = ((8192, 4096, 128256), (8192, 2304, 256000))
 DEVIATION = 4.0  # of the logits
 FORMS: dict[str, dict[str, Any]] = {
-    "scalar, three products": {"gradient": "forward"},
+    "scalar, three products": {},
+    "the same by chunks": {"chunk": 2048},
     "scalar, four products": {"gradient": "backward"},
     "a row": {"reduction": "none"},
 }

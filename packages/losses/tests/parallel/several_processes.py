@@ -200,33 +200,40 @@ def check_three_products(group: Any) -> None:
     target[3::7] = -100
     layout = Layout(len(w), -(-len(w) // dist.get_world_size()), False)
     x, w = x.bfloat16(), w.bfloat16()
-    for options in ({}, {"reduction": "sum", "softcap": 5.0, "scale": 0.7}, {"z_loss": 0.01, "normalizer": torch.tensor(7.0)}):
+    for options, chunks in (
+        ({}, 1),
+        ({"reduction": "sum", "softcap": 5.0, "scale": 0.7}, 1),
+        ({"z_loss": 0.01, "normalizer": torch.tensor(7.0), "chunk": 16}, 3),
+        ({"chunk": 16, "gradient": "forward", "accumulate": "weight"}, 3),
+    ):
         for size in (1.0, 12.0):  # at which another process has nearly all of a row's probability
             given = x * size
             leaves, own = [t.double().requires_grad_() for t in (given, w)], [t.clone().requires_grad_() for t in (given, layout.part(w))]
-            known = {**options, "group": group, "classes": len(w), "gradient": "forward"}
-            expected = linear_cross_entropy(*leaves, target, **{name: double(v) for name, v in options.items()})
+            known = {**options, "group": group, "classes": len(w)}
+            of_logits = {name: double(v) for name, v in options.items() if name not in ("chunk", "gradient", "accumulate")}
+            expected = cross_entropy(leaves[0] @ leaves[1].t(), target, **of_logits)
             wanted = torch.autograd.grad(3 * expected, leaves)
             before = launch_counts().get("linear_finish_kernel", 0)
             found = linear_cross_entropy(*own, target, **known)
-            assert launch_counts().get("linear_finish_kernel", 0) == before + 1
+            assert launch_counts().get("linear_finish_kernel", 0) == before + chunks
             grads = torch.autograd.grad(3 * found, own, retain_graph=True)
             again = torch.autograd.grad(3 * found, own)
             torch.testing.assert_close(found, expected.float(), rtol=3e-5, atol=3e-5)
             assert error(grads[0], wanted[0]) < 1.5e-2
             assert error(grads[1], layout.of_own(wanted[1])) < 1.2e-2
             assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
-            four = torch.autograd.grad(3 * linear_cross_entropy(*own, target, **{**known, "gradient": None}), own)
-            assert launch_counts().get("linear_finish_kernel", 0) == before + 2
+            repeated = linear_cross_entropy(*own, target, **known)
+            assert all(torch.equal(a, b) for a, b in zip((found, *grads), (repeated, *torch.autograd.grad(3 * repeated, own)), strict=True))
+            before = launch_counts().get("linear_finish_kernel", 0)
+            four = torch.autograd.grad(3 * linear_cross_entropy(*own, target, **{**known, "gradient": "backward"}), own)
+            assert launch_counts().get("linear_finish_kernel", 0) == before
             assert error(grads[1], four[1]) < 2e-2
-    mixed = {"gradient": "backward"} if dist.get_rank() else {}  # one process in three products, another in four
-    found = linear_cross_entropy(*own, target, group=group, classes=len(w), **mixed)
-    assert (
-        error(
-            torch.autograd.grad(found, own)[1], torch.autograd.grad(linear_cross_entropy(*own, target, group=group, classes=len(w)), own)[1]
-        )
-        < 2e-2
-    )
+    # one process in three products, another in four, which exchange the same rows
+    for chunk in (None, 16):
+        mixed = {"gradient": "backward"} if dist.get_rank() else {}
+        known = {"group": group, "classes": len(w), "chunk": chunk}
+        found, alike = (torch.autograd.grad(linear_cross_entropy(*own, target, **known, **each), own)[1] for each in (mixed, {}))
+        assert error(found, alike) < 2e-2
 
 
 def check_layouts_of_logits(group: Any) -> None:

@@ -4,11 +4,12 @@ from typing import Any
 
 from torch import Tensor
 
+from lossforge.kernels.call import Head
 from lossforge.losses.base.record import Fusing
 
 
-def of_rows(fusing: Fusing[Any], call: Any, start: int, end: int, x: Tensor, target: Tensor | None) -> Any:
-    """Return the template's call of the rows from start to end, on their logits. target: a teacher's, where that has a layer."""
+def of_rows(fusing: Fusing[Any], call: Any, start: int, end: int, x: Tensor | Head, target: Tensor | None) -> Any:
+    """Return the template's call of the rows from start to end. x: their logits or layer. target: a teacher's, where that has a layer."""
     rows = call.x.shape[0]
     given: dict[str, Any] = {"x": x}
     for name in (*fusing.rows, *fusing.elements):

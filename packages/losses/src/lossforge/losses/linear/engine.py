@@ -50,7 +50,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def memory_for(x: Tensor) -> int:
-    """Return the bytes of logits that are computed at a time."""
+    """Return the bytes of logits that are computed at a time; for a meta tensor, those of a GPU that has enough."""
+    if x.is_meta:
+        return MEMORY
     return min(MEMORY, free_memory(x.device) // 4) if x.is_cuda else MEMORY // 4
 
 
@@ -228,7 +230,7 @@ class Chunks:
         others = self._of_teacher(memory)
         part, call_of = ((Head.of_rows, of_rows), (Head.of_classes, of_classes))[axis]
         fusing = FUSED[type(self.call)].fusing
-        for start, end in _ranges(self.call.x.shape[axis], memory.shape[axis]):
+        for start, end in ranges(self.call.x.shape[axis], memory.shape[axis]):
             logits, target = logits_of(part(self.call.x, start, end), memory.narrow(axis, 0, end - start)), None
             if self.teacher is not None and others is not None:
                 target = logits_of(part(self.teacher, start, end), others.narrow(axis, 0, end - start))
@@ -242,7 +244,7 @@ class Chunks:
         tensors, numbers = self.template.flat(chunk)
         written = () if gradient is None or gradient is chunk.x else (gradient,)
         key = call_key(self.template.name, chunk.loss, tensors, numbers), "forward of a chunk", gradient is None, *layouts(written), keep
-        return _by_plan(key, (*tensors, *written), self.template.launches.forward, chunk, self.formulas, [gradient], keep)
+        return by_plan(key, (*tensors, *written), self.template.launches.forward, chunk, self.formulas, [gradient], keep)
 
     def backward(self, chunk: Any, kept: Several, grads: Sequence[Tensor | None], gradient: Tensor, **columns: tuple[int, int]) -> None:
         """Write the gradient of a chunk's logits, perhaps in their place."""
@@ -253,7 +255,7 @@ class Chunks:
         more = (*kept, *grads) if gradient is chunk.x else (*kept, *grads, gradient)
         key = call_key(self.template.name, chunk.loss, tensors, numbers), *layouts(more), *columns.items()
         backward = functools.partial(self.template.launches.backward, **columns)
-        _by_plan(key, (*tensors, *more), backward, chunk, self.formulas, kept, grads, [gradient])
+        by_plan(key, (*tensors, *more), backward, chunk, self.formulas, kept, grads, [gradient])
 
     def differentiated(self, chunk: Any, gradient: Tensor, slopes: Callable[[Several], Sequence[Tensor | None]]) -> Several:
         """Return the results of a chunk, and write the gradient of its logits. slopes: from results to the gradients arriving at them."""
@@ -265,7 +267,7 @@ class Chunks:
         return results
 
 
-def _by_plan(key: Any, given: Several, launch: Callable[..., Any], *arguments: Any) -> Any:
+def by_plan(key: Any, given: Several, launch: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function gives that launches, made again by the plan of its key."""
     plan = PLANS.get(key)
     if plan is not None:
@@ -280,7 +282,7 @@ def teacher_of(call: Any) -> Head | None:
     return call.target if isinstance(getattr(call, "target", None), Head) else None
 
 
-def _ranges(whole: int, each: int) -> Iterator[tuple[int, int]]:
+def ranges(whole: int, each: int) -> Iterator[tuple[int, int]]:
     for start in range(0, whole, each):
         yield start, min(start + each, whole)
 
@@ -322,7 +324,7 @@ def by_product(function: Callable[..., Any], call: Any, more: Several, *argument
     tensors, numbers = own.flat(call)
     static = [each for each in arguments if isinstance(each, (bool, int))]
     key = call_key(own.name, call.loss, tensors, numbers), function.__name__, *layouts(more), *static
-    return _by_plan(key, (*tensors, *more), function, call, *arguments)
+    return by_plan(key, (*tensors, *more), function, call, *arguments)
 
 
 def _divisor(call: Any) -> tuple[Tensor | None, float]:
@@ -360,7 +362,7 @@ def forward(
     names = (*chunks.template.results, *chunks.template.kept)
     product, differentiated = product_of(call), any(g is not None for g in gradients)
     if product is not None and not differentiated:
-        for start, end in _ranges(call.x.input.shape[0], product.rows_a_launch(call)):
+        for start, end in ranges(call.x.input.shape[0], product.rows_a_launch(call)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             _enter(found, start, end, zip(names, by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
         return tuple(found.values())
@@ -369,7 +371,7 @@ def forward(
     if exponentials:
         memory, _ = sums.memory()
         assert product is not None
-        for start, end in _ranges(call.x.input.shape[0], len(memory)):
+        for start, end in ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             to = memory[: end - start]
             *results, factors = by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
@@ -435,7 +437,7 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
         of_rows = stats, entropy, *grad_outputs
         (shares,) = by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
         ordered, memory = product.ordered(chunks.all), product.new_slopes(call, by_classes.classes)
-        for start, end in _ranges(call.x.weight.shape[0], by_classes.classes):
+        for start, end in ranges(call.x.weight.shape[0], by_classes.classes):
             to = memory[:, : end - start]
             by_product(product.slopes_of, ordered, (shares, to), grad_outputs[3] is not None, start, shares, to)
             by_classes.add(start, end, to)

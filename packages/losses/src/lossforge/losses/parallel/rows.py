@@ -20,6 +20,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import of_classes, rows_of
 from lossforge.losses.base.record import CheckedCall
+from lossforge.losses.linear.engine import rows_of_chunks
 from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, shards_of
 from lossforge.losses.reference import accurate, reduced, row_weights, which_count
 from lossforge.losses.templates.rowwise import RowOptions, rowwise_results
@@ -150,7 +151,8 @@ def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor |
     rows |= {name: t for name, t in (("entropy", entropy), ("log_p2", log_p2), ("mean", mean_logit)) if t is not None}
     if argmax is not None:
         rows |= {"class": argmax, "top": _logits_at(own, argmax) if shards.own else torch.full_like(lse, -torch.inf)}
-    of = dict(zip(rows, shards.gathered([t.to(lse.dtype) for t in rows.values()]).unbind(1), strict=True))
+    exchanged = shards.gathered([t.to(lse.dtype) for t in rows.values()], rows_of_exchange(own, shards))
+    of = dict(zip(rows, exchanged.unbind(1), strict=True))
     values, counted = values_of(joining, keep, of["lse"], of["loss"], of["share"])
     divisor = joining.divisor(keep, of.get("weight"))
     found: list[Tensor | None] = [joining.reduced(values, divisor), *[None] * 7]
@@ -173,6 +175,25 @@ def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor |
         found[6] = (of["log_p2"] + 2 * log_w).detach().logsumexp(0)
     found[7] = _mean(shards, of["mean"].detach()) if want_mean else None
     return found
+
+
+def rows_of_exchange(call: Any, shards: Shards, wide: bool = False) -> int:
+    """Return how many rows of a layer processes exchange at a time: those of a chunk; 0 for logits, all at once.
+
+    It follows from what all processes have in common, so that one may compute three products while another computes four. A process's own
+    free memory and number of classes do not matter.
+
+    Args:
+        call: of this process's classes.
+        wide: as in rows_of_chunks.
+    """
+    layer = call.x
+    if not isinstance(layer, Head) or torch.compiler.is_compiling():
+        return 0
+    rows, features = layer.input.shape
+    x, weight = (torch.empty((n, features), dtype=layer.input.dtype, device="meta") for n in (rows, max(shards.size, 1)))
+    common = Head(x, weight, None, layer.chunk, layer.accumulate, layer.logits)
+    return rows_of_chunks(call._replace(x=common), weight, wide)[0]
 
 
 def values_of(joining: Joining, keep: Tensor, lse: Tensor, loss: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,9 @@ The product stores exponentials E of this process's logits, each row's relative 
 After the exchange the log-sum-exp of all classes is known. The gradient of the logits is then E times one factor a row, exp(c - lse). The
 target's entry differs: it is written such that the same factor holds for it.
 
-The exchange is the one of rows.py, so that a process may go this way while another, whose part is smaller or otherwise laid out, does not.
+A chunk of rows is exchanged at a time, before its two further products. An exchange of 12 bytes a row takes less time than the memory of a
+second chunk, which would let it run beside the next chunk's product, is worth. rows.py exchanges the same rows in the same order, so that
+a process may go this way while another, whose part is smaller or otherwise laid out, does not.
 """
 
 import functools
@@ -18,8 +20,9 @@ from lossforge import kernels
 from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.linear.engine import Gradients, by_product, product_of, rows_of_chunks
-from lossforge.losses.parallel.rows import Joining, joined, values_of
+from lossforge.losses.linear.call import of_rows
+from lossforge.losses.linear.engine import FUSED, Gradients, by_product, product_of, ranges
+from lossforge.losses.parallel.rows import Joining, joined, rows_of_exchange, values_of
 from lossforge.losses.reference import reduced, which_count
 from lossforge.losses.state import plain
 from lossforge.losses.templates.rowwise import ROWWISE
@@ -31,12 +34,12 @@ LEAST = 1e-30
 def in_three_products(finish: Any) -> Tensor | None:
     """Return the loss of a checked call by its `finish`, its gradients written; None where it takes four products.
 
-    It does unless gradient="forward" is asked for, where other results are wanted, and where one chunk does not hold all rows.
+    It does where gradient="backward" is asked for, where other results are wanted, and where the product stores no exponentials.
     """
     if torch.compiler.is_compiling() or not isinstance(finish, functools.partial) or finish.func is not joined:
         return None
     (joining,) = finish.args
-    if not (_applies(joining) and _fits(joining.own)):
+    if not _applies(joining):
         return None
     found: Tensor = _Written.apply(joining, *joining.own.x[:3])
     return found
@@ -44,7 +47,7 @@ def in_three_products(finish: Any) -> Tensor | None:
 
 def _applies(joining: Joining) -> bool:
     own, whole, layer = joining.own, joining.whole, joining.own.x
-    if not isinstance(layer, Head) or joining.mode != "forward" or whole.reduction == "none" or any(whole.outputs):
+    if not isinstance(layer, Head) or joining.mode == "backward" or whole.reduction == "none" or any(whole.outputs):
         return False
     if own.weight is not None or whole.target.is_floating_point() or whole.target_b is not None or not joining.shards.own:
         return False
@@ -52,12 +55,6 @@ def _applies(joining: Joining) -> bool:
         return False
     product = product_of(own)
     return product is not None and product.exponentiates(own._replace(outputs=[False] * 7))
-
-
-def _fits(own: RowwiseCall[Any]) -> bool:
-    """Return whether one chunk holds all rows."""
-    weight = own.x.weight
-    return rows_of_chunks(own, weight if weight.requires_grad else None, False)[0] == len(own.x.input)
 
 
 class _Written(torch.autograd.Function):
@@ -86,35 +83,59 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
 
     gathered: what they did exchange, so that a second backward exchanges nothing.
     """
-    own, whole, layer = joining.own, joining.whole, joining.own.x
+    own, layer = joining.own, joining.own.x
     bias = None if layer.bias is None else layer.bias.detach()
-    layer = Head(layer.input.detach(), layer.weight.detach(), bias, layer.chunk, layer.accumulate, layer.logits)
+    layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows_of_exchange(own, joining.shards), layer.accumulate, layer.logits)
     written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    keep, mine = which_count(whole), own.target != own.ignore_index
+    keep, mine = which_count(joining.whole), own.target != own.ignore_index
     # -1, an index out of range, counts: a row has its sum, and no target here
     call = own._replace(x=layer, target=torch.where(mine, own.target, torch.where(keep, -1, own.ignore_index)), outputs=[False] * 7)
+    divisor = joining.divisor(keep)
     sums = Gradients(call, written, False)
-    e, _ = sums.memory()
-    formulas = FORMULAS[own.loss].kernels
-    results = by_product(product_of(call).exponentials_of, call, (e,), formulas, True, e)
+    memory, _ = sums.memory()
+    exchanged = []
+    for start, end in ranges(len(layer.input), layer.chunk):
+        rows = slice(start, end)
+        chunk = of_rows(FUSED[type(call)].fusing, call, start, end, layer.of_rows(start, end), None)
+        of_whole = joining._replace(whole=joining.whole._replace(target=joining.whole.target[rows]))
+        known = None if gathered is None else gathered[:, :, rows]
+        e = memory[: end - start]
+        found, factors = _exponentials(of_whole, chunk, keep[rows], mine[rows], known, e)
+        scale = reduced(torch.ones_like(factors[0]), joining.whole.loss_scale, divisor, "sum", joining.whole.empty_is_zero)
+        sums.add(start, end, e, factors * scale * own.logit_scale)
+        exchanged.append(found)
+    sums.finish()
+    gathered = torch.cat(exchanged, 2)
+    values, total = values_of(joining, keep, *gathered.unbind(1))
+    z = torch.where(keep, joining.z_loss * total.square(), 0.0)
+    return joining.reduced(values + z, divisor), written, gathered
+
+
+def _exponentials(
+    joining: Joining, call: RowwiseCall[Any], keep: Tensor, mine: Tensor, gathered: Tensor | None, e: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what the processes exchanged of some rows, and these rows' factors. The gradient of a sum's logits is the factors times `e`.
+
+    Args:
+        call: of these rows and this process's classes.
+        keep, mine: which rows count, and which have their target here.
+        gathered: what was exchanged, if it was.
+        e: memory, where this writes the exponentials.
+    """
+    results = by_product(product_of(call).exponentials_of, call, (e,), FORMULAS[call.loss].kernels, True, e)
     found = dict(zip((*ROWWISE.results, *ROWWISE.kept), results, strict=False))
     offset, log_sum, _ = found["stats"]
     loss = torch.where(mine, found["loss"], 0.0)
     if gathered is None:
         gathered = joining.shards.gathered([offset + log_sum, loss, mine.to(loss.dtype)])
     values, total = values_of(joining, keep, *gathered.unbind(1))
-    z = torch.where(keep, joining.z_loss * total.square(), 0.0)
-    divisor = joining.divisor(keep)
-    scale = reduced(torch.ones_like(total[0]), whole.loss_scale, divisor, "sum", whole.empty_is_zero)
-    # the gradient of the logits is scale · (share of p · p - the target)
+    # the gradient of the logits is the share of p, times p, less the target's
     share = torch.where(keep, (1.0 + 2.0 * joining.z_loss * total) * (offset - total).exp(), 0.0)
     share = torch.where(keep & (share.abs() < LEAST), LEAST, share) * torch.where(values.isnan(), torch.nan, 1.0)
     logit = offset + log_sum - loss  # of the target, capped
     of_target = (logit - offset).exp() - 1.0 / share
-    if own.softcap is not None:
-        of_target = of_target * (1.0 - (logit / own.softcap).square())
-    at = own.target.clamp(min=0)[:, None]
+    if call.softcap is not None:
+        of_target = of_target * (1.0 - (logit / call.softcap).square())
+    at = call.target.clamp(min=0)[:, None]
     e.scatter_(1, at, torch.where(mine[:, None], of_target[:, None].to(e.dtype), e.gather(1, at)))
-    sums.add(0, len(e), e, share * scale * own.logit_scale)
-    sums.finish()
-    return joining.reduced(values + z, divisor), written, gathered
+    return gathered, share

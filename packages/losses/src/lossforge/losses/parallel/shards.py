@@ -55,9 +55,12 @@ class Shards(NamedTuple):
         here = (index >= self.first) & (index < self.first + self.own) & (index != ignored)
         return torch.where(here, index - self.first, NO_CLASS)
 
-    def gathered(self, rows: list[Tensor]) -> Tensor:
-        """Return what each process has of the same kind, (world, kinds, …), differentiable in this process's part."""
-        found: Tensor = _Gathered.apply(torch.stack(rows), self.group, self.rank, self.world)
+    def gathered(self, rows: list[Tensor], each: int = 0) -> Tensor:
+        """Return what each process has of the same kind, (world, kinds, …), differentiable in this process's part.
+
+        each: rows that are exchanged at a time; 0: all. Processes that exchange with each other give the same number.
+        """
+        found: Tensor = _Gathered.apply(torch.stack(rows), self.group, self.rank, self.world, each)
         return found
 
 
@@ -65,16 +68,21 @@ class _Gathered(torch.autograd.Function):
     """Gather a tensor of each process. Every process has the whole loss, so that the gradient of its own part is all that it needs."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, group: Any, rank: int, world: int) -> Tensor:
+    def forward(ctx: Any, own: Tensor, group: Any, rank: int, world: int, each: int) -> Tensor:
         ctx.rank = rank
-        found = own.new_empty((world * own.shape[0], *own.shape[1:]))
-        dist.all_gather_into_tensor(found, own.contiguous(), group=group)
-        return found.unflatten(0, (world, own.shape[0]))
+        parts = [_gathered(part.contiguous(), group, world) for part in (own.split(each, 1) if each else (own,))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0][ctx.rank], None, None, None
+        return grads[0][ctx.rank], None, None, None, None
+
+
+def _gathered(own: Tensor, group: Any, world: int) -> Tensor:
+    found = own.new_empty((world * own.shape[0], *own.shape[1:]))
+    dist.all_gather_into_tensor(found, own, group=group)
+    return found.unflatten(0, (world, own.shape[0]))
 
 
 class _SummedGradient(torch.autograd.Function):
@@ -109,7 +117,7 @@ def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -
         raise ValueError("group must have this process among its own, got one of which it is no member")
     whole = None
     if is_dtensor(t):
-        whole, t = t.shape[dim], _local_part(t, group, dim % t.ndim, name)
+        whole, t = t.shape[dim], local_part(t, group, dim % t.ndim, name)
     local = t.shape[dim]
     if classes is not None:
         classes = checks.whole_number("classes", classes)
@@ -145,7 +153,7 @@ def _process_group(group: Any) -> Any:
     raise TypeError(f"group must be a torch.distributed.ProcessGroup or a DeviceMesh of one dimension, got {type(group).__name__}")
 
 
-def _local_part(t: Any, group: Any, dim: int, name: str) -> Tensor:
+def local_part(t: Any, group: Any, dim: int, name: str) -> Tensor:
     """Return this process's part of a DTensor whose classes are spread over the group."""
     placements = tuple(t.placements)
     if len(placements) != 1 or not placements[0].is_shard(dim):
@@ -175,7 +183,7 @@ def local_layer(
     weight = shards.trimmed(weight, 0)
     if bias is not None:
         checks.floating("bias", bias)
-        bias = shards.trimmed(_local_part(bias, shards.group, 0, "bias") if is_dtensor(bias) else bias, 0)
+        bias = shards.trimmed(local_part(bias, shards.group, 0, "bias") if is_dtensor(bias) else bias, 0)
     if is_dtensor(input):
         input = _gathered_input(input, shards.group)
     elif checks.flag("sum_input_gradient", options.get("sum_input_gradient", True)) and input.requires_grad and shards.world > 1:
