@@ -29,6 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels.divergence import launch as divergence_launch
+from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.linear import launch as linear_launch
 from lossforge.kernels.math import hold
 from lossforge.kernels.rowwise import launch as row_launch
@@ -60,6 +61,7 @@ from lossforge.losses import (
     zlpr_loss,
 )
 from lossforge.losses.definitions import noise_model
+from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples, third_argument
 
@@ -366,6 +368,7 @@ def record(few: bool = False) -> Recorder:
     label_sets(recorder)
     views(recorder)
     token_weights(recorder)
+    sums_of_divergences(recorder)
     linear_losses(recorder)
     for classes, dtype in itertools.product((16, 8192, 32000), DTYPES[:2]):
         recorder.case = f"every_operation {dtype} {ALWAYS} {classes} classes forward"
@@ -486,6 +489,14 @@ def views(recorder: Recorder) -> None:
             x = torch.zeros(splits * rows, classes, dtype=dtype).requires_grad_(mode != "value")
             target = torch.zeros(rows, dtype=torch.int64)
             differentiated(jsd_cross_entropy(x, target, splits, gradient=None if mode == "value" else mode), x)
+
+
+def sums_of_divergences(recorder: Recorder) -> None:
+    """Divergences whose statistics are known: rows that would fit a tile, and longer ones of float32 logits."""
+    for (loss, hyper), classes in itertools.product((("kl", []), ("js", [0.3]), ("total_variation", [])), (1000, 32_000)):
+        recorder.case = f"{loss} {torch.float32} {ALWAYS} sums over {classes} of more classes none"
+        call = DivergenceCall(loss, *torch.zeros(2, 64, classes), hyper=hyper, reduction="none")
+        divergence_launch.sums_of(call, FORMULAS[loss].kernels, torch.zeros(5, 64))
 
 
 def token_weights(recorder: Recorder) -> None:

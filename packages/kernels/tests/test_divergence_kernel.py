@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from lossforge import kernels
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.topk.call import TopKCall
+from lossforge.losses.formulas import FORMULAS
 
 SHAPES = [(1, 1), (3, 17), (5, 300), (2, 7, 6)]
 
@@ -17,6 +19,27 @@ def test_divergences_over_sizes_and_alignment(judged, offset, device, loss, hype
         for shift, reduction in ((0, "sum"), (1, "none"), (8, "sum")):
             judged(DivergenceCall(loss, offset(x, shift), offset(teacher, shift), hyper=hyper, temperature=1.5, reduction=reduction))
         judged(DivergenceCall(loss, x.transpose(0, 1).contiguous().transpose(0, 1), teacher, hyper=hyper, swap=loss == "kl"))
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", [])])
+def test_sums_over_some_of_the_classes(device, loss, hyper, swap):
+    """With the statistics of all classes, the sums of two parts are those of all: of rows in one tile and in several."""
+    launch, formulas = kernels.of_folder("divergence"), FORMULAS[loss].kernels
+    for classes, part in ((300, 17), (9001, 4600)):
+        x, teacher = torch.randn(2, 3, classes, device=device)
+        labels = torch.tensor([0, -100, 1], device=device)
+        call = DivergenceCall(
+            loss, x, teacher, labels, torch.rand(3, device=device), hyper=hyper, swap=swap, temperature=1.5, reduction="none"
+        )
+        value, _, stats = launch.forward(call, formulas, [None], True)
+        sums = torch.zeros(2, 3, device=device)
+        for at in (slice(part), slice(part, classes)):
+            own = torch.cat((stats[:4], torch.full_like(stats[4:], torch.nan)))
+            (of_part,) = launch.sums_of(call._replace(x=x[:, at], target=teacher[:, at]), formulas, own)
+            sums += torch.stack((of_part, own[4]))
+        torch.testing.assert_close(sums[0], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(sums[1], stats[4], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

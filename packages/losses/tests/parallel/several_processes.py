@@ -19,11 +19,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from lossforge import kernels
 from lossforge.kernels import launch_counts
 from lossforge.losses import (
+    LinearTeacher,
+    TopKTeacher,
     cross_entropy,
     fuse_linear,
+    js_div_with_logits,
+    kl_div_with_logits,
     linear_cross_entropy,
     linear_entropy,
+    linear_js_div,
+    linear_kl_div,
     linear_selective_log_softmax,
+    linear_total_variation,
+    total_variation_with_logits,
 )
 from lossforge.losses.testing import error
 
@@ -188,6 +196,45 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
 
 
+def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
+    """Return fused divergences, the same of logits, and options."""
+    weight = torch.rand(target.shape)
+    weight[2] = 0.0
+    kl, js, tv = (
+        (linear_kl_div, kl_div_with_logits),
+        (linear_js_div, js_div_with_logits),
+        (linear_total_variation, total_variation_with_logits),
+    )
+    return {
+        "kl": (*kl, {"temperature": 2.0}),
+        "kl of rows": (*kl, {"reduction": "none", "loss_weight": weight}),
+        "reverse kl": (*kl, {"reverse": True, "reduction": "mean", "labels": target}),
+        "js": (*js, {"beta": 0.3, "temperature": 0.7, "loss_weight": weight, "labels": target, "reduction": "sum"}),
+        "js of rows": (*js, {"reduction": "none", "labels": target}),
+        "js in backward": (*js, {"beta": 0.9, "gradient": "backward", "normalizer": torch.tensor(3.0)}),
+        "total variation": (*tv, {"temperature": 1.5}),
+    }
+
+
+def check_divergences(layout: Layout, name: str, group: Any) -> None:
+    """Compare divergences from a teacher whose classes are spread too: of logits, and of a layer with other features."""
+    x, w, b = torch.randn(ROWS, FEATURES), torch.randn(layout.classes, FEATURES), torch.randn(layout.classes)
+    y, v, target = torch.randn(ROWS, 3), 2 * torch.randn(layout.classes, 3), torch.randint(layout.classes, (ROWS,))
+    target[4] = -100
+    for case, (fused, function, options) in divergences(target).items():
+        leaves = [t.double().requires_grad_() for t in (x, w, b)]
+        of_logits = {"weight" if key == "loss_weight" else key: double(t) for key, t in options.items()}
+        expected = function(leaves[0] @ leaves[1].t() + leaves[2], (y @ v.t()).double(), **of_logits)
+        of_x, of_w, of_b = grads_of(expected, leaves)
+        for teacher in (LinearTeacher(y, layout.part(v)), layout.part(y @ v.t(), 1)):
+            own = [t.clone().requires_grad_() for t in (x, layout.part(w), layout.part(b))]
+            found = fused(*own[:2], teacher, own[2], **options, group=group, classes=layout.classes, chunk=4)
+            grads = list(torch.autograd.grad(scalar(found), own, retain_graph=True))
+            compare(f"{name}, {case}", found, expected, grads, [of_x, layout.of_own(of_w), layout.of_own(of_b)])
+            again = torch.autograd.grad(scalar(found), own)
+            assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
+
+
 def check_three_products(group: Any) -> None:
     """Compare scalar losses of a layer in bfloat16, whose gradient the matrix product writes in forward, and count those."""
     launch = kernels.of_folder("linear")
@@ -317,6 +364,19 @@ def check_errors(mesh: Any) -> None:
     refused(ValueError, "served from a layer's input", cross_entropy, x, target, group=group, gradient="forward")
     several = target[:, None].expand(ROWS, 2)
     refused(ValueError, "one token a row where group is given", linear_selective_log_softmax, x, x, several, group=group)
+    whole, needed = torch.randn(6, 6), "teacher must give logits of shape (7, 6), got (7, 9)"
+    refused(ValueError, needed, linear_kl_div, x, whole, LinearTeacher(x, torch.randn(9, 6)), group=group)
+    refused(
+        ValueError,
+        "teacher has no gradient, got a tensor that requires grad",
+        linear_kl_div,
+        x,
+        whole,
+        x.clone().requires_grad_(),
+        group=group,
+    )
+    topk = TopKTeacher(torch.randn(ROWS, 2), torch.zeros(ROWS, 2, dtype=torch.int64))
+    refused(TypeError, "group needs all of the teacher's logits", linear_kl_div, x, whole, topk, group=group)
     twice = cross_entropy(x.requires_grad_(), target, group=group)
     (gradient,) = torch.autograd.grad(twice, x, create_graph=True)
     refused(RuntimeError, "once_differentiable", gradient.sum().backward)
@@ -334,6 +394,7 @@ def main() -> None:
         if name in sys.argv[1:]:
             check_rows(layout, name, mesh.get_group())
             check_tokens(layout, name, mesh)
+            check_divergences(layout, name, mesh)
     if "three products" in sys.argv[1:]:
         check_three_products(mesh)
     if "dtensors" in sys.argv[1:]:

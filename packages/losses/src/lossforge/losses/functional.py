@@ -6242,8 +6242,10 @@ def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
     reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, labels: Tensor | None = None,
-    ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence of the softmax of a linear layer's output from a
     teacher's.
@@ -6257,6 +6259,7 @@ def linear_kl_div(
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
         teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher.
+            With group a LinearTeacher or logits, of this process's classes.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
@@ -6283,6 +6286,15 @@ def linear_kl_div(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         labels: integers (…); rows whose label is ignore_index are left out.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
@@ -6312,8 +6324,9 @@ def linear_kl_div(
     return definitions.linear.linear_kl_div(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, reverse=reverse,
         temperature_squared=temperature_squared, renormalize=renormalize, tail=tail, loss_weight=loss_weight, chunk=chunk,
-        accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, labels=labels, ignore_index=ignore_index,
-        normalizer=normalizer, empty=empty, gradient=gradient,
+        accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group, classes=classes,
+        sum_input_gradient=sum_input_gradient, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
+        gradient=gradient,
     )
 
 
@@ -6322,8 +6335,9 @@ def linear_js_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, beta: float = 0.5,
     temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, labels: Tensor | None = None, ignore_index: int = -100,
-    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None,
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's
     output and a teacher's: js_div_with_logits, fused.
@@ -6331,7 +6345,8 @@ def linear_js_div(
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
-        teacher: the teacher's logits (…, C), or a LinearTeacher.
+        teacher: the teacher's logits (…, C), or a LinearTeacher; with group, of
+            this process's classes.
         bias: (C,), the layer's; None for none.
         beta: β in [0, 1].
         temperature: T above 0.
@@ -6354,6 +6369,15 @@ def linear_js_div(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         labels: integers (…); rows whose label is ignore_index are left out.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
@@ -6382,8 +6406,9 @@ def linear_js_div(
     """
     return definitions.linear.linear_js_div(
         input, weight, teacher, bias, beta=beta, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
-        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, labels=labels,
-        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
+        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
+        classes=classes, sum_input_gradient=sum_input_gradient, labels=labels, ignore_index=ignore_index, normalizer=normalizer,
+        empty=empty, gradient=gradient,
     )
 
 
@@ -6392,8 +6417,9 @@ def linear_total_variation(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
     reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
 ) -> Tensor:
     """Total variation distance of the softmax of a linear layer's output and a
     teacher's: total_variation_with_logits, fused.
@@ -6401,7 +6427,8 @@ def linear_total_variation(
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
-        teacher: the teacher's logits (…, C), or a LinearTeacher.
+        teacher: the teacher's logits (…, C), or a LinearTeacher; with group, of
+            this process's classes.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
@@ -6423,6 +6450,15 @@ def linear_total_variation(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         labels: integers (…); rows whose label is ignore_index are left out.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
@@ -6451,8 +6487,9 @@ def linear_total_variation(
     """
     return definitions.linear.linear_total_variation(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
-        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, labels=labels,
-        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
+        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
+        classes=classes, sum_input_gradient=sum_input_gradient, labels=labels, ignore_index=ignore_index, normalizer=normalizer,
+        empty=empty, gradient=gradient,
     )
 
 

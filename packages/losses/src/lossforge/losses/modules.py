@@ -2372,6 +2372,9 @@ class LinearJSDivLoss(LinearModule):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2384,7 +2387,8 @@ class LinearJSDivLoss(LinearModule):
 
     function = staticmethod(functional.linear_js_div)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "ignore_index": -100, "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "ignore_index": -100,
+        "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2392,6 +2396,7 @@ class LinearJSDivLoss(LinearModule):
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    sum_input_gradient: bool
     ignore_index: int
     gradient: Gradient | None
     beta: float
@@ -2402,12 +2407,13 @@ class LinearJSDivLoss(LinearModule):
     def __init__(
         self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, ignore_index: int = -100, empty: Empty = "nan",
-        gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
+        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, ignore_index=ignore_index,
-            empty=empty, gradient=gradient, beta=beta, temperature=temperature, temperature_squared=temperature_squared,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            sum_input_gradient=sum_input_gradient, ignore_index=ignore_index, empty=empty, gradient=gradient, beta=beta,
+            temperature=temperature, temperature_squared=temperature_squared,
         )
 
 
@@ -2440,6 +2446,9 @@ class LinearKLDivLoss(LinearModule):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2452,7 +2461,8 @@ class LinearKLDivLoss(LinearModule):
 
     function = staticmethod(functional.linear_kl_div)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "ignore_index": -100, "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "ignore_index": -100,
+        "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2460,6 +2470,7 @@ class LinearKLDivLoss(LinearModule):
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    sum_input_gradient: bool
     ignore_index: int
     gradient: Gradient | None
     temperature: float
@@ -2472,13 +2483,13 @@ class LinearKLDivLoss(LinearModule):
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True,
         renormalize: bool = False, tail: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, ignore_index: int = -100, empty: Empty = "nan",
-        gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
+        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, ignore_index=ignore_index,
-            empty=empty, gradient=gradient, temperature=temperature, reverse=reverse, temperature_squared=temperature_squared,
-            renormalize=renormalize, tail=tail,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            sum_input_gradient=sum_input_gradient, ignore_index=ignore_index, empty=empty, gradient=gradient, temperature=temperature,
+            reverse=reverse, temperature_squared=temperature_squared, renormalize=renormalize, tail=tail,
         )
 
 
@@ -2506,6 +2517,9 @@ class LinearTotalVariationLoss(LinearModule):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2518,7 +2532,8 @@ class LinearTotalVariationLoss(LinearModule):
 
     function = staticmethod(functional.linear_total_variation)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "ignore_index": -100, "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "ignore_index": -100,
+        "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2526,6 +2541,7 @@ class LinearTotalVariationLoss(LinearModule):
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    sum_input_gradient: bool
     ignore_index: int
     gradient: Gradient | None
     temperature: float
@@ -2535,12 +2551,13 @@ class LinearTotalVariationLoss(LinearModule):
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, ignore_index: int = -100, empty: Empty = "nan",
-        gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
+        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, ignore_index=ignore_index,
-            empty=empty, gradient=gradient, temperature=temperature, temperature_squared=temperature_squared,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            sum_input_gradient=sum_input_gradient, ignore_index=ignore_index, empty=empty, gradient=gradient, temperature=temperature,
+            temperature_squared=temperature_squared,
         )
 
 

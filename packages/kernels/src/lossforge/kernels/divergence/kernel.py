@@ -4,7 +4,8 @@ Both are softened by a temperature T: ln p = log_softmax(x / T). With hⱼ = ∂
 
 A row that fits a tile is read once. A longer one is swept three times: for the maxima and sums of both softmaxes, for D and Σ h, and for
 the gradient. KL needs no middle sweep: its sum is computed in the first one, and gives Σ h in closed form. One launch gives values,
-gradient, or both. The classic split keeps each row's statistics and sweeps once more in backward.
+gradient, or both. The classic split keeps each row's statistics and sweeps once more in backward. Where the statistics are KNOWN before,
+the middle sweep is the only one: p and q are then over more classes than the row has here.
 
 With SWAP logits and teacher change their roles p and q: KL(q ‖ p) becomes KL(p ‖ q).
 """
@@ -24,7 +25,7 @@ from lossforge.kernels.rowwise import sweep
 class Outputs(NamedTuple):
     """Results of each row: the loss, and the statistics for backward, in units of x / T except Σ h.
 
-    stats: maximum and log-sum of the logits; but for top-k also those of the teacher, and Σ h.
+    stats: maximum and log-sum of the logits; but for top-k also those of the teacher, and Σ h. With KNOWN they are read, but for Σ h.
     """
 
     loss: Tensor | None
@@ -79,18 +80,22 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.sums is None else "evict_first"
         LATER: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
         full = None if config.BR == 1 else sweep.read_mask(keep, span, config)
-        found = sweep.sweep(
-            rows.no_lanes(config),
-            (x, teacher),
-            span,
-            sweep.Reading(inside[:, None], full, float("-inf"), EVICT, keep),
-            rows.add_both,
-            formula,
-            config,
-        )
-        top_x, top_t = tl.max(found.m_x, 1), tl.max(found.m_t, 1)
-        total_x, total_t, dot = rows.merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
-        soft = rows.Softmaxes(top_x, log(total_x), top_t, log(total_t))
+        if config.KNOWN:
+            top_x, ls_x, top_t, ls_t = sweep.load_stats(out.stats, 4, span)
+            soft = rows.Softmaxes(top_x, ls_x, top_t, ls_t)
+        else:
+            found = sweep.sweep(
+                rows.no_lanes(config),
+                (x, teacher),
+                span,
+                sweep.Reading(inside[:, None], full, float("-inf"), EVICT, keep),
+                rows.add_both,
+                formula,
+                config,
+            )
+            top_x, top_t = tl.max(found.m_x, 1), tl.max(found.m_t, 1)
+            total_x, total_t, dot = rows.merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
+            soft = rows.Softmaxes(top_x, log(total_x), top_t, log(total_t))
         if formula.sums is not None:
             value, h_sum = rows.closed(dot, total_x, total_t, soft, formula, config.SWAP)
         else:

@@ -32,13 +32,15 @@ def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any 
     return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
 
 
-def _make(formulas: Formulas, call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput) -> Launch | None:
-    """None where the dimensions of the tensors beside the classes do not join into two."""
+def _make(
+    formulas: Formulas, call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, known: bool = False
+) -> Launch | None:
+    """None where the dimensions of the tensors beside the classes do not join into two. known: whether out.stats is known."""
     at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, wanted.gradient), 2, wanted.gradient)
     if at is None:
         return None
     x, teacher, labels, weight, gradient = at.strided
-    formula = formula_of(call, wanted.divisor, formulas.formula, formulas.sums, call.hyper)
+    formula = formula_of(call, wanted.divisor, formulas.formula, None if known else formulas.sums, call.hyper)
     given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight), gradient)
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
     if grad_output.ptr is not None:
@@ -53,6 +55,8 @@ def _make(formulas: Formulas, call: DivergenceCall, wanted: Wanted, out: Outputs
     lean = formula.sums is None and at.align > 1 and max(itemsizes) == 2  # without a limit the compiler took 55 for total variation
     arguments = (*given, out, sum_slots() if total else None, formula)
     sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean)
+    if known:
+        sweeps, constants = sweeps._replace(one=False), {**constants, "KNOWN": True}
     return at.launch(divergence_kernel, sweeps, arguments, wanted.counted, int(total), TENSORS=2, **constants)
 
 
@@ -134,3 +138,14 @@ class FromTeacher(Generic[C]):
 
 _LAUNCH: Launches = FromTeacher(_make)
 forward, backward = _LAUNCH.forward, _LAUNCH.backward
+
+
+def sums_of(call: DivergenceCall, formulas: Formulas, stats: Tensor) -> Results:
+    """Return each row's loss as a sum over the classes of a call with reduction "none", where the softmaxes are over more classes.
+
+    stats: (5, rows), of the softmaxes, as forward keeps them. Their Σ h is written, of the call's classes.
+    """
+    each, *_ = call.shapes(False)
+    out = Outputs(new_like(call.x, each), stats)
+    FromTeacher(functools.partial(_make, known=True)).start(call, formulas, Wanted(None, 0, None), out)
+    return (out.loss,)

@@ -43,6 +43,7 @@ class Config(NamedTuple):
     ALL_ROWS: bool = False  # ignored rows are read too, for outputs that do not depend on the target
     BACKWARD: bool = False  # the second launch of the classic split
     SWAP: bool = False
+    KNOWN: bool = False  # the softmaxes' statistics are known before the launch
     RENORMALIZE: bool = False
     TAIL: bool = False
     KP: int = 1  # entries of a row, up to a power of 2

@@ -3,6 +3,7 @@
 These definitions return results, not checked calls: `fused` says why.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
@@ -36,7 +37,9 @@ from lossforge.losses.option_types import (
     TokenWeight,
     UnitInterval,
 )
-from lossforge.losses.parallel.shards import local_layer
+from lossforge.losses.parallel.divergence import over_processes, own_part
+from lossforge.losses.parallel.shards import Shards, local_layer
+from lossforge.losses.run import compute
 from lossforge.losses.templates import divergence
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
@@ -47,7 +50,7 @@ LINEAR = TemplateDocs(
         "input": "(…, H), what the layer takes, of any floating dtype.",
         "weight": "(C, H), the layer's.",
         "bias": "(C,), the layer's; None for none.",
-        "teacher": "the teacher's logits (…, C), or a LinearTeacher.",
+        "teacher": "the teacher's logits (…, C), or a LinearTeacher; with group, of this process's classes.",
         "temperature": "T above 0.",
         "temperature_squared": divergence.DOCS.arguments["temperature_squared"],
         "labels": "integers (…); rows whose label is ignore_index are left out.",
@@ -403,7 +406,7 @@ def _softened(temperature: float, softcap: float | None, scale: float) -> dict[s
 Teacher = Tensor | LinearTeacher | TopKTeacher
 
 
-class LinearDivergenceOptions(LinearOptions, total=False):
+class LinearDivergenceOptions(ShardedLinearOptions, total=False):
     labels: Tensor | None
     ignore_index: int
     normalizer: float | Tensor | None
@@ -415,19 +418,33 @@ def _of_teacher(
     function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, options: Any, **given: Any
 ) -> Any:
     """Compute a divergence of a layer's logits from a teacher. given: the divergence's own arguments."""
-    own, linear = split(options)
+    layer, shards, others = local_layer(layer, options)
+    own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
         if function is not topk_kl_div_with_logits:
             name = f"linear_{function.__name__.removesuffix('_with_logits')}"
             needed = "all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher"
             raise TypeError(f"{name} needs {needed}: linear_kl_div takes it")
+        if shards:
+            raise TypeError("group needs all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher")
         return fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
-    if isinstance(teacher, LinearTeacher):
-        return fused(function, head, given, linear, ("target_logits",), layer_of(*teacher, of="teacher."))
-    if not isinstance(teacher, Tensor):
+    if not isinstance(teacher, (Tensor, LinearTeacher)):
         raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
-    return fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",))
+    computing = compute
+    if shards:
+        teacher, computing = _own_teacher(teacher, shards["group"]), functools.partial(over_processes, shards["group"])
+    if isinstance(teacher, LinearTeacher):
+        return fused(function, head, given, linear, ("target_logits",), layer_of(*teacher, of="teacher."), computing=computing)
+    return fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",), computing=computing)
+
+
+def _own_teacher(teacher: Tensor | LinearTeacher, shards: Shards) -> Tensor | LinearTeacher:
+    """Return the teacher of this process's classes."""
+    if isinstance(teacher, Tensor):
+        return own_part(shards, teacher, -1, "teacher")
+    bias = None if teacher.bias is None else own_part(shards, teacher.bias, 0, "teacher.bias")
+    return LinearTeacher(teacher.input, own_part(shards, teacher.weight, 0, "teacher.weight"), bias)
 
 
 @public(LINEAR, Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE))
@@ -452,7 +469,8 @@ def linear_kl_div(
     LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
 
     Args:
-        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher.
+        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group a LinearTeacher or logits, of this process's
+            classes.
         reverse: of a teacher with all its logits: KL(student ‖ teacher).
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
         tail: of a TopKTeacher: the classes that are not among the K count as one more.

@@ -170,6 +170,7 @@ def fused(
     teacher: Head | None = None,
     finish: Callable[[Any], Any] | None = None,
     objective: Objective | None = None,
+    computing: Callable[[CheckedCall[Any, Any]], Any] = compute,
 ) -> Any:
     """Compute a loss of the logits of a layer.
 
@@ -177,6 +178,7 @@ def fused(
         given: the loss's other arguments by name, `targets` of them with an entry a row.
         finish: from what the loss returns to what is returned.
         objective: a scalar of that, which is returned in its place.
+        computing: what computes the checked call.
     """
     if given.get("inplace"):
         raise ValueError("inplace=True needs logits, which a fused loss does not have")
@@ -212,7 +214,7 @@ def fused(
     in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, checked.finish, finish))
     checked = CheckedCall(checked.call, checked.options, in_shape)
     if objective is None:
-        return compute(checked)
+        return computing(checked)
     if kept is not None and objective.together != 1:
         objective = objective._replace(together=None)  # rows that were left out
     return by_objective(checked, objective)
