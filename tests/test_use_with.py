@@ -213,9 +213,11 @@ def test_transformers_detection(run):
     found["handle"].undo()
     model, gradient = found["model"], found["model"].bbox_predictor.layers[0].weight.grad.clone()
     model.zero_grad()
+    del model._loss_function
     theirs = model(pixel_values=found["pixels"], labels=found["labels"]).loss
     theirs.backward()
     torch.testing.assert_close(found["loss"], theirs, **FLOAT32)
+    torch.testing.assert_close(found["loss_of_all"], theirs, **FLOAT32)
     torch.testing.assert_close(gradient, model.bbox_predictor.layers[0].weight.grad, rtol=1e-3, atol=1e-6)
 
 

@@ -7,7 +7,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from transformers.loss import loss_rt_detr  # noqa: E402
+import accelerate  # noqa: E402
+from transformers.loss import loss_for_object_detection, loss_rt_detr  # noqa: E402
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher  # noqa: E402
 from transformers.loss.loss_lw_detr import LwDetrHungarianMatcher  # noqa: E402
 
@@ -86,8 +87,8 @@ def make(name):
         if name == "Detr":  # weights that tell its queries apart, whose costs would else be equal to the last digits
             more["init_std"] = 0.3
         config = getattr(transformers, f"{name}Config")(**TRANSFORMER, **backbone, **more)
-    elif name == "RTDetr":
-        config = transformers.RTDetrConfig(**REAL_TIME, backbone_config=resnet("RTDetrResNet"), decoder_n_points=2)
+    elif name in ("RTDetr", "RTDetrV2"):
+        config = getattr(transformers, f"{name}Config")(**REAL_TIME, backbone_config=resnet("RTDetrResNet"), decoder_n_points=2)
     elif name == "DFine":
         config = transformers.DFineConfig(**REAL_TIME, backbone_config=resnet("RTDetrResNet"), decoder_n_points=[2, 2, 2])
     elif name == "Deimv2":
@@ -140,6 +141,55 @@ def compare(model, given):
 @pytest.mark.parametrize("name", ["Detr", "ConditionalDetr", "DeformableDetr", "RTDetr", "DFine", "Deimv2", "LwDetr"])
 def test_detectors(name):
     assert not compare(make(name), inputs())
+
+
+@pytest.mark.parametrize("name", ["Detr", "ConditionalDetr", "DeformableDetr", "RTDetr", "RTDetrV2", "LwDetr"])
+def test_all_layers_at_once(name):
+    """The model's loss, and the gradients of its parameters; an image without boxes."""
+    model, given = make(name), inputs()
+    own = model.loss_function
+    for labels in (given["labels"], [given["labels"][1], {"class_labels": torch.zeros(0, dtype=torch.int64), "boxes": torch.zeros(0, 4)}]):
+        given["labels"] = labels
+        model.loss_function = own
+        expected, _, of_theirs = step(model, given)
+        model.loss_function = ours.loss_function
+        found, parts, of_ours = step(model, given)
+        assert list(parts) == ["loss_class", "loss_bbox", "loss_giou"]
+        torch.testing.assert_close((found, of_ours), (expected, of_theirs), rtol=1e-3, atol=1e-5)
+    assert len(model(**given).auxiliary_outputs) == {"RTDetr": 2, "RTDetrV2": 2, "LwDetr": 2}.get(name, 1)
+    with torch.no_grad():
+        assert model.eval()(**given).loss.isfinite()
+
+
+@pytest.mark.parametrize("name", ["Detr", "LwDetr"])
+def test_the_number_of_boxes_of_all_processes(name, monkeypatch):
+    """As the model's own loss counts them, by accelerate or torch.distributed: here the sum of two processes is said to be 17."""
+    if name == "Detr":
+        for module in (loss_for_object_detection, accelerate.utils):
+            monkeypatch.setattr(module, "reduce", lambda t: torch.full_like(t, 17.0))
+        monkeypatch.setattr(accelerate.PartialState, "_shared_state", {"num_processes": 2, "_cpu": True, "backend": None})
+    else:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(
+            torch.distributed, "all_reduce", lambda t, op=None: t.fill_(17.0 * (1 if op is None else 2))
+        )  # theirs: of 2 groups
+    model = make(name)
+    expected, *_ = step(model, inputs())
+    model.loss_function = ours.loss_function
+    torch.testing.assert_close(step(model, inputs())[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_models_without_a_criterion():
+    model = make("DFine")
+    model.loss_function = ours.loss_function
+    with pytest.raises(ValueError, match=r"config\.model_type must be one of 'detr', .*, got 'd_fine'"):
+        model(**inputs())
+    model = make("RTDetr")
+    model.config.use_focal_loss = False
+    model.loss_function = ours.loss_function
+    with pytest.raises(ValueError, match=r"config\.use_focal_loss must be True, got False"):
+        model(**inputs())
 
 
 @pytest.mark.parametrize("name", ["Detr", "DeformableDetr", "RTDetr", "LwDetr"])

@@ -6,20 +6,28 @@
 
 Methods of transformers' criteria are replaced, so their classes, their attributes and the names in a model's loss_dict stay.
 
+    model.loss_function = transformers_detection.loss_function
+
+computes all layers of one model at once, so that nothing waits for the device. Its loss_dict has the sums over the layers.
+
 Tested with transformers 5.23.
 """
 
 import functools
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.integrations.patching import Patch, Replacement, or_theirs
 from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
+    DenoisingQueries,
+    DetrCriterion,
     binary_cross_entropy_with_logits,
     box_iou_loss,
     box_l1_loss,
@@ -35,6 +43,7 @@ from lossforge.losses import (
     sigmoid_focal_loss,
     varifocal_loss,
 )
+from lossforge.losses.detection.counts import to_device
 
 TESTED = "5.23"
 ClassCost = Literal["focal", "softmax"]
@@ -209,6 +218,143 @@ def _bce_of_masks(inputs: Tensor, labels: Tensor, num_masks: Any) -> Tensor | st
 
 def _dice_of_boxes(inputs: Tensor, targets: Tensor, num_boxes: Any) -> Tensor | str:
     return _dice(inputs, targets, num_boxes)
+
+
+CLASS_LOSSES: dict[str, Any] = {
+    "detr": "cross_entropy",
+    **dict.fromkeys(("conditional_detr", "deformable_detr"), "focal"),
+    **dict.fromkeys(("rt_detr", "rt_detr_v2"), "varifocal"),
+    "lw_detr": "ia_bce",
+}
+"""The loss of classes of each of transformers' detectors, by config.model_type."""
+
+
+def loss_function(
+    logits: Tensor,
+    labels: Sequence[Mapping[str, Tensor]],
+    device: Any,
+    pred_boxes: Tensor,
+    config: Any,
+    outputs_class: Tensor | None = None,
+    outputs_coord: Tensor | None = None,
+    enc_outputs_class: Tensor | None = None,
+    enc_outputs_coord: Tensor | None = None,
+    *,
+    enc_topk_logits: Tensor | None = None,
+    enc_topk_bboxes: Tensor | None = None,
+    denoising_meta_values: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> tuple[Tensor, dict[str, Tensor], list[dict[str, Tensor]] | None]:
+    """Loss of transformers' detectors by `DetrCriterion`: `model.loss_function = transformers_detection.loss_function`.
+
+    For DETR, Conditional and Deformable DETR, RT-DETR and LW-DETR, with the options of the model's config. The models call it.
+
+    Args:
+        logits: (B, Q, C), of the last layer.
+        labels: of each image "class_labels" (N,) and "boxes" (N, 4).
+        device: of the model.
+        pred_boxes: (B, Q, 4), of the last layer.
+        config: the model's.
+        outputs_class: logits of all layers, (L, B, Q, C), of RT-DETR (B, L, Q, C).
+        outputs_coord: boxes of all layers.
+        enc_outputs_class: logits of LW-DETR's encoder.
+        enc_outputs_coord: boxes of LW-DETR's encoder.
+        enc_topk_logits: logits of the queries that RT-DETR selects.
+        enc_topk_bboxes: boxes of the queries that RT-DETR selects.
+        denoising_meta_values: which of RT-DETR's queries are made from boxes with noise.
+
+    Returns:
+        the loss; its parts summed over the layers, "loss_class", "loss_bbox" and "loss_giou"; and the predictions of the other layers.
+
+    Raises:
+        ValueError: the model is another one, or its config has use_focal_loss=False.
+    """
+    kind = config.model_type
+    if kind not in CLASS_LOSSES:
+        raise ValueError(f"config.model_type must be one of {', '.join(map(repr, CLASS_LOSSES))}, got {kind!r}")
+    counts, denoising, noisy = [len(each["class_labels"]) for each in labels], None, 0
+    if denoising_meta_values is not None:
+        noisy = denoising_meta_values["dn_num_split"][0]
+    layers = [(logits[:, noisy:], pred_boxes[:, noisy:])]
+    if config.auxiliary_loss and outputs_class is not None and outputs_coord is not None:
+        if kind.startswith("rt_detr"):
+            outputs_class, outputs_coord = outputs_class.transpose(0, 1), outputs_coord.transpose(0, 1)
+        if denoising_meta_values is not None:
+            groups = denoising_meta_values["dn_num_group"]
+            box = _boxes_of_noise(denoising_meta_values["dn_positive_idx"], counts, groups, noisy)
+            denoising = DenoisingQueries(outputs_class[:, :, :noisy], outputs_coord[:, :, :noisy], box, groups)
+            outputs_class, outputs_coord = outputs_class[:, :, noisy:], outputs_coord[:, :, noisy:]
+        layers = [*zip(outputs_class[:-1], outputs_coord[:-1], strict=True), *layers]
+    for x, b in ((enc_topk_logits, enc_topk_bboxes), (enc_outputs_class, enc_outputs_coord)):
+        if x is not None and b is not None and (config.auxiliary_loss or kind == "lw_detr"):
+            layers.insert(0, (x, b))
+    every_logits, every_boxes = (torch.stack(each) for each in zip(*layers, strict=True))
+    classes, boxes = (torch.cat([each[name] for each in labels]) for name in ("class_labels", "boxes"))
+    losses = _criterion(config, every_logits)(
+        every_logits, every_boxes, classes, boxes, counts, denoising=denoising, normalizer=_mean_of_processes(kind, len(classes), device)
+    )
+    others = [{"logits": x, "pred_boxes": b} for x, b in layers[:-1]]
+    return sum(losses.values(), logits.new_zeros(())), losses, others if config.auxiliary_loss else None
+
+
+def _criterion(config: Any, logits: Tensor) -> DetrCriterion:
+    """Return the criterion of a model's config."""
+    class_loss = CLASS_LOSSES[config.model_type]
+    if class_loss != "varifocal":
+        costs = {"cost_class": config.class_cost, "cost_bbox": config.bbox_cost, "cost_giou": config.giou_cost}
+        coefficients = {"bbox_coef": config.bbox_loss_coefficient, "giou_coef": config.giou_loss_coefficient}
+        if class_loss == "cross_entropy":
+            return DetrCriterion(class_loss, background_weight=config.eos_coefficient, **costs, **coefficients)
+        if class_loss == "focal":
+            return DetrCriterion(class_loss, alpha=config.focal_alpha, **costs, **coefficients)
+        coefficients["class_coef"] = config.class_loss_coefficient
+        groups = config.group_detr if logits.shape[2] == config.num_queries * config.group_detr else 1  # else of evaluation
+        return DetrCriterion(class_loss, alpha=config.focal_alpha, num_groups=groups, **costs, **coefficients)
+    if not config.use_focal_loss:
+        raise ValueError("config.use_focal_loss must be True, got False, a matching by the softmax of the classes")
+    return DetrCriterion(
+        class_loss,
+        class_coef=config.weight_loss_vfl,
+        bbox_coef=config.weight_loss_bbox,
+        giou_coef=config.weight_loss_giou,
+        cost_class=config.matcher_class_cost,
+        cost_bbox=config.matcher_bbox_cost,
+        cost_giou=config.matcher_giou_cost,
+        cost_alpha=config.matcher_alpha,
+        cost_gamma=config.matcher_gamma,
+        alpha=config.focal_loss_alpha,
+        gamma=config.focal_loss_gamma,
+    )
+
+
+def _boxes_of_noise(places: Sequence[Tensor], counts: Sequence[int], groups: int, queries: int) -> Tensor:
+    """Return the box of each of RT-DETR's denoising queries (B, D). places: of each image those of its boxes, of all groups."""
+    start, box, first = [], [], 0
+    for image, count in enumerate(counts):
+        start += [image * queries] * (count * groups)
+        box += [*range(first, first + count)] * groups
+        first += count
+    of_all = torch.cat([place for place, count in zip(places, counts, strict=True) if count])
+    starts, boxes = to_device(torch.tensor([start, box], device="cpu"), of_all.device)
+    found = torch.full((len(counts) * queries,), -1, device=of_all.device)
+    return found.index_put((of_all + starts,), boxes).view(len(counts), queries)
+
+
+def _mean_of_processes(kind: str, total: int, device: Any) -> float | Tensor:
+    """Return what transformers' criteria divide by: RT-DETR's the boxes of this process, the others' a number of all processes' boxes."""
+    number = float(total)
+    if kind == "lw_detr" and dist.is_available() and dist.is_initialized():
+        shared = torch.full((), number, device=device)
+        dist.all_reduce(shared)
+        return shared / dist.get_world_size()
+    if kind != "lw_detr" and not kind.startswith("rt_detr") and "accelerate.state" in sys.modules:
+        from accelerate import PartialState
+        from accelerate.utils import reduce
+
+        if PartialState._shared_state:
+            shared = reduce(torch.full((), number, device=device))
+            return shared / PartialState().num_processes
+    return number
 
 
 OF_CRITERION = "(self, outputs, targets, indices, num_boxes)"

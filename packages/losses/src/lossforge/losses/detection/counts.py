@@ -23,6 +23,9 @@ def counts_on_device(counts: Sequence[int] | Tensor, images: int, total: int, x:
         checks.beside("counts", counts, x, of)
         checks.fits("counts", counts, counts.shape == (images,), "have shape ({},)", images)
         return counts
-    numbers = counts_on_host(counts, images, total)
-    made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-    return made.pin_memory().to(x.device, non_blocking=True) if x.is_cuda else made.to(x.device)
+    return to_device(torch.tensor(counts_on_host(counts, images, total), dtype=torch.int32, device="cpu"), x.device)
+
+
+def to_device(made: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device without a wait for it."""
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)

@@ -68,8 +68,9 @@ class DetrCriterion(nn.Module):
 
     L = c₁ L_class + c₂ Σ |b - b̂| + c₃ Σ (1 - GIoU), summed over the layers.
 
-    Sums are over the matched queries, and of L_class over all queries. Each is divided by the number of boxes, times that of groups. Cross
-    entropy is, as in DETR, the mean over the queries of a layer, whose divisor counts a query without a box by `background_weight`.
+    Sums are over the matched queries, and of L_class over all queries. Each is divided by the number of boxes times that of groups, at
+    least by 1. Cross entropy is, as in DETR, the mean over the queries of a layer, whose divisor counts a query without a box by
+    `background_weight`.
 
     DETR has class_loss="cross_entropy" and cost_class=1; Deformable DETR and DINO have "focal", RT-DETR "varifocal", DEIM "mal", LW-DETR
     "ia_bce" with num_groups. D-FINE's losses of the boxes' sides stand beside it: `distribution_focal_loss`.
@@ -166,7 +167,7 @@ class DetrCriterion(nn.Module):
             target_boxes: (T, 4), the boxes.
             counts: how many boxes each image has: B numbers, or a tensor (B,) on the device, whose sum is not checked.
             denoising: predictions of denoising queries; None for none. "cross_entropy" takes none.
-            normalizer: number or 0-d tensor in place of the number of boxes, T: with several processes the mean of theirs. Below 1 it is 1.
+            normalizer: number or 0-d tensor in place of the number of boxes, T: with several processes the mean of theirs.
 
         Returns:
             "loss_class", "loss_bbox" and "loss_giou", 0-d, in float32 (float64 for float64), with their coefficients.
@@ -202,7 +203,7 @@ class DetrCriterion(nn.Module):
         # the last place, which -1 names, stands for no box
         label = F.pad(every_label.long(), (0, 1), value=classes - 1 if softmax else -1)[rows.box]
         target, found = F.pad(every_box, (0, 0, 0, 1))[rows.box], rows.box >= 0
-        divisor = groups * (max(len(labels), 1) if normalizer is None else _at_least_one(normalizer))
+        divisor = _at_least_one(groups * (len(labels) if normalizer is None else normalizer))
         losses = {}
         if self.class_coef:
             losses["loss_class"] = self._of_classes(rows, label, target, found, layers, divisor)
