@@ -71,7 +71,7 @@ def test_counts_beyond_the_boxes_name_none(device):
 def test_nothing_to_assign(device):
     assert hungarian_assign(torch.zeros(3, 0, device=device), [0, 0]).tolist() == [[-1] * 3] * 2
     assert hungarian_assign(torch.zeros(2, 0, 4, device=device), [4]).shape == (1, 2, 0)
-    assert hungarian_assign(torch.zeros(2, 0, device=device), torch.zeros(0, dtype=torch.int64, device=device)).shape == (0, 2)
+    assert hungarian_assign(torch.zeros(2, 3, device=device), torch.zeros(0, dtype=torch.int64, device=device)).shape == (0, 2)
     assert [len(q) for q, _ in hungarian_match(torch.zeros(3, 0, device=device), [0, 0])] == [0, 0]
 
 

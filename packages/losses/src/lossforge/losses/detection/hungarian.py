@@ -124,7 +124,7 @@ def _comparable(cost: Tensor) -> Tensor:
 
 
 def _assign(cost: Tensor, counts: Tensor) -> Tensor:
-    if cost.numel() == 0:
+    if cost.numel() == 0 or counts.numel() == 0:
         return _fake(cost, counts).fill_(-1)
     if not kernels_apply(cost):
         return assignment_reference(cost, counts)
