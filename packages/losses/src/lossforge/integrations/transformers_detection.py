@@ -264,7 +264,7 @@ def loss_function(
         denoising_meta_values: which of RT-DETR's queries are made from boxes with noise.
 
     Returns:
-        the loss; its parts summed over the layers, "loss_class", "loss_bbox" and "loss_giou"; and the predictions of the other layers.
+        the loss; its parts summed over the layers, "loss_class", "loss_bbox" and "loss_giou"; and the auxiliary layers' predictions.
 
     Raises:
         ValueError: the model is another one, or its config has use_focal_loss=False.
@@ -275,7 +275,7 @@ def loss_function(
     counts, denoising, noisy = [len(each["class_labels"]) for each in labels], None, 0
     if denoising_meta_values is not None:
         noisy = denoising_meta_values["dn_num_split"][0]
-    layers = [(logits[:, noisy:], pred_boxes[:, noisy:])]
+    others: list[tuple[Tensor, Tensor]] = []
     if config.auxiliary_loss and outputs_class is not None and outputs_coord is not None:
         if kind.startswith("rt_detr"):
             outputs_class, outputs_coord = outputs_class.transpose(0, 1), outputs_coord.transpose(0, 1)
@@ -284,17 +284,19 @@ def loss_function(
             box = _boxes_of_noise(denoising_meta_values["dn_positive_idx"], counts, groups, noisy)
             denoising = DenoisingQueries(outputs_class[:, :, :noisy], outputs_coord[:, :, :noisy], box, groups)
             outputs_class, outputs_coord = outputs_class[:, :, noisy:], outputs_coord[:, :, noisy:]
-        layers = [*zip(outputs_class[:-1], outputs_coord[:-1], strict=True), *layers]
-    for x, b in ((enc_topk_logits, enc_topk_bboxes), (enc_outputs_class, enc_outputs_coord)):
-        if x is not None and b is not None and (config.auxiliary_loss or kind == "lw_detr"):
-            layers.insert(0, (x, b))
+        others += zip(outputs_class[:-1], outputs_coord[:-1], strict=True)
+        if enc_topk_logits is not None and enc_topk_bboxes is not None:
+            others.append((enc_topk_logits, enc_topk_bboxes))
+    layers = [*others, (logits[:, noisy:], pred_boxes[:, noisy:])]
+    if enc_outputs_class is not None and enc_outputs_coord is not None:
+        layers.append((enc_outputs_class, enc_outputs_coord))
     every_logits, every_boxes = (torch.stack(each) for each in zip(*layers, strict=True))
     classes, boxes = (torch.cat([each[name] for each in labels]) for name in ("class_labels", "boxes"))
     losses = _criterion(config, every_logits)(
         every_logits, every_boxes, classes, boxes, counts, denoising=denoising, normalizer=_mean_of_processes(kind, len(classes), device)
     )
-    others = [{"logits": x, "pred_boxes": b} for x, b in layers[:-1]]
-    return sum(losses.values(), logits.new_zeros(())), losses, others if config.auxiliary_loss else None
+    auxiliary = [{"logits": x, "pred_boxes": b} for x, b in others] if config.auxiliary_loss else None
+    return sum(losses.values(), logits.new_zeros(())), losses, auxiliary
 
 
 def _criterion(config: Any, logits: Tensor) -> DetrCriterion:
