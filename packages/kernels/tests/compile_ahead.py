@@ -595,7 +595,7 @@ WORK: list[tuple[str, Variant, GPUTarget]] = []
 EVERY = os.environ.get("LOSSFORGE_COMPILE_ALL") == "1"
 HOPPER_ON = ("linear_product_kernel",)
 """Kernels that no older GPU runs."""
-OTHERS = 6
+OTHERS = 2 if "few" in sys.argv else 6
 """Variants for each GPU that nobody measured, evenly over all that were recorded."""
 SPREAD = 4
 """Variants of a kernel, evenly over all that were recorded, beside the first of each loss and mode, and of each loss and dtype."""
@@ -606,17 +606,20 @@ SAME_KERNEL = {name: "dice" for name, loss in LOSSES.items() if loss.template.na
 
 
 def few(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]]:
-    """One of every loss and of every kernel, in Gluon one of every loss, over all dtypes and modes: a minute's work.
+    """Few variants that together have every loss, kernel, dtype and mode, and every loss of each kernel in Gluon: a minute's work.
 
-    The hash spreads these over the losses.
+    The hash spreads dtypes and modes over the losses.
     """
-    taken, seen = [], set()
+    of = []
     for case, variant in sorted(variants.values(), key=lambda found: zlib.crc32(f"{found[1].kernel.__name__} {found[0]}".encode())):
         loss, dtype, *_, mode = case.split()
         gluon = {(variant.kernel.__name__, loss)} if variant.kernel.is_gluon() else set()
-        if new := {loss, dtype, mode, variant.kernel.__name__, *gluon} - seen:
-            taken.append((case, variant))
-            seen |= new
+        of.append(({loss, dtype, mode, variant.kernel.__name__, *gluon}, case, variant))
+    taken, missing = [], set().union(*[values for values, _, _ in of])
+    while missing:
+        values, case, variant = max(of, key=lambda found: len(found[0] & missing))
+        taken.append((case, variant))
+        missing -= values
     return taken
 
 
@@ -643,11 +646,12 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
 
 
 if __name__ == "__main__":
-    recorded = few(record(few=True).variants) if "few" in sys.argv else chosen(record().variants)
+    variants = record("few" in sys.argv).variants
+    recorded = few(variants) if "few" in sys.argv else chosen(variants)
     WORK += [(case, variant, HOPPER) for case, variant in recorded]
     older = [found for found in recorded if found[1].kernel.__name__ not in HOPPER_ON]
     small = [found for found in older if not found[1].kernel.is_gluon()]
-    products = [found for found in recorded if found[1].kernel.__name__ in HOPPER_ON]
+    products = [found for found in variants.values() if found[1].kernel.__name__ in HOPPER_ON]
     WORK += [(case, variant, AMPERE) for case, variant in older if zlib.crc32(case.encode()) % 20 == 0]
     for place, target in enumerate((BLACKWELL, *SMALL)):
         spread = (small if target in SMALL else older)[place :: max(1, len(small) // OTHERS)]

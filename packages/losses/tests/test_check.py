@@ -188,9 +188,10 @@ def test_a_kernel_that_is_off_is_one_finding(monkeypatch):
         ("zlpr_loss", ", which has no such name. In the registry: mae,"),
     ],
 )
-def test_name_of_a_function_in_the_shell(name, said):
-    status, output = shell(name)
-    assert (status, output.startswith(f"{name}: check takes names of the registry{said}")) == (2, True), output
+def test_name_of_a_function(name, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check", name])
+    assert main() == 2
+    assert capsys.readouterr().err.startswith(f"{name}: check takes names of the registry{said}")
 
 
 def test_name_of_the_registry_in_the_shell(all_cases):

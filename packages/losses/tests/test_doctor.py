@@ -37,6 +37,7 @@ def consult(*words, before="", **environment):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_on_this_machine():
     status, printed = consult()
     assert status == 0, printed

@@ -398,6 +398,7 @@ def test_tpo_and_alphapo_by_their_formulas():
         )
 
 
+@pytest.mark.slow  # by default one of each function, in test_values.py
 def test_compile_every_objective():
     """All of them in one graph."""
     numbers = {"clip_cov_ratio": 1.0, "clip_cov_lb": -0.5, "beta": 0.1}
