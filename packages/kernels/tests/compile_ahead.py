@@ -405,12 +405,13 @@ def matrices(recorder: Recorder) -> None:
 
 
 def assignments(recorder: Recorder) -> None:
-    """Task-aligned assignment: both styles, logits with the classes first in memory, few and many classes and choices."""
-    cases = itertools.product(("yolo", "tood"), ((80, 10, "ciou"), (5, 1, "iou"), (1203, 40, "giou")), DTYPES)
+    """Task-aligned assignment: both styles, rotated boxes, logits with the classes first in memory, few and many classes and choices."""
+    cases = itertools.product(("yolo", "tood"), ((80, 10, "ciou"), (5, 1, "iou"), (1203, 40, "giou"), (15, 10, "probiou")), DTYPES)
     for style, (classes, topk, iou), dtype in cases:
         recorder.case = f"task_aligned {dtype} {classes} {topk} {iou} {style}"
         scores = torch.zeros(2, classes, 84, dtype=dtype).mT if style == "yolo" else torch.zeros(2, 84, classes, dtype=dtype)
-        boxes, anchors, targets = torch.zeros(2, 84, 4, dtype=dtype), torch.zeros(84, 2), torch.zeros(2, 7, 4)
+        width = 5 if iou == "probiou" else 4
+        boxes, anchors, targets = torch.zeros(2, 84, width, dtype=dtype), torch.zeros(84, 2), torch.zeros(2, 7, width)
         labels = torch.zeros(2, 7, 1, dtype=torch.int64)
         options = {"topk": topk, "topk2": topk // 10 or 64, "iou": iou, "style": style}
         options |= {"from_logits": style == "yolo", "dense": classes < 1000}

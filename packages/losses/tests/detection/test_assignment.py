@@ -127,6 +127,41 @@ def test_a_box_keeps_some_of_its_anchors(style, topk, topk2, device):
     assert torch.equal(as_all.box_index, task_aligned_assign(*given, topk=topk, style=style).box_index)
 
 
+@pytest.mark.parametrize("min_side", [0.0, 16.0])
+def test_rotated_boxes_as_ultralytics(min_side, device):
+    """By ProbIoU, of anchors within the turned rectangle; in float32 by the kernels, and in float64."""
+    tal = pytest.importorskip("ultralytics.utils.tal")
+    make, anchors = torch.Generator().manual_seed(0), points("cpu")
+
+    def rotated(middles: Tensor, least: float, most: float) -> Tensor:
+        sides, angle = (torch.rand(*middles.shape[:2], n, generator=make) for n in (2, 1))
+        return torch.cat([middles, sides * (most - least) + least, 3 * angle], -1).to(device)
+
+    targets = rotated(torch.rand(2, 6, 2, generator=make) * 56 + 4, 4, 40)
+    predicted = rotated(anchors + 3 * torch.randn(2, len(anchors), 2, generator=make), 4, 34)
+    scores, _, anchors, labels, _, mask = problem(device)
+    assigner = tal.RotatedTaskAlignedAssigner(topk=10, num_classes=5, alpha=0.5, beta=6.0)
+    assigner.stride_val = min_side
+    _, _, score, foreground, index = assigner(scores, predicted, anchors, labels.unsqueeze(2), targets, mask.unsqueeze(2).float())
+    assert foreground.sum() > 30
+    for dtype in (torch.float32, torch.float64):
+        given = (t.to(dtype) if t.is_floating_point() else t for t in (scores, predicted, anchors, labels, targets, mask))
+        found = task_aligned_assign(*given, iou="probiou", min_side=min_side)
+        assert torch.equal(found.foreground, foreground)
+        assert torch.equal(found.box_index, torch.where(foreground, index, -1))
+        assert error(found.scores, score) < 1e-5
+        boxes = targets.gather(1, index.unsqueeze(2).expand(-1, -1, 5))
+        assert torch.equal(found.boxes, torch.where(foreground.unsqueeze(2), boxes, 0.0).to(dtype))
+    tood = [
+        task_aligned_assign(scores.to(t), predicted.to(t), anchors.to(t), labels, targets.to(t), mask, iou="probiou", style="tood", topk=9)
+        for t in (torch.float32, torch.float64)
+    ]
+    assert torch.equal(tood[0].box_index, tood[1].box_index)
+    assert 10 < tood[0].foreground.sum() < foreground.sum()
+    with pytest.raises(ValueError, match=r"boxes must have shape \(2, 80, 5\), got \(2, 80, 4\)"):
+        task_aligned_assign(scores, predicted[..., :4], anchors, labels, targets, mask, iou="probiou")
+
+
 @STYLES
 def test_anchors_of_small_boxes(style, device):
     """Sides below min_side reach as far from their centre as min_side does; overlaps are those of the boxes as they are."""
@@ -331,7 +366,7 @@ def test_mistakes(device):
         ({"topk2": 0}, ValueError, "topk2 must be 1 to 64, got 0"),
         ({"topk2": 2.0}, TypeError, "topk2 must be a whole number, got float"),
         ({"alpha": -1}, ValueError, "alpha must be finite and at least 0, got -1"),
-        ({"iou": "siou"}, ValueError, "iou must be one of 'iou', 'giou', 'diou', 'ciou', got 'siou'"),
+        ({"iou": "siou"}, ValueError, "iou must be one of 'iou', 'giou', 'diou', 'ciou', 'probiou', got 'siou'"),
         ({"style": "atss"}, ValueError, "style must be one of 'yolo', 'tood', got 'atss'"),
         ({"k": 3}, TypeError, "unexpected keyword argument 'k'"),
     ):

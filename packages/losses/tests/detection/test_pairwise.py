@@ -7,7 +7,18 @@ from loss_calls import Operators
 from torch import Tensor
 
 from lossforge.kernels import launch_counts
-from lossforge.losses import backend, box_iou, complete_box_iou, distance_box_iou, generalized_box_iou, plain_torch
+from lossforge.losses import (
+    backend,
+    box_iou,
+    complete_box_iou,
+    distance_box_iou,
+    generalized_box_iou,
+    plain_torch,
+    probabilistic_box_iou,
+    probiou_loss,
+    rotated_box_iou,
+    rotated_iou_loss,
+)
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs, pairwise_reference
 from lossforge.losses.templates.boxes import SPECIAL_PAIRS
 from lossforge.losses.testing import error
@@ -198,3 +209,28 @@ def test_mistakes(device):
     ):
         with pytest.raises(kind, match=message):
             box_iou(*arguments, **options)
+
+
+def rotated(device: str, *shape: int) -> Tensor:
+    numbers = torch.rand(*shape, 5, generator=torch.Generator().manual_seed(shape[0]), dtype=torch.float64)
+    return (numbers * torch.tensor([40.0, 40, 30, 20, 3], dtype=torch.float64) + 1).to(device)
+
+
+@pytest.mark.parametrize("function", [rotated_box_iou, probabilistic_box_iou], ids=lambda f: f.__name__)
+def test_matrices_of_rotated_boxes(function, device):
+    """Of broadcast sets, pair by pair; gradients are sums over the other set."""
+    boxes1, boxes2, loss = rotated(device, 2, 1, 7), rotated(device, 3, 5), {rotated_box_iou: rotated_iou_loss}.get(function, probiou_loss)
+    upstream = torch.rand(2, 3, 7, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+    wanted = []
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 3e-6)):
+        leaves = [b.to(dtype).requires_grad_() for b in (boxes1, boxes2)]
+        found = function(*leaves)
+        gradients = torch.autograd.grad(found, leaves, upstream.to(found.dtype))
+        pairs = [[loss(p[None], q[None]) for q in leaves[1][k]] for i in range(2) for k in range(3) for p in leaves[0][i, 0]]
+        single = 1 - torch.stack([torch.cat(row) for row in pairs]).view(2, 3, 7, 5)
+        wanted = wanted or [single.detach(), *torch.autograd.grad(single, leaves, upstream)]
+        for got, exact in zip((found.detach(), *gradients), wanted, strict=True):
+            assert error(got, exact) < bound
+    assert found.shape == (2, 3, 7, 5)
+    with pytest.raises(ValueError, match=r"boxes2 must have shape \(..., boxes, 5\), got \(3, 4\)"):
+        function(boxes1, torch.rand(3, 4, device=device))

@@ -12,7 +12,14 @@ from lossforge.losses.detection.assignment import Assignment, task_aligned_assig
 from lossforge.losses.detection.criterion import DenoisingQueries, DetrCriterion
 from lossforge.losses.detection.hungarian import hungarian_assign, hungarian_match
 from lossforge.losses.detection.matching import mask_matching_cost, matching_cost
-from lossforge.losses.detection.pairwise import box_iou, complete_box_iou, distance_box_iou, generalized_box_iou
+from lossforge.losses.detection.pairwise import (
+    box_iou,
+    complete_box_iou,
+    distance_box_iou,
+    generalized_box_iou,
+    probabilistic_box_iou,
+    rotated_box_iou,
+)
 from lossforge.losses.functional import *
 from lossforge.losses.modules import *
 from lossforge.losses.preference import *
@@ -220,9 +227,11 @@ __all__ = [
     "ppo_value_loss",
     "preference_bce",
     "preference_bce_with_logits",
+    "probabilistic_box_iou",
     "probiou_loss",
     "quality_focal_loss",
     "quantile_loss",
+    "rotated_box_iou",
     "rotated_iou_loss",
     "rowwise",
     "scylla_box_iou_loss",

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import triton.language as tl
 
     from lossforge.kernels.formulas.box import apart, hull, larger, length, overlap, smaller, turned
-    from lossforge.kernels.formulas.rotated import log1p, offset, root, sides, spread, surplus
+    from lossforge.kernels.formulas.rotated import bhattacharyya, log1p, offset, root, sides, spread, surplus
     from lossforge.kernels.math import *
 
     __all__ = ["apart", "hull", "larger", "length", "overlap", "smaller", "tl", "turned"]
-    __all__ += ["log1p", "offset", "root", "sides", "spread", "surplus"]
+    __all__ += ["bhattacharyya", "log1p", "offset", "root", "sides", "spread", "surplus"]
 
 
 class Placeholder:

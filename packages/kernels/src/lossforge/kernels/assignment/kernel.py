@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END, Strided
+from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.formulas.rotated import offset
 from lossforge.kernels.math import logistic, power
 from lossforge.kernels.pairwise.kernel import load_boxes
 
@@ -29,7 +30,10 @@ class Scores(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Predictions (B, A, 4), anchors (1, A, 2), and the boxes to assign (B, G, 4) with label and mask (B, G) of each."""
+    """Predictions (B, A, WIDTH), anchors (1, A, 2), and the boxes to assign (B, G, WIDTH) with label and mask (B, G) of each.
+
+    WIDTH: 4 for corners, 5 for rotated boxes (cx, cy, w, h, angle).
+    """
 
     scores: Scores
     predicted: Strided
@@ -37,7 +41,7 @@ class Given(NamedTuple):
     labels: Strided
     targets: Strided
     mask: Strided
-    end: Any = END
+    WIDTH: int
 
 
 class Chosen(NamedTuple):
@@ -61,12 +65,22 @@ class Assigned(NamedTuple):
 
 
 @triton.jit
+def load_numbers(t, batch, i, mask, WIDTH: tl.constexpr):
+    """Load the numbers of the boxes `i` in float32, 0 outside of the mask; the angle is 0 where boxes are corners."""
+    a, b, c, d = load_boxes(t, batch, i, mask, False)
+    e = a * 0.0
+    if WIDTH == 5:
+        e = tl.load(t.ptr + batch * t.s0 + i.to(tl.int64) * t.s1 + 4 * t.s2, mask=mask, other=0.0).to(tl.float32)
+    return a, b, c, d, e
+
+
+@triton.jit
 def load_target(given, batch, g, classes):
-    """Return the corners of box g, its class, and whether it counts: it is not padding, and its class exists."""
+    """Return the numbers of box g, its class, and whether it counts: it is not padding, and its class exists."""
     there = tl.load(given.mask.ptr + batch * given.mask.s0 + g * given.mask.s1).to(tl.int32) != 0
     label = tl.load(given.labels.ptr + batch * given.labels.s0 + g * given.labels.s1).to(tl.int64)
-    x1, y1, x2, y2 = load_boxes(given.targets, batch, g, g >= 0, False)
-    return x1, y1, x2, y2, label, there & (label >= 0) & (label < classes)
+    a, b, c, d, e = load_numbers(given.targets, batch, g, g >= 0, given.WIDTH)
+    return a, b, c, d, e, label, there & (label >= 0) & (label < classes)
 
 
 @triton.jit
@@ -85,11 +99,17 @@ def grown(low, high, least):
 
 
 @triton.jit
-def is_inside(x, y, x1, y1, x2, y2, margin, least):
+def is_inside(given, x, y, a, b, c, d, e, margin, least):
     """Return whether points lie in a box, further than `margin` from its sides, of which none counts as shorter than `least`."""
-    x1, x2 = grown(x1, x2, least)
-    y1, y2 = grown(y1, y2, least)
-    return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
+    if given.WIDTH == 5:
+        along, across = offset(x, y, a, b, e)
+        half_w, half_h = 0.5 * tl.maximum(c, least), 0.5 * tl.maximum(d, least)
+        inside = (half_w - tl.abs(along) > margin) & (half_h - tl.abs(across) > margin)
+    else:
+        a, c = grown(a, c, least)
+        b, d = grown(b, d, least)
+        inside = (x - a > margin) & (y - b > margin) & (c - x > margin) & (d - y > margin)
+    return inside
 
 
 @triton.jit
@@ -99,11 +119,14 @@ def spread(x, a):
 
 
 @triton.jit
-def overlap_of(given, batch, a, mask, x1, y1, x2, y2, similarity: tl.constexpr):
-    """Return how much boxes overlap with those that the anchors predict; 0 where they do not, or where a prediction is nan."""
-    u1, v1, u2, v2 = load_boxes(given.predicted, batch, a, mask, False)
-    x1, y1, x2, y2 = spread(x1, a), spread(y1, a), spread(x2, a), spread(y2, a)
-    value = similarity(x1, y1, x2, y2, u1, v1, u2, v2, 1e-7)
+def overlap_of(given, batch, i, mask, a, b, c, d, e, similarity: tl.constexpr):
+    """Return how much boxes overlap with those that the anchors i predict; 0 where they do not, or where a prediction is nan."""
+    p, q, r, s, t = load_numbers(given.predicted, batch, i, mask, given.WIDTH)
+    a, b, c, d, e = spread(a, i), spread(b, i), spread(c, i), spread(d, i), spread(e, i)
+    if given.WIDTH == 5:
+        value = similarity(a, b, c, d, e, p, q, r, s, t, 1e-7)
+    else:
+        value = similarity(a, b, c, d, p, q, r, s, 1e-7)
     return tl.where(mask & (value > 0.0), value, 0.0)
 
 
@@ -177,7 +200,7 @@ def choose_kernel(
     """
     program = tl.program_id(0).to(tl.int64)
     batch, g = program // boxes, program % boxes
-    x1, y1, x2, y2, label, counts = load_target(given, batch, g, classes)
+    b0, b1, b2, b3, b4, label, counts = load_target(given, batch, g, classes)
     place = tl.arange(0, chosen.PLACES)
     best = no_best(place, k, chosen.PLACES)
     end = tl.where(counts, anchors, 0)
@@ -186,15 +209,15 @@ def choose_kernel(
         mask = a < anchors
         if INSIDE:
             x, y = load_points(given, a, mask)
-            mask = mask & is_inside(x, y, x1, y1, x2, y2, margin, least)
+            mask = mask & is_inside(given, x, y, b0, b1, b2, b3, b4, margin, least)
         if tl.max(mask.to(tl.int32), 0) > 0:
-            u = overlap_of(given, batch, a, mask, x1, y1, x2, y2, similarity)
+            u = overlap_of(given, batch, a, mask, b0, b1, b2, b3, b4, similarity)
             alignment = alignment_of(given, batch, a, label, mask, u, alpha, beta)
             best = with_best(best, key_of(alignment, a, mask))
     anchor, found = anchors_of(best, place, k)
     if not INSIDE:
         x, y = load_points(given, anchor, found)
-        anchor = tl.where(found & is_inside(x, y, x1, y1, x2, y2, margin, least), anchor, -1)
+        anchor = tl.where(found & is_inside(given, x, y, b0, b1, b2, b3, b4, margin, least), anchor, -1)
     tl.store(chosen.anchors_ptr + program * chosen.PLACES + place, anchor)
     tl.store(chosen.alignment_ptr + program, 0)
     tl.store(chosen.overlap_ptr + program, 0)
@@ -235,8 +258,8 @@ def resolve_kernel(
         if tl.max(((anchor >= start) & (anchor < start + BLOCK)).to(tl.int32), 0) > 0:
             chose = tl.max((anchor[None, :] == a[:, None]).to(tl.int32), 1) > 0
             times += chose.to(tl.int32)
-            x1, y1, x2, y2, _, _ = load_target(given, batch, batch * 0 + g, classes)
-            u = overlap_of(given, batch, a, chose, x1, y1, x2, y2, similarity)
+            b0, b1, b2, b3, b4, _, _ = load_target(given, batch, batch * 0 + g, classes)
+            u = overlap_of(given, batch, a, chose, b0, b1, b2, b3, b4, similarity)
             better = chose & ((u > most) | (index < 0))
             index, most = tl.where(better, g, index), tl.where(better, u, most)
     several = times > 1
@@ -245,10 +268,10 @@ def resolve_kernel(
             x, y = load_points(given, a, inside)
             index, most = tl.where(several, -1, index), tl.where(several, 0.0, most)
             for g in range(boxes):
-                x1, y1, x2, y2, _, counts = load_target(given, batch, batch * 0 + g, classes)
-                within = several & counts & is_inside(x, y, x1, y1, x2, y2, margin, least)
+                b0, b1, b2, b3, b4, _, counts = load_target(given, batch, batch * 0 + g, classes)
+                within = several & counts & is_inside(given, x, y, b0, b1, b2, b3, b4, margin, least)
                 if tl.max(within.to(tl.int32), 0) > 0:
-                    u = overlap_of(given, batch, a, within, x1, y1, x2, y2, similarity)
+                    u = overlap_of(given, batch, a, within, b0, b1, b2, b3, b4, similarity)
                     better = within & ((u > most) | (index < 0))
                     index, most = tl.where(better, g, index), tl.where(better, u, most)
     has = inside & (index >= 0)
@@ -289,7 +312,7 @@ def narrow_kernel(
     """Let a box keep the k of its anchors with the best alignment, and its largest overlap be one of theirs."""
     program = tl.program_id(0).to(tl.int64)
     batch, g = program // boxes, program % boxes
-    x1, y1, x2, y2, _, counts = load_target(given, batch, g, classes)
+    b0, b1, b2, b3, b4, _, counts = load_target(given, batch, g, classes)
     place = tl.arange(0, PLACES)
     best = no_best(place, k, PLACES)
     end = tl.where(counts, anchors, 0)
@@ -308,7 +331,7 @@ def narrow_kernel(
             tl.store(assigned.labels_ptr + out, tl.full([BLOCK], -1, tl.int64), mask=dropped)
             tl.store(assigned.foreground_ptr + out, mine & (key >= worst), mask=dropped)
     anchor, found = anchors_of(best, place, k)
-    overlap = overlap_of(given, batch, anchor, found, x1, y1, x2, y2, similarity)
+    overlap = overlap_of(given, batch, anchor, found, b0, b1, b2, b3, b4, similarity)
     tl.store(chosen.overlap_ptr + program, tl.max(overlap, 0).to(tl.int32, bitcast=True))
 
 
@@ -327,9 +350,11 @@ def complete_kernel(given, chosen, assigned, boxes, anchors, classes, eps, BLOCK
     overlap = tl.load(chosen.overlap_ptr + where, mask=has, other=0).to(tl.float32, bitcast=True)
     quality = tl.where(has, alignment * overlap / (largest + eps), 0.0)
     tl.store(assigned.quality_ptr + out, quality, mask=inside)
-    side = tl.arange(0, 4)[None, :]
-    corner = given.targets.ptr + batch * given.targets.s0 + index[:, None] * given.targets.s1 + side * given.targets.s2
-    tl.store(assigned.boxes_ptr + out[:, None] * 4 + side, tl.load(corner, mask=has[:, None], other=0.0), mask=inside[:, None])
+    side = tl.arange(0, 4 if given.WIDTH == 4 else 8)[None, :]
+    number = given.targets.ptr + batch * given.targets.s0 + index[:, None] * given.targets.s1 + side * given.targets.s2
+    exists = side < given.WIDTH
+    box = tl.load(number, mask=has[:, None] & exists, other=0.0)
+    tl.store(assigned.boxes_ptr + out[:, None] * given.WIDTH + side, box, mask=inside[:, None] & exists)
     if assigned.scores_ptr is not None:
         label = tl.load(assigned.labels_ptr + out, mask=inside, other=-1).to(tl.int32)
         for first in range(0, classes, CLASSES):

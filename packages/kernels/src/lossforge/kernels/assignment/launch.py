@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from lossforge.kernels.assignment.kernel import (
@@ -46,7 +47,7 @@ def assign(
     scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, targets: Tensor, mask: Tensor, numbers: Numbers
 ) -> tuple[Tensor, ...]:
     """Return labels, boxes, scores, quality, foreground and index of each anchor; no elements in scores unless they are asked for."""
-    (batch, count, classes), several = scores.shape, targets.shape[1]
+    (batch, count, classes), (_, several, width) = scores.shape, targets.shape
     places = triton.next_power_of_2(numbers.topk)
 
     def new(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -57,14 +58,17 @@ def assign(
         constants(Scores(scores, s0, s1, s2, numbers.logits)),
         as_strided(boxes),
         Strided(anchors, 0, *anchors.stride()),
-        *map(as_strided, (labels, targets, mask)),
+        as_strided(labels),
+        as_strided(targets),
+        as_strided(mask),
+        tl.constexpr(width),
     )
     bits = new(torch.int32, batch, several), new(torch.int32, batch, several)
     chosen = constants(Chosen(new(torch.int32, batch, several, places), *bits, places))
     of_anchor = (batch, count)
     found = (
         new(torch.int64, *of_anchor),
-        new(targets.dtype, *of_anchor, 4),
+        new(targets.dtype, *of_anchor, width),
         new(scores.dtype, *of_anchor, classes) if numbers.dense else new(scores.dtype, 0),
         new(torch.float32, *of_anchor),
         new(torch.bool, *of_anchor),
@@ -82,8 +86,8 @@ def assign(
         narrow = (given, chosen, assigned, *sizes, numbers.topk2)
         kept = triton.next_power_of_2(numbers.topk2)
         Launch(narrow_kernel, (batch * several,), narrow, similarity=similarity, PLACES=kept, BLOCK=CHOOSE, num_warps=4).start()
-    width = min(triton.next_power_of_2(classes), CLASSES)
+    columns = min(triton.next_power_of_2(classes), CLASSES)
     complete = (given, chosen, assigned, *sizes, numbers.eps)
     grid = (batch * triton.cdiv(count, COMPLETE),)
-    Launch(complete_kernel, grid, complete, BLOCK=COMPLETE, CLASSES=width, num_warps=4).start()
+    Launch(complete_kernel, grid, complete, BLOCK=COMPLETE, CLASSES=columns, num_warps=4).start()
     return found

@@ -75,6 +75,19 @@ def offset(x1, y1, x2, y2, angle):
 
 
 @triton.jit
+def bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
+    """Return the distance of two boxes' Gaussians, whose covariances are R diag(w²/12, h²/12) Rᵀ."""
+    a1, b1, a2, b2, square = sides(w1, h1, t1, w2, h2, t2, eps)
+    v = spread(a1, b1, a2, b2, square)
+    p1, q1 = offset(x1, y1, x2, y2, t1)
+    p2, q2 = offset(x1, y1, x2, y2, t2)
+    own_a2, own_b2 = larger(tl.abs(w2), eps), larger(tl.abs(h2), eps)
+    of_1 = (p1 * p1 * (b1 / a1) + q1 * q1 * (a1 / b1)) / (a2 * b2)
+    of_2 = (p2 * p2 * (own_b2 / own_a2) + q2 * q2 * (own_a2 / own_b2)) / (a1 * b1)
+    return 0.75 * (of_1 + of_2) / (1.0 + v) + 0.5 * log1p(v)
+
+
+@triton.jit
 def column(x, y, dx, dy, half_w, half_h):
     """Return ∫ y dx along an edge from (x, y) to (x + dx, y + dy), where -half_w < x < half_w, with y kept in [-half_h, half_h]."""
     steep = tl.abs(dx) < 1e-30

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.formulas.box import V_SCALE, axis, distance_loss, larger, overlap_loss
-from lossforge.kernels.math import atan_ratio, product
+from lossforge.kernels.formulas.rotated import bhattacharyya, root
+from lossforge.kernels.math import atan_ratio, complement, product
 
 
 @triton.jit
@@ -57,3 +58,10 @@ def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     angle = atan_ratio(w2, h2) - atan_ratio(w1, h1)
     v = V_SCALE * angle * angle
     return ratio(across, down, union, eps) - distance - v * v / larger(loss + v, eps)
+
+
+@triton.jit
+def probiou(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
+    """Return 1 - √(1 - e^-D) of rotated boxes."""
+    apart, _ = complement(bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps))
+    return 1.0 - root(apart, eps)

@@ -10,7 +10,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions
 from lossforge.losses.base.record import CheckedCall
-from lossforge.losses.device_names import complement, larger, log1p, offset, root, sides, spread, surplus, tl
+from lossforge.losses.device_names import bhattacharyya, complement, larger, log1p, offset, root, sides, spread, surplus, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Reduction
 from lossforge.losses.templates.rotated import ROTATED, rotated_loss
@@ -47,15 +47,8 @@ def _root(x: Tensor, eps: float) -> Tensor:
     return x / x.clamp(min=eps).sqrt()
 
 
-def bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
-    a1, b1, a2, b2, square = sides(w1, h1, t1, w2, h2, t2, eps)
-    v = spread(a1, b1, a2, b2, square)
-    p1, q1 = offset(x1, y1, x2, y2, t1)
-    p2, q2 = offset(x1, y1, x2, y2, t2)
-    c2, d2 = larger(tl.abs(w2), eps), larger(tl.abs(h2), eps)
-    of_1 = (p1 * p1 * (b1 / a1) + q1 * q1 * (a1 / b1)) / (a2 * b2)
-    of_2 = (p2 * p2 * (d2 / c2) + q2 * q2 * (c2 / d2)) / (a1 * b1)
-    return 0.75 * (of_1 + of_2) / (1.0 + v) + 0.5 * log1p(v)
+def probiou_log(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
+    return bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps)
 
 
 def probiou(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
@@ -63,7 +56,7 @@ def probiou(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
     return root(apart, eps)
 
 
-@formula("probiou_log", DeviceFormula(bhattacharyya, variables=10, heavy=True))
+@formula("probiou_log", DeviceFormula(probiou_log, variables=10, heavy=True))
 def bhattacharyya_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
     a1, s1, a2, s2, square = _sides(b1, b2, eps)
     v = _spread(a1, s1, a2, s2, square)

@@ -8,6 +8,7 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.losses import checks
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs
+from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import ANY_DEVICE, define, launched
 from lossforge.losses.reference import accurate
@@ -16,7 +17,7 @@ from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 __all__ = ["Assignment", "task_aligned_assign"]
 
 STYLES = ("yolo", "tood")
-IOUS = ("iou", "giou", "diou", "ciou")
+IOUS = ("iou", "giou", "diou", "ciou", "probiou")
 MOST = 64
 """The most anchors that a box may choose: a program holds them in registers."""
 AT_ONCE = 1 << 18
@@ -28,7 +29,7 @@ class Assignment(NamedTuple):
 
     Attributes:
         labels: (B, A), int64: the class, -1 for background, as our losses take them.
-        boxes: (B, A, 4): the box, zeros for background.
+        boxes: (B, A, 4), or (B, A, 5) for rotated boxes: the box, zeros for background.
         scores: (B, A, C), in the dtype of the predicted scores: `quality` at the class, 0 elsewhere; None unless dense=True.
         foreground: (B, A), bool: whether a box is assigned.
         box_index: (B, A), int64: which of the image's boxes, -1 for background.
@@ -60,7 +61,7 @@ def task_aligned_assign(
     eps: float = 1e-9,
     margin: float = 1e-9,
     min_side: float = 0.0,
-    iou: Literal["iou", "giou", "diou", "ciou"] = "ciou",
+    iou: Literal["iou", "giou", "diou", "ciou", "probiou"] = "ciou",
     style: Literal["yolo", "tood"] = "yolo",
     from_logits: bool = False,
     dense: bool = True,
@@ -80,11 +81,12 @@ def task_aligned_assign(
 
     Args:
         scores: (B, A, C), predicted, in [0, 1]; or logits, see from_logits. Of any floating dtype and strides.
-        boxes: (B, A, 4), predicted (x1, y1, x2, y2), in the units of the anchors.
+        boxes: (B, A, 4), predicted (x1, y1, x2, y2), in the units of the anchors; with iou="probiou" rotated boxes (B, A, 5), (cx, cy,
+            w, h, angle in radians).
         anchors: (A, 2), the points (x, y) of the anchors.
         labels: (B, G) or (B, G, 1), the classes of the boxes, of any integer dtype. On CPU a class that does not exist raises. On CUDA its
             box is left out.
-        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number.
+        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), or (B, G, 5) as boxes, each image's padded to the same number.
         mask: (B, G) or (B, G, 1), nonzero where a box is one, 0 where it is padding; None: all are.
         topk: how many anchors a box chooses, 1 to 64. YOLOv8 takes 10, TOOD 13.
         topk2: how many of the anchors that it got a box keeps, those with the largest t, 1 to 64; None, or as many as topk: all. YOLO26's
@@ -95,7 +97,8 @@ def task_aligned_assign(
         margin: how far from a box's sides an anchor must be to be inside, in the units of the boxes. TOOD in mmdetection takes 0.01.
         min_side: of at least 0: a shorter side of a box counts as this long, from its centre, where it is decided which anchors are inside.
             ultralytics from 8.4 on takes the second stride, 16, so that small boxes have anchors.
-        iou: "ciou" as YOLOv8, "iou" as TOOD and PP-YOLOE, "giou" or "diou". Negative values are 0.
+        iou: "ciou" as YOLOv8, "iou" as TOOD and PP-YOLOE, "giou" or "diou", whose negative values are 0. "probiou" takes rotated boxes,
+            as ultralytics' RotatedTaskAlignedAssigner: an anchor is inside where it lies in the turned rectangle.
         style: "yolo" as ultralytics before 8.4, mmyolo and PP-YOLOE: the topk of the anchors inside; an anchor that several chose may go to
             any box that it lies in. "tood" as mmdetection: the topk of all anchors, of which those outside are then dropped; an anchor that
             several chose goes to one of them.
@@ -121,12 +124,12 @@ def task_aligned_assign(
         >>> found = task_aligned_assign(logits, boxes, anchors, labels, targets, mask, from_logits=True, dense=False)
         >>> loss = varifocal_loss(logits, found.labels, found.quality, normalizer=found.quality.sum().clamp(min=1))
     """
-    tensors = _checked(scores, boxes, anchors, labels, target_boxes, mask)
+    checks.one_of("iou", iou, IOUS)
+    tensors = _checked(scores, boxes, anchors, labels, target_boxes, mask, 5 if iou == "probiou" else 4)
     topk = _choices("topk", topk)
     topk2 = topk if topk2 is None else _choices("topk2", topk2)
     positive = {"alpha": alpha, "beta": beta, "eps": eps, "margin": margin, "min_side": min_side}
     positive = {name: checks.number(name, value, 0.0) for name, value in positive.items()}
-    checks.one_of("iou", iou, IOUS)
     checks.one_of("style", style, STYLES)
     flags = style == "tood", from_logits, dense
     numbers: tuple[Any, ...] = (topk, 0 if topk2 == topk else topk2, *positive.values(), iou, *flags)
@@ -148,8 +151,10 @@ def _choices(name: str, value: int) -> int:
     return value
 
 
-def _checked(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, target_boxes: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    """Check the tensors; return them without gradient, labels and mask as (B, G)."""
+def _checked(
+    scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, target_boxes: Tensor, mask: Tensor | None, width: int
+) -> tuple[Any, ...]:
+    """Check the tensors; return them without gradient, labels and mask as (B, G). width: numbers of a box."""
     checks.whole("scores", scores)
     for name, t in (("boxes", boxes), ("anchors", anchors), ("target_boxes", target_boxes)):
         checks.floating_beside(name, t, scores, "scores")
@@ -157,9 +162,10 @@ def _checked(scores: Tensor, boxes: Tensor, anchors: Tensor, labels: Tensor, tar
     checks.beside("labels", labels, scores, "scores")
     checks.fits("scores", scores, scores.ndim == 3 and scores.shape[2] > 0, "have shape (B, A, C)")
     batch, count, classes = scores.shape
-    checks.fits("target_boxes", target_boxes, target_boxes.shape == (batch, *target_boxes.shape[1:2], 4), "have shape ({}, G, 4)", batch)
+    fits = target_boxes.shape == (batch, *target_boxes.shape[1:2], width)
+    checks.fits("target_boxes", target_boxes, fits, "have shape ({}, G, {})", batch, width)
     several = target_boxes.shape[1]
-    for name, t, shape in (("boxes", boxes, (batch, count, 4)), ("anchors", anchors, (count, 2))):
+    for name, t, shape in (("boxes", boxes, (batch, count, width)), ("anchors", anchors, (count, 2))):
         checks.fits(name, t, t.shape == shape, "have shape {}", shape)
     mask = torch.ones(batch, several, dtype=torch.bool, device=scores.device) if mask is None else mask
     flat = []
@@ -200,12 +206,19 @@ def assignment_reference(
     """
     (batch, count, classes), several = scores.shape, targets.shape[1]
     label = labels.long().clamp(0, classes - 1)
-    corners, points, predicted = _grown(accurate(targets), min_side), accurate(anchors).mT.contiguous().mT, accurate(boxes)
+    rotated = iou == "probiou"
+    grown = _grown_rotated if rotated else _grown
+    corners, points, predicted = grown(accurate(targets), min_side), accurate(anchors).mT.contiguous().mT, accurate(boxes)
     dtype = torch.promote_types(corners.dtype, predicted.dtype)
-    wanted, given = (box_terms(t.to(dtype).reshape(-1, 4)) for t in (targets, boxes))
+    flat = [t.to(dtype).reshape(-1, t.shape[-1]) for t in (targets, boxes)]
+    wanted, given = flat if rotated else map(box_terms, flat)
 
     def overlap(b: Tensor, g: Tensor, a: Tensor) -> Tensor:
-        u = overlap_of_pairs(wanted, given, b * several + g, b * count + a, iou, 1e-7)
+        pairs = b * several + g, b * count + a
+        if rotated:
+            u = 1 - FORMULAS["probiou"].reference(wanted[pairs[0]], given[pairs[1]], 1e-7)
+        else:
+            u = overlap_of_pairs(wanted, given, *pairs, iou, 1e-7)
         return u.nan_to_num(nan=0.0).clamp(min=0)
 
     def aligned(b: Tensor, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,6 +227,10 @@ def assignment_reference(
         return torch.where((s > 0) & (u > 0), s**alpha * u**beta, 0.0), u
 
     def inside(box: Tensor, point: Tensor) -> Tensor:
+        if rotated:
+            (dx, dy), angle = (point - box[..., :2]).unbind(-1), box[..., 4]
+            along, across = dx * angle.cos() + dy * angle.sin(), dy * angle.cos() - dx * angle.sin()
+            return (box[..., 2] / 2 - along.abs() > margin) & (box[..., 3] / 2 - across.abs() > margin)
         (x, y), (x1, y1, x2, y2) = point.unbind(-1), box.unbind(-1)
         return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
 
@@ -221,6 +238,8 @@ def assignment_reference(
         box = corners[b, g].unsqueeze(1)
         if not tood:
             return inside(box, points)
+        if rotated:
+            return torch.ones(len(b), count, dtype=torch.bool, device=b.device)
         (x1, y1, x2, y2), (u1, v1, u2, v2) = box.unbind(-1), predicted[b].unbind(-1)
         return (x2 > u1) & (u2 > x1) & (y2 > v1) & (v2 > y1)  # elsewhere u is 0
 
@@ -261,7 +280,8 @@ def assignment_reference(
     best_t, best_u = of_box.scatter_reduce(1, box.expand(2, -1), torch.stack([t, u.to(t.dtype)]), "amax")[:, box]
     quality = t.new_zeros(batch * count).index_put((at,), t * best_u / (best_t + eps)).view(batch, count)
     label_of = torch.full_like(index, -1).index_put((at,), label[b, g]).view(batch, count)
-    box_of = targets.new_zeros(batch * count, 4).index_put((at,), targets[b, g]).view(batch, count, 4)
+    width = targets.shape[2]
+    box_of = targets.new_zeros(batch * count, width).index_put((at,), targets[b, g]).view(batch, count, width)
     index = index.view(batch, count)
     columns = torch.arange(classes, device=scores.device)
     score = torch.where(label_of.unsqueeze(2) == columns, quality.unsqueeze(2), 0.0).to(scores.dtype) if dense else scores.new_empty(0)
@@ -273,6 +293,11 @@ def _grown(boxes: Tensor, least: float) -> Tensor:
     low, high = boxes[..., :2], boxes[..., 2:]
     center, short = (low + high) / 2, high - low < least
     return torch.cat([torch.where(short, center - least / 2, low), torch.where(short, center + least / 2, high)], -1)
+
+
+def _grown_rotated(boxes: Tensor, least: float) -> Tensor:
+    """Return rotated boxes (B, G, 5) whose sides below `least` are this long."""
+    return torch.cat([boxes[..., :2], boxes[..., 2:4].clamp(min=least), boxes[..., 4:]], -1)
 
 
 def _first_best(row: Tensor, t: Tensor, rows: int, k: int) -> Tensor:
@@ -323,7 +348,7 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
     index = scores.new_empty(shape, dtype=torch.int64)
     wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
     quality, foreground = scores.new_empty(shape, dtype=wide), scores.new_empty(shape, dtype=torch.bool)
-    return index, targets.new_empty((*shape, 4)), score, quality, foreground, torch.empty_like(index)
+    return index, targets.new_empty((*shape, targets.shape[2])), score, quality, foreground, torch.empty_like(index)
 
 
 define(

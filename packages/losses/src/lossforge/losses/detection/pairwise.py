@@ -11,6 +11,7 @@ from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
 from lossforge.losses.definitions.iou import overlap_ratio
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.functional import probiou_loss, rotated_iou_loss
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import LIBRARY, define, launched, no_double_backward
 from lossforge.losses.option_types import BoxFormat
@@ -18,7 +19,7 @@ from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
 
-__all__ = ["box_iou", "complete_box_iou", "distance_box_iou", "generalized_box_iou"]
+__all__ = ["box_iou", "complete_box_iou", "distance_box_iou", "generalized_box_iou", "probabilistic_box_iou", "rotated_box_iou"]
 
 
 @checks.named
@@ -131,20 +132,84 @@ def complete_box_iou(boxes1: Tensor, boxes2: Tensor, eps: float = 1e-7, *, fmt: 
     return _matrix("ciou", boxes1, boxes2, fmt, eps)
 
 
-def _matrix(name: str, boxes1: Tensor, boxes2: Tensor, fmt: str, eps: float) -> Tensor:
+@checks.named
+def rotated_box_iou(boxes1: Tensor, boxes2: Tensor, *, eps: float = 1e-7) -> Tensor:
+    """Intersection over union of each rotated box of one set with each of another, by the exact area that both polygons share.
+
+    IoU = 1 - rotated_iou_loss of each pair. One launch reads the boxes where they are and writes a number a pair; a second one takes it
+    from 1. Differentiable in both sets, for which five numbers a pair are kept.
+
+    Args:
+        boxes1: (..., N, 5), of a floating dtype: (cx, cy, w, h, angle in radians).
+        boxes2: (..., M, 5), whose leading dimensions broadcast with those of boxes1.
+        eps: of at least 0; a union below it is eps.
+
+    Returns:
+        (..., N, M), in float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import rotated_box_iou
+        >>> rotated_box_iou(torch.rand(100, 5), torch.rand(7, 5)).shape
+        torch.Size([100, 7])
+    """
+    return 1 - rotated_iou_loss(*_each_pair(boxes1, boxes2), eps=eps)
+
+
+@checks.named
+def probabilistic_box_iou(boxes1: Tensor, boxes2: Tensor, *, eps: float = 1e-7) -> Tensor:
+    """Probabilistic IoU of each rotated box of one set with each of another (arXiv 2106.06072), as ultralytics' batch_probiou.
+
+    ProbIoU = 1 - probiou_loss of each pair, computed as rotated_box_iou.
+
+    Args:
+        boxes1: (..., N, 5), of a floating dtype: (cx, cy, w, h, angle in radians).
+        boxes2: (..., M, 5), whose leading dimensions broadcast with those of boxes1.
+        eps: of at least 0; a side below it is eps, and below it the root is a line.
+
+    Returns:
+        (..., N, M), in float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import probabilistic_box_iou
+        >>> cost = -probabilistic_box_iou(torch.rand(100, 5), torch.rand(7, 5))
+    """
+    return 1 - probiou_loss(*_each_pair(boxes1, boxes2), eps=eps)
+
+
+def _each_pair(boxes1: Tensor, boxes2: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views (..., N, M, 5) of both sets of rotated boxes."""
+    outer = _outer(boxes1, boxes2, 5)
+    shape = (*outer, boxes1.shape[-2], boxes2.shape[-2], 5)
+    return boxes1.unsqueeze(-2).expand(shape), boxes2.unsqueeze(-3).expand(shape)
+
+
+def _outer(boxes1: Tensor, boxes2: Tensor, width: int) -> torch.Size:
+    """Check two sets of boxes; return the leading dimensions of their matrices."""
     checks.whole("boxes1", boxes1)
     checks.whole("boxes2", boxes2)
     checks.beside("boxes2", boxes2, boxes1, "boxes1")
     for what, boxes in (("boxes1", boxes1), ("boxes2", boxes2)):
-        checks.fits(what, boxes, boxes.ndim >= 2 and boxes.shape[-1] == 4, "have shape (..., boxes, 4)")
-    checks.one_of("fmt", fmt, FORMATS)
-    eps = checks.number("eps", eps, 0.0)
+        checks.fits(what, boxes, boxes.ndim >= 2 and boxes.shape[-1] == width, "have shape (..., boxes, {})", width)
     try:
-        outer = torch.broadcast_shapes(boxes1.shape[:-2], boxes2.shape[:-2])
+        return torch.broadcast_shapes(boxes1.shape[:-2], boxes2.shape[:-2])
     except RuntimeError:
         raise ValueError(
             f"boxes2 must broadcast with the leading dimensions of boxes1, {tuple(boxes1.shape)}, got {tuple(boxes2.shape)}"
         ) from None
+
+
+def _matrix(name: str, boxes1: Tensor, boxes2: Tensor, fmt: str, eps: float) -> Tensor:
+    outer = _outer(boxes1, boxes2, 4)
+    checks.one_of("fmt", fmt, FORMATS)
+    eps = checks.number("eps", eps, 0.0)
     if boxes2.dtype not in KERNEL_DTYPES or not kernels_apply(boxes1) or boxes2.numel() == 0 or isinstance(eps, Tensor):
         return pairwise_reference(boxes1, boxes2, name, eps, fmt == "cxcywh")
     count = math.prod(outer)
