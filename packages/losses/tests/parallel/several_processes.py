@@ -302,7 +302,7 @@ def check_layouts_of_logits(group: Any) -> None:
 
 
 def check_compiled(group: Any) -> None:
-    """Compare a compiled loss, whose graph has the collectives, with an eager one."""
+    """Compare a compiled loss, whose graph has the collectives, with an eager one; and a compiled divergence."""
     layout = layouts()["equal"]
     x, w, target = torch.randn(ROWS, FEATURES), torch.randn(PADDED, FEATURES), torch.randint(PADDED, (ROWS,))
     leaves = [x.requires_grad_(), layout.part(w).requires_grad_()]
@@ -313,6 +313,14 @@ def check_compiled(group: Any) -> None:
     found = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves)
     torch.testing.assert_close(found, loss(*leaves))
     torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(loss(*leaves), leaves))
+
+    teacher = torch.randn(ROWS, len(leaves[1]))
+
+    def divergence(x: Tensor, w: Tensor) -> Tensor:  # whose graph breaks
+        return 2 * linear_js_div(x, w, teacher, group=group)
+
+    found = torch.compile(divergence, backend="aot_eager")(*leaves)
+    torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(divergence(*leaves), leaves))
 
 
 def check_dtensors(mesh: Any) -> None:

@@ -6259,7 +6259,8 @@ def linear_kl_div(
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
         teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher.
-            With group a LinearTeacher or logits, of this process's classes.
+            With group a LinearTeacher or logits, of this process's classes, and
+            torch.compile then breaks its graph.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         reduction: "mean", "sum" or "none".
@@ -6346,7 +6347,7 @@ def linear_js_div(
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
         teacher: the teacher's logits (…, C), or a LinearTeacher; with group, of
-            this process's classes.
+            this process's classes, and torch.compile then breaks its graph.
         bias: (C,), the layer's; None for none.
         beta: β in [0, 1].
         temperature: T above 0.
@@ -6428,7 +6429,7 @@ def linear_total_variation(
         input: (…, H), what the layer takes, of any floating dtype.
         weight: (C, H), the layer's.
         teacher: the teacher's logits (…, C), or a LinearTeacher; with group, of
-            this process's classes.
+            this process's classes, and torch.compile then breaks its graph.
         bias: (C,), the layer's; None for none.
         temperature: T above 0.
         reduction: "mean", "sum" or "none".

@@ -50,7 +50,10 @@ LINEAR = TemplateDocs(
         "input": "(…, H), what the layer takes, of any floating dtype.",
         "weight": "(C, H), the layer's.",
         "bias": "(C,), the layer's; None for none.",
-        "teacher": "the teacher's logits (…, C), or a LinearTeacher; with group, of this process's classes.",
+        "teacher": (
+            "the teacher's logits (…, C), or a LinearTeacher; with group, of this process's classes, and torch.compile then breaks its "
+            "graph."
+        ),
         "temperature": "T above 0.",
         "temperature_squared": divergence.DOCS.arguments["temperature_squared"],
         "labels": "integers (…); rows whose label is ignore_index are left out.",
@@ -418,6 +421,9 @@ def _of_teacher(
     function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, options: Any, **given: Any
 ) -> Any:
     """Compute a divergence of a layer's logits from a teacher. given: the divergence's own arguments."""
+    if options.get("group") is not None and torch.compiler.is_compiling():
+        # a graph breaks here; not by a decorator, whose import of torch.compile takes long
+        return torch.compiler.disable(_of_teacher)(function, layer, teacher, options, **given)
     layer, shards, others = local_layer(layer, options)
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
@@ -470,7 +476,7 @@ def linear_kl_div(
 
     Args:
         teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group a LinearTeacher or logits, of this process's
-            classes.
+            classes, and torch.compile then breaks its graph.
         reverse: of a teacher with all its logits: KL(student ‖ teacher).
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
         tail: of a TopKTeacher: the classes that are not among the K count as one more.

@@ -35,7 +35,6 @@ def own_part(shards: Shards, t: Tensor, dim: int, name: str) -> Tensor:
     return shards.trimmed(local_part(t, shards.group, dim % t.ndim, name) if is_dtensor(t) else t, dim)
 
 
-@torch.compiler.disable
 def over_processes(shards: Shards, checked: CheckedCall[Any, Any]) -> Any:
     """Compute the checked call of this process's classes, and return what its public function returns for those of all."""
     call: Call = checked.call
