@@ -223,6 +223,41 @@ def test_ranking():
         assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y), x.clone().requires_grad_())
 
 
+def test_long_tail():
+    x, y, counts = normal(5, 3).tanh(), torch.tensor([0, 2, 1, 2, 2]), torch.tensor([1000, 100, 10])
+    total = 0.0
+    for row, label in zip(x.tolist(), y.tolist(), strict=True):
+        moved = [30 * (v - (0.5 * (10 / counts[j].item()) ** 0.25 if j == label else 0)) for j, v in enumerate(row)]
+        total += math.log(sum(map(math.exp, moved))) - moved[label]
+    ldam = example("long_tail", "ldam_loss")
+    assert ldam(x, y, counts).item() == pytest.approx(total / 5)
+    assert torch.autograd.gradcheck(lambda x: ldam(x, y, counts, scale=2.0), x.requires_grad_())
+
+
+@pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.2), (0.2, 4.0), (1.0, 1.0)])
+def test_noise(t1, t2):
+    """The normaliser by bisection; at t1 = t2 = 1 it is the cross entropy."""
+    x, y = normal(5, 30) * 3, torch.tensor([0, 29, 1, 2, 2])
+
+    def power(v):
+        return math.exp(v) if t2 == 1 else max(0.0, 1 + (1 - t2) * v) ** (1 / (1 - t2))
+
+    total = 0.0
+    for row, label in zip(x.tolist(), y.tolist(), strict=True):
+        low, high = max(row), max(row) + 1e6
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if sum(power(v - middle) for v in row) > 1 else (low, middle)
+        p = [power(v - low) for v in row]
+        log = math.log(p[label]) if t1 == 1 else (p[label] ** (1 - t1) - 1) / (1 - t1)
+        total -= log + (1 - sum(v ** (2 - t1) for v in p)) / (2 - t1)
+    loss = example("noise", "bi_tempered_loss")
+    assert loss(x, y, t1, t2).item() == pytest.approx(total / 5)
+    if t1 == t2 == 1:
+        assert loss(x, y, t1, t2).item() == pytest.approx(torch.nn.functional.cross_entropy(x, y).item())
+    assert torch.autograd.gradcheck(lambda x: loss(x, y, t1, t2), x.requires_grad_())
+
+
 def test_evidential():
     """The expected cross entropy under the Dirichlet distribution, and torch's own divergence."""
     x, y = normal(5, 3), torch.tensor([0, 2, 1, 2, 2])
