@@ -330,7 +330,7 @@ def draw(family: str) -> None:
     from matplotlib.figure import Figure
 
     drawn, losses = CURVES[family], drawn_losses(family)
-    columns = min(3, len(losses))
+    columns = min(2, len(losses))  # so that letters can be read on a telephone
     rows = -(-len(losses) // columns)
     figure = Figure(figsize=(2.1 * columns, 1.9 * rows + 0.5), layout="constrained")
     frames = [*figure.subplots(rows, columns, squeeze=False, sharex=True).flat]
