@@ -147,7 +147,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.fixture
 def all_cases(request: pytest.FixtureRequest) -> bool:
-    """Whether a test that chooses its cases by itself shall take all."""
+    """Whether a test that chooses its cases by itself takes all."""
     return bool(asked_for(request.config, [request.node]))
 
 

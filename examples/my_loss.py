@@ -1,4 +1,4 @@
-"""Losses of one's own, from a formula each. Check and train them:
+"""Custom losses, from a formula each. Check and train them:
 
 uv run python -m lossforge.losses.check examples/my_loss.py:margin_bce
 uv run experiments/train.py loss=custom loss.target=examples/my_loss.py:margin_bce loss.hyper.margin=0.5

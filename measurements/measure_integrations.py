@@ -158,7 +158,7 @@ def require(errors: dict[str, float], bounds: dict[str, float]) -> dict[str, flo
     """Return errors that are within their bounds.
 
     Raises:
-        WrongError: one is not, or is no number.
+        WrongError: one is not, or is not a number.
     """
     for name, bound in bounds.items():
         if not errors[name] <= bound:

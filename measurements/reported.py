@@ -170,7 +170,7 @@ STACKS = {
 
 
 def integrations(file: Path) -> str:
-    """Return what training with other libraries takes, with their own losses and with ours; or why there is no figure."""
+    """Return what training with other libraries takes, with their own losses and with ours; or why it was not measured."""
     found, texts = found_in(file), list[str]()
     for part, (title, error, named) in STACKS.items():
         if part not in found:

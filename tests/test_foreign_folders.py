@@ -90,7 +90,7 @@ def test_a_store_that_is_a_link_makes_no_store_of_another_file(here, precious, c
     before = precious.read_bytes()
     (here / "mlflow.db").symlink_to(precious)
     assert train.main(QUICK) == 1
-    assert "which is no store of MLflow" in capsys.readouterr().err
+    assert "which is not a store of MLflow" in capsys.readouterr().err
     assert precious.read_bytes() == before
 
 

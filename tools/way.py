@@ -60,7 +60,7 @@ class Stop:
 
 
 def name_of(frame: FrameType) -> tuple[str, str]:
-    """Return the file of a frame in the repository, and the function; empty texts where the code is not ours or is no function."""
+    """Return the file of a frame in the repository, and the function; empty texts for code that is not ours or not in a function."""
     code = frame.f_code
     path = code.co_filename.replace(os.sep, "/")
     for folder in LAYERS:

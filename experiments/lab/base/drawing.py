@@ -24,7 +24,7 @@ def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], names: Sequ
     Args:
         image: the picture.
         boxes: (x1, y1, x2, y2) of each box, in its pixels.
-        names: what is written at each box, on a ground of its colour: above the box, or in it where there is no room.
+        names: what is written at each box, on a ground of its colour: above the box, or in it where nothing fits above.
         colours: the colour of each box.
     """
     page = image.copy()

@@ -16,7 +16,7 @@ class Stop:
     """Handle SIGINT and SIGTERM from now on, in the main thread only, because no other thread receives them.
 
     The first signal sets `wanted`, which the training loop reads; the second raises KeyboardInterrupt, and the third ends the process.
-    With `checkpoint_first=False` the first one raises, because there is no checkpoint to write. While
+    With `checkpoint_first=False` the first one raises, because no checkpoint can be written yet. While
     `ignored` is set, signals have no effect.
     """
 

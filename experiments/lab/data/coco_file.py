@@ -159,7 +159,7 @@ def checked_file(
         outside: as in read_coco; None: False, where no setting offers it.
         where: file and line of each annotation; None: its id names it.
         faults: what could not be read before.
-        turned: images whose boxes belong to the picture as shown and as stored alike, beside those that are found here.
+        turned: images whose boxes fit the picture both as shown and as stored; those found here are added.
         notes: messages for the user.
 
     Raises:

@@ -17,7 +17,7 @@ SHOWN, STORED = "shown", "stored"
 READINGS = (SHOWN, STORED)
 """What data.exif takes."""
 BOTH = "fits as shown and as stored"
-"""What the check of a data set's files says of an image that both readings fit; it is no fault."""
+"""What the check of a data set's files says of an image that both readings fit, which is not a fault."""
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -132,7 +132,7 @@ def images(given: list[Path], out: Path, *more: str) -> tuple[list[Path], list[P
 
 
 def _expanded(given: list[Path]) -> Iterator[Path]:
-    """Yield paths, and in place of a pattern such as "frames/**/*.png" what it matches; a path that exists is no pattern."""
+    """Yield paths, and in place of a pattern such as "frames/**/*.png" what it matches; a path that exists is not taken for a pattern."""
     for path in given:
         found = [] if os.path.lexists(path) or not has_magic(str(path)) else sorted(glob(str(path), recursive=True))
         yield from map(Path, found) if found else [path]

@@ -102,7 +102,7 @@ def number(least: float = -inf, most: float = inf, *, nan: bool = False) -> Chec
     """Return a check of numbers within a range, which a boolean is not; nan: whether nan is one, too."""
 
     def check(value: Any, name: str) -> str:
-        kind = isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)  # a larger one is no float
+        kind = isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)  # a larger one does not fit a float
         fits = kind and (least <= value <= most or (nan and value != value))
         return "" if fits else _said(value, name, f"a number from {least:g} to {most:g}")
 

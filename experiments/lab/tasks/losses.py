@@ -240,7 +240,7 @@ def _column(value: Tensor | None) -> Tensor | None:
 
 
 def _of_elements(weight: Tensor | None, batch: Batch) -> Tensor | None:
-    """Return the weights of elements, (N, 1) or (N, C), from those of samples (N,): 0 where there is no label; None if all are 1."""
+    """Return the weights of elements, (N, 1) or (N, C), from those of samples (N,): 0 for samples without a label; None if all are 1."""
     weight = _column(weight)
     if batch.known is None:
         return weight

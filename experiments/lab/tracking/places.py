@@ -44,7 +44,7 @@ def refuse_foreign(uri: str, tracking: TrackingConfig) -> None:
 
 
 def refuse_links_to_write(database: Path) -> None:
-    """Refuse a store in a file if opening it would change another file: by a link beside it, or as a link to what is no store.
+    """Refuse a store in a file if opening it would change another file: by a link beside it, or as a link to another kind of file.
 
     Raises:
         UnfitFileError: it would.
@@ -60,7 +60,7 @@ def refuse_links_to_write(database: Path) -> None:
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"{real.as_uri()}?mode=ro", uri=True)) as store:
             if store.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (TABLE,)).fetchone():
                 return
-        raise UnfitFileError(f"{database}: is a link to {real}, which is no store of MLflow, and would become one. Delete the link.")
+        raise UnfitFileError(f"{database}: is a link to {real}, which is not a store of MLflow, and would become one. Delete the link.")
 
 
 def outside(uri: str, location: str, allowed: bool) -> str:

@@ -56,7 +56,7 @@ def _first_line(file: Path) -> list[str]:
 
 
 def classes_in(names: list[str], listing: Listing) -> list[str]:
-    """Return the classes of these tables, sorted; `object` where there is no column of classes."""
+    """Return the classes of these tables, sorted; `object` where they have no column of classes."""
     found: set[str] = set()
     for name in names:
         table = read_cells(listing.root / name, "data.root")

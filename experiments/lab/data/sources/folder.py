@@ -295,7 +295,7 @@ def _files(part: str, root: Path, path: Path, listed: ClassFolders, config: Fold
         trained: the classes of the training images; empty for these themselves.
 
     Raises:
-        UserError: a class has files but no images, is unknown, or is in one part only; or there is no image.
+        UserError: a class has files but no images, is unknown, or is in one part only; or the folder has no image.
     """
     setting, held, named = f"data.{part}={path}", listed.of(part), config.classes
     arrays = "" if config.channels else f" Files {ARRAY} are read with data.channels=NUMBER."

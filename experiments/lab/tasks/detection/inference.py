@@ -124,8 +124,8 @@ class Scenes(Images):
         boxes = inside(boxes, images)
         image = torch.ones_like(label[:, :1]).cumsum(0)  # a range on the device that the file is loaded to
         # separates the boxes of different images and classes, each along one axis, so that ONNX's float32 holds the sum
-        apart = torch.sym_max(images.shape[-2], images.shape[-1]) + 1
-        offset = torch.stack([label, image.expand_as(label)] * 2, dim=-1).double() * apart
+        spacing = torch.sym_max(images.shape[-2], images.shape[-1]) + 1
+        offset = torch.stack([label, image.expand_as(label)] * 2, dim=-1).double() * spacing
         spread = torch.cat([(boxes.double() + offset).flatten(0, 1), self.elsewhere])
         scores = torch.cat([score.flatten().double(), torch.ones_like(self.elsewhere[:, 0])])
         sure = (scores > model.score_thresh).nonzero()[:, 0]

@@ -150,7 +150,7 @@ class Multilabel(ClassifierTask):
         return self.share
 
     def prepare(self, batch: Batch, *, training: bool) -> Batch:
-        """Return the batch with masked labels apart."""
+        """Return the batch with 0 for masked labels, and which labels are known."""
         if not self.masked:
             return batch
         return replace(batch, target=batch.target.clamp(min=0), known=batch.target != MASKED)

@@ -204,7 +204,7 @@ def _fault(pair: tuple[Path, Path], classes: int) -> str:
 
 
 def _fits(image_path: Path, mask_path: Path) -> tuple[tuple[bool, bool], bool]:
-    """Return whether a mask fits its image, both as a viewer shows them and both as they are stored; and whether EXIF turns both alike.
+    """Return whether a mask fits its image, both as a viewer shows them and both as they are stored; and whether EXIF turns both equally.
 
     Raises:
         CorruptError: it fits neither.

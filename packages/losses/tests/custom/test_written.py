@@ -285,7 +285,7 @@ def test_targets_and_hyper_parameters_are_differentiated_by_the_value(backend, d
         assert error(one, other) < 3e-6
     gx, gy, gt = torch.autograd.grad(written_bce(ours[0], ours[1], tau=ours[2]), ours, create_graph=True)
     for first, by in ((gx, 0), (gx, 1), (gx, 2), (gy, 0), (gt, 0)):
-        with pytest.raises(SecondDerivativeError, match="written_bce: there is no second derivative"):
+        with pytest.raises(SecondDerivativeError, match="written_bce: it has no second derivative"):
             torch.autograd.grad(first.sum(), ours[by], retain_graph=True)
     of_tau = torch.autograd.grad(gy.sum(), ours[2], retain_graph=True)[0]
     assert error(of_tau, -(x.double().sigmoid() * x.double()).sum(0) / x.numel()) < 3e-6
@@ -330,7 +330,7 @@ def test_second_derivatives(kind, held, way, device):
     if held:
         assert error(TWICE[way](loss, x, y), twice(plain, x.double(), y)) < 1e-5
     else:
-        cure = rf"^{loss.__name__}: there is no second derivative, because the formula writes its gradient.*lossforge\.kernels\.math\.hold"
+        cure = rf"^{loss.__name__}: it has no second derivative, because the formula writes its gradient.*lossforge\.kernels\.math\.hold"
         with pytest.raises(SecondDerivativeError, match=cure):
             TWICE[way](loss, x, y)
 

@@ -13,11 +13,11 @@ from lossforge import kernels
 if TYPE_CHECKING:
     import triton.language as tl
 
-    from lossforge.kernels.formulas.box import apart, hull, larger, length, overlap, smaller, turned
+    from lossforge.kernels.formulas.box import hull, jaccard_distance, larger, length, overlap, smaller, turned
     from lossforge.kernels.formulas.rotated import bhattacharyya, log1p, offset, root, sides, spread, surplus
     from lossforge.kernels.math import *
 
-    __all__ = ["apart", "hull", "larger", "length", "overlap", "smaller", "tl", "turned"]
+    __all__ = ["hull", "jaccard_distance", "larger", "length", "overlap", "smaller", "tl", "turned"]
     __all__ += ["bhattacharyya", "log1p", "offset", "root", "sides", "spread", "surplus"]
 
 

@@ -6605,8 +6605,8 @@ def grpo_loss(
         mask: (N, T), bool or integer, non-zero where a token counts (TRL's
             completion_mask). Tokens that do not count may hold any value, also
             nan.
-        epsilon: in [0, 1]; 1 is no lower bound. For "gmpo" a bound of ln r, for
-            "dppo_tv" and "dppo_kl" of the divergence.
+        epsilon: in [0, 1]; 1 gives no lower bound. For "gmpo" a bound of ln r,
+            for "dppo_tv" and "dppo_kl" of the divergence.
         epsilon_high: of at least 0, default epsilon (DAPO takes 0.28). TRL's
             "cispo" takes 1 + epsilon_high by this name, and has no lower bound.
         beta: β of at least 0, default TRL's 0; 0.04 in the paper. "a2po" and

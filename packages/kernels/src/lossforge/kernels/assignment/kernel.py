@@ -93,7 +93,7 @@ def load_points(given, a, mask):
 
 @triton.jit
 def grown(low, high, least):
-    """Return the ends of a side, moved from their centre so that they are `least` apart, where they are nearer."""
+    """Return the ends of a side; a side shorter than `least` is lengthened to it around its centre."""
     center, short = (low + high) * 0.5, high - low < least
     return tl.where(short, center - 0.5 * least, low), tl.where(short, center + 0.5 * least, high)
 

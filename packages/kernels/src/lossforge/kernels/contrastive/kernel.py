@@ -119,7 +119,7 @@ def signed(x, values):
 
 
 @triton.jit
-def apart(x, difference):
+def unsigned(x, difference):
     """Return a difference of signed values as one of similarities."""
     if x.scale is not None:
         _, size = sign_and_size(x.scale)
@@ -196,7 +196,7 @@ def close(x, height, offset, side, line, slot, whole):
         pair = (line.at - line.before).to(tl.int64)
         paired = (pair >= 0) & (pair < height)
         own = signed(x, tl.load(x.ptr + pair * x.s0 + (pair + offset) * x.s1, mask=paired, other=0.0))
-        loss = tl.where(paired, 0.5 * (apart(x, top - own) + ls), 0.0)
+        loss = tl.where(paired, 0.5 * (unsigned(x, top - own) + ls), 0.0)
         # columns without a pair do not take part in the gradient: exp(x - inf) is 0
         tl.store(side.lse + line.at, tl.where(paired, signed(x, top), 0.0), mask=line.at < line.length)
         tl.store(side.lse + line.length + line.at, tl.where(paired, ls, float("inf")), mask=line.at < line.length)
@@ -230,7 +230,7 @@ def contrastive_kernel(x, rows, columns, sum, divisor_ptr, scale, height, width,
 
     row_top, column_top = tl.maximum(tl.max(tile, 1), LOWEST), tl.maximum(tl.max(tile, 0), LOWEST)
     top = tl.max(row_top, 0)
-    if place.full & (apart(x, top - tl.minimum(tl.min(row_top, 0), tl.min(column_top, 0))) < NEAR):
+    if place.full & (unsigned(x, top - tl.minimum(tl.min(row_top, 0), tl.min(column_top, 0))) < NEAR):
         e = exponential(x, tile - top)
         row_sum, column_sum = tl.sum(e, 1), tl.sum(e, 0)
         row_top, column_top = tl.zeros([config.BR], tl.float32) + top, tl.zeros([config.BC], tl.float32) + top

@@ -179,11 +179,11 @@ def turned(x1, y1, x2, y2, u1, v1, u2, v2):
 @triton.jit
 def overlap(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     """Compute 1 - I/U for formulas whose derivatives are derived. They turn a flipped box back, see `turned`."""
-    return apart(x1, y1, x2, y2, u1, v1, u2, v2, eps) + turned(x1, y1, x2, y2, u1, v1, u2, v2)
+    return jaccard_distance(x1, y1, x2, y2, u1, v1, u2, v2, eps) + turned(x1, y1, x2, y2, u1, v1, u2, v2)
 
 
 @triton.jit
-def apart(x1, y1, x2, y2, u1, v1, u2, v2, eps):
+def jaccard_distance(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     """Compute 1 - I/U for formulas whose derivatives are derived, and that add `turned` themselves."""
     w, h = smaller(x2, u2) - larger(x1, u1), smaller(y2, v2) - larger(y1, v1)
     intersection = tl.where((w > 0) & (h > 0), product(w, h), 0.0)

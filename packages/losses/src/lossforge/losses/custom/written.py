@@ -16,7 +16,7 @@ class SecondDerivativeError(RuntimeError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name}: there is no second derivative, because the formula writes its gradient. Return the value alone, with "
+            f"{name}: it has no second derivative, because the formula writes its gradient. Return the value alone, with "
             "lossforge.kernels.math.hold around factors that the gradient takes for constants: then the gradient is derived, and can be "
             "differentiated again."
         )
@@ -56,7 +56,7 @@ def _slopes(ctx: Any) -> list[Tensor]:
     every = [torch.ones_like(slopes[0]), *slopes]
     if torch.compiler.is_compiling():  # it refuses second derivatives itself, and a Function within a backward
         return every
-    # by what is no variable the value may be differentiated again, so that its 1 follows from the variables alone
+    # the value may be differentiated again by other tensors than the variables, so its 1 depends on the variables alone
     return [_Last.apply(ctx.name, slope, *variables, *(others if i else ())) for i, slope in enumerate(every)]
 
 

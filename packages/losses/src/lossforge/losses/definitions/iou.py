@@ -13,7 +13,7 @@ from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CornerOptions, WeightedOptions
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.regression import smooth_l1_reference
-from lossforge.losses.device_names import apart, complement, hull, larger, length, overlap, smaller, tl, turned
+from lossforge.losses.device_names import complement, hull, jaccard_distance, larger, length, overlap, smaller, tl, turned
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Reduction
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
@@ -283,7 +283,7 @@ def siou_rising(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     across, e_x, width = siou_side(gamma, dx, x1, x2, u1, u2, eps)
     down, e_y, height = siou_side(gamma, dy, y1, y2, v1, v2, eps)
     sides = 0.5 * (width - across / e_x) + 0.5 * (height - down / e_y)
-    value = larger(smaller(apart(x1, y1, x2, y2, u1, v1, u2, v2, eps) + sides, 2.0), 0.0)
+    value = larger(smaller(jaccard_distance(x1, y1, x2, y2, u1, v1, u2, v2, eps) + sides, 2.0), 0.0)
     return value + turned(x1, y1, x2, y2, u1, v1, u2, v2)
 
 

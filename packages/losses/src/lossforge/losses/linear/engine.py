@@ -258,7 +258,7 @@ class Chunks:
         by_plan(key, (*tensors, *more), backward, chunk, self.formulas, kept, grads, [gradient])
 
     def differentiated(self, chunk: Any, gradient: Tensor, slopes: Callable[[Several], Sequence[Tensor | None]]) -> Several:
-        """Return the results of a chunk, and write the gradient of its logits. slopes: from results to the gradients arriving at them."""
+        """Return the results of a chunk, and write the gradient of its logits. slopes: from results to their upstream gradients."""
         template = self.template
         results = self.forward(chunk, None, True)
         found = dict(zip((*template.results, *template.kept), results, strict=True))

@@ -114,7 +114,7 @@ def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -
     group = _process_group(group)
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
-        raise ValueError("group must have this process among its own, got one of which it is no member")
+        raise ValueError("group must have this process as a member, got one without it")
     whole = None
     if is_dtensor(t):
         whole, t = t.shape[dim], local_part(t, group, dim % t.ndim, name)
