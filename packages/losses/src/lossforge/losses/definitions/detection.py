@@ -1,5 +1,6 @@
 """Losses of dense detectors: classification whose targets say how good a box is, and sides of boxes as distributions."""
 
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -183,6 +184,19 @@ def _to_the_power(y: Tensor, exponent: float) -> Tensor:
     return torch.where(y > 0, y.clamp(min=torch.finfo(y.dtype).tiny) ** exponent, y)
 
 
+BY_QUALITY = replace(
+    ELEMENTWISE.docs,
+    arguments={
+        **ELEMENTWISE.docs.arguments,
+        "target": "class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense: 0 is a negative.",
+        "score": "of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. "
+        "A class of score 0 is a positive.",
+        "reduction": '"mean" over all elements not ignored, "sum" or "none".',
+        "normalizer": "number or 0-d tensor that takes the place of the mean's divisor, such as the number of boxes.",
+    },
+)
+
+
 def _of_power(name: str) -> DeviceFormula:
     """Return a formula with a quicker one for qualities that need no power."""
     binary = DeviceFormula(f"varifocal.{name}_hard", f"varifocal.{name}_hard", "varifocal.is_1", heavy=True)
@@ -201,6 +215,7 @@ def mal_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, exponent: fl
     Module("MatchabilityAwareLoss", "Matchability-aware loss as DEIM's"),
     options=({"gamma": 2.0}, {"gamma": 0.5, "alpha": 0.3}),
     paper="arXiv 2412.04234",
+    docs=BY_QUALITY,
 )
 def mal_loss(
     input: Tensor,  # any shape
@@ -222,12 +237,8 @@ def mal_loss(
     When not: Leave it where many anchors of low IoU are positives, as in dense detectors; `varifocal` weighs these by their IoU.
 
     Args:
-        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense: 0 is a negative.
-        score: of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. A class of score 0 is a positive.
         gamma: γ above 0, the exponent of the quality, and of a negative's probability.
         alpha: α of at least 0, a factor of negatives: DEIM's mal_alpha, whose None is 1.
-        reduction: "mean" over all elements not ignored, "sum" or "none".
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of boxes.
     """
     gamma = checks.number("gamma", gamma, 0.0, exclusive=True)
     score, exponent = _raised(target, score, gamma)
@@ -250,6 +261,7 @@ def ia_bce_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, exponent:
     Module("IoUAwareBCELoss", "IoU-aware binary cross entropy as LW-DETR's"),
     options=({"alpha": 0.5, "gamma": 1.5}, {"alpha": 0.0}, {"alpha": 0.7, "gamma": 0.0}),
     paper="arXiv 2406.03459",
+    docs=BY_QUALITY,
 )
 def ia_bce_loss(
     input: Tensor,  # any shape
@@ -271,12 +283,8 @@ def ia_bce_loss(
     When not: Leave it where scores must be the IoU itself, as for ranking by it; take `quality_focal` or `mal`.
 
     Args:
-        target: class indices, -1 background and -2 ignored; or the qualities q in [0, 1] themselves, dense: 0 is a negative.
-        score: of class indices: q of the row's class in [0, 1], such as the IoU of the box; without it 1. A class of score 0 is a positive.
         alpha: α in [0, 1], the share of the predicted score in the target.
         gamma: γ of at least 0, the focusing exponent of negatives. Below 1, saturated logits take the limit.
-        reduction: "mean" over all elements not ignored, "sum" or "none".
-        normalizer: number or 0-d tensor that takes the place of the mean's divisor, such as the number of boxes.
     """
     alpha = checks.number("alpha", alpha, 0.0, 1.0)
     score, exponent = _raised(target, score, 1.0 - alpha)
