@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -246,11 +247,12 @@ def check_three_products(group: Any) -> None:
     target = torch.randint(len(w), (40,))
     target[3::7] = -100
     layout = Layout(len(w), -(-len(w) // dist.get_world_size()), False)
-    x, w = x.bfloat16(), w.bfloat16()
+    x, w, divisor = x.bfloat16(), w.bfloat16(), torch.tensor(7.0)
+    torch.set_default_device(None)  # a mode, under which no product writes a gradient in forward
     for options, chunks in (
         ({}, 1),
         ({"reduction": "sum", "softcap": 5.0, "scale": 0.7}, 1),
-        ({"z_loss": 0.01, "normalizer": torch.tensor(7.0), "chunk": 16}, 3),
+        ({"z_loss": 0.01, "normalizer": divisor, "chunk": 16}, 3),
         ({"chunk": 16, "gradient": "forward", "accumulate": "weight"}, 3),
     ):
         for size in (1.0, 12.0):  # at which another process has nearly all of a row's probability
@@ -281,6 +283,8 @@ def check_three_products(group: Any) -> None:
         known = {"group": group, "classes": len(w), "chunk": chunk}
         found, alike = (torch.autograd.grad(linear_cross_entropy(*own, target, **known, **each), own)[1] for each in (mixed, {}))
         assert error(found, alike) < 2e-2
+    if x.is_cuda:
+        torch.set_default_device(x.device)
 
 
 def check_layouts_of_logits(group: Any) -> None:
@@ -351,6 +355,41 @@ def check_dtensors(mesh: Any) -> None:
         torch.testing.assert_close(head.weight.grad.full_tensor(), of_w, rtol=2e-5, atol=2e-6)
 
 
+class Model(torch.nn.Module):
+    """A layer and a head, whose loss takes the head's weight from within the model, as FSDP2 gathers it."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(FEATURES, 8), torch.nn.Linear(8, classes, bias=False)
+
+    def forward(self, x: Tensor, target: Tensor, group: Any) -> Tensor:
+        return linear_cross_entropy(self.body(x).tanh(), self.head.weight, target, group=group, label_smoothing=0.1)
+
+
+def check_fsdp(kind: str) -> None:
+    """Compare a model whose vocabulary is spread over one dimension of a mesh, and whose parameters FSDP2 spreads over the other."""
+    mesh = init_device_mesh(kind, (2, dist.get_world_size() // 2), mesh_dim_names=("data", "vocabulary"))
+    model = Model(PADDED)
+    for t in model.parameters():
+        dist.broadcast(t.data, 0)
+    wide = Model(PADDED).double()
+    wide.load_state_dict(model.state_dict())
+    x, target = torch.randn(2, ROWS, FEATURES), torch.randint(PADDED, (2, ROWS))
+    sum(wide(*each, None) / 2 for each in zip(x.double(), target, strict=True)).backward()
+    expected = {name: t.grad.float() for name, t in wide.named_parameters()}
+    parallelize_module(model.head, mesh["vocabulary"], ColwiseParallel())
+    fully_shard(model, mesh=mesh["data"])
+    place = mesh["data"].get_local_rank()
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        model(x[place], target[place], mesh["vocabulary"]).backward()
+        found.append({name: t.grad.full_tensor() for name, t in model.named_parameters()})
+    for name, right in expected.items():
+        torch.testing.assert_close(found[0][name], right, rtol=2e-5, atol=2e-6)
+        assert torch.equal(found[0][name], found[1][name]), "bits differ"
+
+
 def refused(kind: type[Exception], part: str, function: Any, *args: Any, **options: Any) -> None:
     with pytest.raises(kind, match=re.escape(part)):
         function(*args, **options)
@@ -411,6 +450,8 @@ def main() -> None:
         check_dtensors(mesh)
         if not gpus:  # where indices are not read on the host
             check_errors(mesh)
+    if "fsdp" in sys.argv[1:]:
+        check_fsdp(mesh.device_type)
     dist.barrier()
     print("every process agrees")
 

@@ -14,7 +14,7 @@ from lossforge.losses import cross_entropy, linear_cross_entropy
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "layouts", "interpreted"),
-    [(2, ("uneven", "dtensors", "three products"), True), (4, ("equal", "padded", "padding alone"), False)],
+    [(2, ("uneven", "dtensors", "three products"), True), (4, ("equal", "padded", "padding alone", "fsdp"), False)],
 )
 def test_against_the_loss_of_all_classes(processes, layouts, interpreted):
     worker = Path(__file__).with_name("several_processes.py")
