@@ -199,6 +199,36 @@ def test_large_logits(classes, mode, device):
         assert (g[2] - g_exact[2]).abs().max() < rounding
 
 
+CAPPED = {"scale": 0.7, "softcap": 2.0, "target_scale": 1.4, "target_softcap": 3.0}
+
+
+@EACH
+@CLASSES
+@MODES
+@pytest.mark.parametrize("options", [CAPPED, {"scale": 1.5}, {"target_softcap": 2.0}], ids=["both", "scale", "the teacher's"])
+def test_scaled_and_capped_logits(options, classes, function, mode, device):
+    """As computed before the loss, in float64; of a row that is left out, too, and a class that the student excludes before its cap."""
+    x, t = 3 * torch.randn(3, classes, device=device), 3 * torch.randn(3, classes, device=device)
+    labels = torch.tensor([0, -100, 1], device=device)
+    x[1] = NAN
+    if "softcap" in options:
+        x[0, 2] = -INF
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    found = function(leaf, t, labels=labels, temperature=1.3, gradient=mode, **options)
+
+    def capped(z, scale=1.0, softcap=None):
+        z = torch.where((labels != -100).unsqueeze(1), scale * z.double(), 0.0)
+        return z if softcap is None else softcap * torch.tanh(z / softcap)
+
+    teacher = capped(t, options.get("target_scale", 1.0), options.get("target_softcap"))
+    student = capped(wide, options.get("scale", 1.0), options.get("softcap"))
+    expected = function(student, teacher, labels=labels, temperature=1.3)
+    assert error(found, expected) < 1e-5
+    gradients = torch.autograd.grad(3 * found, leaf)[0], torch.autograd.grad(3 * expected, wide)[0]
+    assert error(*gradients) < 1e-5
+    assert not gradients[0][1].any()
+
+
 def test_teacher_gradients_come_from_the_reference(device):
     """The kernels differentiate the student alone: a teacher that requires grad launches nothing, and both gradients are right."""
     for function in FUNCTIONS:
@@ -229,6 +259,7 @@ def test_compile_does_not_recompile(device):
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda x, t, w: kl_div_with_logits(x, t, weight=w), fullgraph=True, dynamic=True, backend=compiles)
+    frames = []
     for rows in (3, 4, 5):
         x, t, w = (
             torch.randn(rows, 6, device=device, requires_grad=True),
@@ -237,12 +268,13 @@ def test_compile_does_not_recompile(device):
         )
         compiled(x, t, w).backward()
         assert error(x.grad, gradient_of(kl_div_with_logits, x.double(), t.double(), weight=w)[1]) < 3e-6
-    assert compiles.frame_count == 1
+        frames.append(compiles.frame_count)
+    assert frames[-1] == frames[0]  # the first call's graph is traced once more, with the keywords' defaults as constants
 
 
 def test_backward_operator_refuses_to_be_differentiated(device):
     x, t = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(3, 4, device=device)
-    args = [None, "kl", x, t, None, None, None, [], False, 1.0, -100, 1.0, "mean", False]
+    args = [None, "kl", x, t, None, None, None, [], False, 1.0, 1.0, None, 1.0, None, -100, 1.0, "mean", False]
     _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
     g = torch.ops.lossforge.divergence_backward(*args, divisor, stats, torch.ones((), device=device), True)
     with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
@@ -295,6 +327,13 @@ def test_mistakes(function, kind, message, x, target, options):
     with pytest.raises(kind, match=message):
         function(x, target, **options)
     assert launch_counts() == before
+
+
+@pytest.mark.parametrize("name", CAPPED)
+def test_caps_are_checked(name):
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match=rf"{name} must be .*above 0.*, got 0"):
+        kl_div_with_logits(x, x, **{name: 0.0})
 
 
 def test_beta_is_checked():

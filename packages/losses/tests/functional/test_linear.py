@@ -208,14 +208,44 @@ def test_teachers(function, chunk, device):
     (hidden, weight, bias), _ = model(device, hidden=5)
     teacher = LinearTeacher(hidden * 2, weight, bias)
     given = {"labels": target, "ignore_index": 3, "temperature": 2.0, "chunk": chunk}
-    found = [run(lambda x, w, b, t=t: function(x, w, t, b, **given), leaves) for t in (teacher, F.linear(*teacher))]
+    found = [run(lambda x, w, b, t=t: function(x, w, t, b, **given), leaves) for t in (teacher, F.linear(*teacher[:3]))]
     assert error(found[0][0], found[1][0]) < 1e-5
     assert all(error(a, b) < 1e-5 for a, b in zip(found[0][1], found[1][1], strict=True))
     if function is linear_kl_div:
         del given["chunk"]
         given["labels"] = target.flatten()
-        right = kl_div_with_logits(F.linear(*leaves).flatten(0, 1), F.linear(*teacher).flatten(0, 1), **given)
+        right = kl_div_with_logits(F.linear(*leaves).flatten(0, 1), F.linear(*teacher[:3]).flatten(0, 1), **given)
         assert error(found[0][0], right) < 1e-5
+
+
+@pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("gradient", ["forward", "backward"])
+def test_scaled_and_capped_logits_of_student_and_teacher(function, gradient, device):
+    """As computed from logits in float64. By chunks of rows and of classes."""
+    leaves, target = model(device, classes=300)
+    (hidden, weight, bias), _ = model(device, hidden=5, classes=300)
+    given = {"labels": target, "ignore_index": 3, "temperature": 2.0, "reduction": "sum"}
+    teacher = LinearTeacher(hidden, weight, bias, 1.4, 3.0)
+    found = run(lambda x, w, b: function(x, w, teacher, b, scale=0.7, softcap=2.0, chunk=5, gradient=gradient, **given), leaves)
+    logits = 3.0 * torch.tanh(1.4 * F.linear(hidden.double(), weight.double(), bias.double()) / 3.0)
+    unfused = getattr(losses, f"{function.__name__.removeprefix('linear_')}_with_logits")
+    given["labels"] = target.flatten()
+
+    def plain(x, w, b):
+        return unfused((2.0 * torch.tanh(0.7 * F.linear(x, w, b) / 2.0)).flatten(0, 1), logits.flatten(0, 1), **given)
+
+    expected = run(plain, leaves, torch.float64)
+    assert error(found[0], expected[0]) < 1e-5
+    assert all(error(a, b) < 1e-5 for a, b in zip(found[1], expected[1], strict=True))
+
+
+def test_caps_of_a_teacher_are_checked(device):
+    (x, w, b), _ = model(device)
+    with pytest.raises(ValueError, match=r"teacher\.softcap must be .*above 0"):
+        linear_kl_div(x, w, LinearTeacher(x, w, b, softcap=0.0))
+    values, indices = torch.randn(2, 7, 11, device=device).log_softmax(-1).topk(4)
+    with pytest.raises(ValueError, match="softcap needs all of the teacher's logits"):
+        linear_kl_div(x, w, TopKTeacher(values, indices), softcap=2.0)
 
 
 def test_likeliest_classes_of_a_teacher(device):

@@ -209,10 +209,10 @@ def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     return {
         "kl": (*kl, {"temperature": 2.0}),
         "kl of rows": (*kl, {"reduction": "none", "loss_weight": weight}),
-        "reverse kl": (*kl, {"reverse": True, "reduction": "mean", "labels": target}),
+        "reverse kl": (*kl, {"reverse": True, "reduction": "mean", "labels": target, "scale": 0.8, "softcap": 3.0}),
         "js": (*js, {"beta": 0.3, "temperature": 0.7, "loss_weight": weight, "labels": target, "reduction": "sum"}),
         "js of rows": (*js, {"reduction": "none", "labels": target}),
-        "js in backward": (*js, {"beta": 0.9, "gradient": "backward", "normalizer": torch.tensor(3.0)}),
+        "js in backward": (*js, {"beta": 0.9, "gradient": "backward", "softcap": 4.0, "normalizer": torch.tensor(3.0)}),
         "total variation": (*tv, {"temperature": 1.5}),
     }
 

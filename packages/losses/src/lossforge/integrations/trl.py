@@ -102,33 +102,27 @@ def _divergence(own: Any) -> Any:
             teacher_final_logit_softcapping: float | None = None,
         ) -> tuple[Tensor, Tensor]:
             caps = student_final_logit_softcapping, teacher_final_logit_softcapping
-            if caps != (None, None) or _not_whole(student_weight, teacher_weight):
-                why = (
-                    "lossforge's divergences have no softcap" if caps != (None, None) else "DeepSpeed ZeRO-3 gathers the heads for it alone"
-                )
-                say_once(f"TRL's own divergence runs: {why}")
+            if _not_whole(student_weight, teacher_weight):
+                say_once("TRL's own divergence runs: DeepSpeed ZeRO-3 gathers the heads for it alone")
                 layers = student_hidden, student_weight, student_bias, teacher_hidden, teacher_weight, teacher_bias
                 scales = student_logit_scale, caps[0], teacher_logit_scale, caps[1]
                 found: tuple[Tensor, Tensor] = own.apply(*layers, beta, temperature, *scales)
                 return found
-            s_input, s_weight, s_bias = _scaled(student_hidden, student_weight, student_bias, student_logit_scale)
-            with torch.no_grad():  # theirs gives the teacher no gradient
-                t_input, t_weight, t_bias = _scaled(teacher_hidden, teacher_weight, teacher_bias, teacher_logit_scale)
-                teacher = LinearTeacher(t_input.detach(), t_weight.detach(), None if t_bias is None else t_bias.detach())
-            loss = linear_js_div(s_input, s_weight, teacher, s_bias, beta=beta, temperature=temperature, reduction="none")
+            hidden, weight, bias = _in_one_dtype(student_hidden, student_weight, student_bias)
+            softened: dict[str, Any] = {"temperature": temperature, "scale": student_logit_scale, "softcap": caps[0]}
+            # theirs gives the teacher no gradient
+            layer = _in_one_dtype(teacher_hidden.detach(), teacher_weight.detach(), None if teacher_bias is None else teacher_bias.detach())
+            teacher = LinearTeacher(*layer, scale=teacher_logit_scale, softcap=caps[1])
+            loss = linear_js_div(hidden, weight, teacher, bias, beta=beta, reduction="none", **softened)
             with torch.no_grad():
-                entropy = linear_entropy(s_input, s_weight, s_bias, temperature=temperature)
+                entropy = linear_entropy(hidden, weight, bias, **softened)
             return loss, entropy
 
     return ChunkedDivergenceFunction
 
 
-def _scaled(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a layer whose logits are scale · those of the given one, in one dtype."""
-    bias = None if bias is None else bias.to(hidden.dtype)
-    if scale != 1:
-        hidden, bias = hidden * scale, None if bias is None else bias * scale
-    return hidden, weight.to(hidden.dtype), bias
+def _in_one_dtype(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    return hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
 
 
 def _logps(own: Any) -> Any:

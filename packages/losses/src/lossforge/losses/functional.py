@@ -4719,7 +4719,8 @@ def kl_div_with_logits(
     input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
     temperature_squared: bool = True, ignore_index: int = -100, weight: Tensor | None = None, labels: Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None,
+    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+    target_softcap: float | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
@@ -4759,6 +4760,11 @@ def kl_div_with_logits(
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: the same for the teacher's.
+        target_softcap: the same for the teacher's.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -4780,6 +4786,7 @@ def kl_div_with_logits(
     return compute(definitions.divergence.kl_div_with_logits(
         input, target_logits, temperature, reduction, reverse=reverse, temperature_squared=temperature_squared, ignore_index=ignore_index,
         weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
+        scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
     ))
 
 
@@ -4788,7 +4795,8 @@ def js_div_with_logits(
     input: Tensor, target_logits: Tensor, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
     temperature_squared: bool = False, ignore_index: int = -100, weight: Tensor | None = None, labels: Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None,
+    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+    target_softcap: float | None = None,
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the student's softmax and the
     teacher's.
@@ -4831,6 +4839,11 @@ def js_div_with_logits(
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: the same for the teacher's.
+        target_softcap: the same for the teacher's.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -4852,6 +4865,7 @@ def js_div_with_logits(
     return compute(definitions.divergence.js_div_with_logits(
         input, target_logits, beta, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index,
         weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
+        scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
     ))
 
 
@@ -4860,7 +4874,8 @@ def total_variation_with_logits(
     input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
     temperature_squared: bool = False, ignore_index: int = -100, weight: Tensor | None = None, labels: Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None,
+    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+    target_softcap: float | None = None,
 ) -> Tensor:
     """Total variation distance of the student's softmax and the teacher's.
 
@@ -4897,6 +4912,11 @@ def total_variation_with_logits(
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: the same for the teacher's.
+        target_softcap: the same for the teacher's.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -4917,7 +4937,8 @@ def total_variation_with_logits(
     """
     return compute(definitions.divergence.total_variation_with_logits(
         input, target_logits, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index, weight=weight,
-        labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
+        labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, scale=scale,
+        softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
     ))
 
 
@@ -6243,9 +6264,9 @@ def linear_kl_div(
     reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
     logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None,
 ) -> Tensor:
     """Kullback-Leibler divergence of the softmax of a linear layer's output from a
     teacher's.
@@ -6296,6 +6317,9 @@ def linear_kl_div(
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         labels: integers (…); rows whose label is ignore_index are left out.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
@@ -6326,8 +6350,8 @@ def linear_kl_div(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, reverse=reverse,
         temperature_squared=temperature_squared, renormalize=renormalize, tail=tail, loss_weight=loss_weight, chunk=chunk,
         accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group, classes=classes,
-        sum_input_gradient=sum_input_gradient, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
-        gradient=gradient,
+        sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
+        normalizer=normalizer, empty=empty, gradient=gradient,
     )
 
 
@@ -6337,8 +6361,8 @@ def linear_js_div(
     temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True, labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, labels: Tensor | None = None,
+    ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's
     output and a teacher's: js_div_with_logits, fused.
@@ -6379,6 +6403,9 @@ def linear_js_div(
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         labels: integers (…); rows whose label is ignore_index are left out.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
@@ -6408,8 +6435,8 @@ def linear_js_div(
     return definitions.linear.linear_js_div(
         input, weight, teacher, bias, beta=beta, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
         loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
-        classes=classes, sum_input_gradient=sum_input_gradient, labels=labels, ignore_index=ignore_index, normalizer=normalizer,
-        empty=empty, gradient=gradient,
+        classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
+        normalizer=normalizer, empty=empty, gradient=gradient,
     )
 
 
@@ -6419,8 +6446,8 @@ def linear_total_variation(
     reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None,
+    scale: float = 1.0, softcap: float | None = None, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
 ) -> Tensor:
     """Total variation distance of the softmax of a linear layer's output and a
     teacher's: total_variation_with_logits, fused.
@@ -6460,6 +6487,9 @@ def linear_total_variation(
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         labels: integers (…); rows whose label is ignore_index are left out.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
@@ -6489,8 +6519,8 @@ def linear_total_variation(
     return definitions.linear.linear_total_variation(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
         loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
-        classes=classes, sum_input_gradient=sum_input_gradient, labels=labels, ignore_index=ignore_index, normalizer=normalizer,
-        empty=empty, gradient=gradient,
+        classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
+        normalizer=normalizer, empty=empty, gradient=gradient,
     )
 
 

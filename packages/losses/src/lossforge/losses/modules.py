@@ -1852,15 +1852,27 @@ class JSDivWithLogitsLoss(TargetModule):
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: the same for the teacher's.
+        target_softcap: the same for the teacher's.
     """
 
     function = staticmethod(functional.js_div_with_logits)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None}
+    shared = {
+        "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
+        "target_softcap": None,
+    }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
+    scale: float
+    softcap: float | None
+    target_scale: float
+    target_softcap: float | None
     beta: float
     temperature: float
     temperature_squared: bool
@@ -1870,10 +1882,12 @@ class JSDivWithLogitsLoss(TargetModule):
     def __init__(
         self, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False,
         ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, beta=beta, temperature=temperature,
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
+            target_scale=target_scale, target_softcap=target_softcap, beta=beta, temperature=temperature,
             temperature_squared=temperature_squared, ignore_index=ignore_index,
         )
 
@@ -2060,15 +2074,27 @@ class KLDivWithLogitsLoss(TargetModule):
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: the same for the teacher's.
+        target_softcap: the same for the teacher's.
     """
 
     function = staticmethod(functional.kl_div_with_logits)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None}
+    shared = {
+        "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
+        "target_softcap": None,
+    }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
+    scale: float
+    softcap: float | None
+    target_scale: float
+    target_softcap: float | None
     temperature: float
     reverse: bool
     temperature_squared: bool
@@ -2078,11 +2104,13 @@ class KLDivWithLogitsLoss(TargetModule):
     def __init__(
         self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False, temperature_squared: bool = True,
         ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, temperature=temperature,
-            reverse=reverse, temperature_squared=temperature_squared, ignore_index=ignore_index,
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
+            target_scale=target_scale, target_softcap=target_softcap, temperature=temperature, reverse=reverse,
+            temperature_squared=temperature_squared, ignore_index=ignore_index,
         )
 
 
@@ -2375,6 +2403,9 @@ class LinearJSDivLoss(LinearModule):
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2387,8 +2418,8 @@ class LinearJSDivLoss(LinearModule):
 
     function = staticmethod(functional.linear_js_div)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "ignore_index": -100,
-        "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
+        "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2397,6 +2428,8 @@ class LinearJSDivLoss(LinearModule):
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
     sum_input_gradient: bool
+    scale: float
+    softcap: float | None
     ignore_index: int
     gradient: Gradient | None
     beta: float
@@ -2407,13 +2440,13 @@ class LinearJSDivLoss(LinearModule):
     def __init__(
         self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
-        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
-            sum_input_gradient=sum_input_gradient, ignore_index=ignore_index, empty=empty, gradient=gradient, beta=beta,
-            temperature=temperature, temperature_squared=temperature_squared,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
+            beta=beta, temperature=temperature, temperature_squared=temperature_squared,
         )
 
 
@@ -2449,6 +2482,9 @@ class LinearKLDivLoss(LinearModule):
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2461,8 +2497,8 @@ class LinearKLDivLoss(LinearModule):
 
     function = staticmethod(functional.linear_kl_div)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "ignore_index": -100,
-        "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
+        "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2471,6 +2507,8 @@ class LinearKLDivLoss(LinearModule):
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
     sum_input_gradient: bool
+    scale: float
+    softcap: float | None
     ignore_index: int
     gradient: Gradient | None
     temperature: float
@@ -2483,13 +2521,13 @@ class LinearKLDivLoss(LinearModule):
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True,
         renormalize: bool = False, tail: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
-        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
-            sum_input_gradient=sum_input_gradient, ignore_index=ignore_index, empty=empty, gradient=gradient, temperature=temperature,
-            reverse=reverse, temperature_squared=temperature_squared, renormalize=renormalize, tail=tail,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
+            temperature=temperature, reverse=reverse, temperature_squared=temperature_squared, renormalize=renormalize, tail=tail,
         )
 
 
@@ -2520,6 +2558,9 @@ class LinearTotalVariationLoss(LinearModule):
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2532,8 +2573,8 @@ class LinearTotalVariationLoss(LinearModule):
 
     function = staticmethod(functional.linear_total_variation)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "ignore_index": -100,
-        "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
+        "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2542,6 +2583,8 @@ class LinearTotalVariationLoss(LinearModule):
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
     sum_input_gradient: bool
+    scale: float
+    softcap: float | None
     ignore_index: int
     gradient: Gradient | None
     temperature: float
@@ -2551,13 +2594,13 @@ class LinearTotalVariationLoss(LinearModule):
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
-        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
+        softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
-            sum_input_gradient=sum_input_gradient, ignore_index=ignore_index, empty=empty, gradient=gradient, temperature=temperature,
-            temperature_squared=temperature_squared,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
+            temperature=temperature, temperature_squared=temperature_squared,
         )
 
 
@@ -4031,15 +4074,27 @@ class TotalVariationWithLogitsLoss(TargetModule):
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: the same for the teacher's.
+        target_softcap: the same for the teacher's.
     """
 
     function = staticmethod(functional.total_variation_with_logits)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None}
+    shared = {
+        "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
+        "target_softcap": None,
+    }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
+    scale: float
+    softcap: float | None
+    target_scale: float
+    target_softcap: float | None
     temperature: float
     temperature_squared: bool
     ignore_index: int
@@ -4048,11 +4103,13 @@ class TotalVariationWithLogitsLoss(TargetModule):
     def __init__(
         self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False,
         ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, temperature=temperature,
-            temperature_squared=temperature_squared, ignore_index=ignore_index,
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
+            target_scale=target_scale, target_softcap=target_softcap, temperature=temperature, temperature_squared=temperature_squared,
+            ignore_index=ignore_index,
         )
 
 

@@ -10,6 +10,7 @@ from lossforge.kernels.call import FLOAT, NONE, L, Shape, T, rows_of
 class DivergenceCall(NamedTuple, Generic[L, T]):
     """A loss between the softmax of logits x (N, C, d…) and that of a teacher's, target, of the same shape, both softened by temperature.
 
+    Before, the logits are scaled and soft-capped: cap · tanh(logit_scale · x / cap), and the teacher's likewise by their own two numbers.
     labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). swap: the logits play the part of the formula's
     q, the teacher that of p.
     The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
@@ -25,6 +26,10 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
     hyper: list[float] = NONE
     swap: bool = False
     temperature: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    target_scale: float = 1.0
+    target_softcap: float | None = None
     ignore_index: int = -100
     loss_scale: float = 1.0
     reduction: str = "sum"

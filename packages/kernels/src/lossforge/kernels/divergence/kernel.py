@@ -1,6 +1,7 @@
 """The template of losses between the softmax p of a row's logits and the softmax q of a teacher's: D = Σⱼ f(ln pⱼ, ln qⱼ).
 
-Both are softened by a temperature T: ln p = log_softmax(x / T). With hⱼ = ∂f/∂ln pⱼ, the gradient at x is (hⱼ - pⱼ Σ h) / T.
+Both are softened by a temperature T: ln p = log_softmax(x / T). With hⱼ = ∂f/∂ln pⱼ, the gradient at x is (hⱼ - pⱼ Σ h) / T. x may be
+scaled and soft-capped as it is read; the gradient at the stored logits then has another factor.
 
 A row that fits a tile is read once. A longer one is swept three times: for the maxima and sums of both softmaxes, for D and Σ h, and for
 the gradient. KL needs no middle sweep: its sum is computed in the first one, and gives Σ h in closed form. One launch gives values,
@@ -74,7 +75,8 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         lanes, _, _, here = sweep.edge(0, inside[:, None], span, config)
         one_x = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, here, float("-inf"), "", config)
         one_t = sweep.stored_tile(teacher, sweep.start_of(teacher, span, config), lanes, here, float("-inf"), "", config)
-        soft, f, h, p = rows.one_tile(widened(one_x), widened(one_t), formula, config.SWAP)
+        one_x, one_t = rows.capped_both(widened(one_x), widened(one_t), here, formula)
+        soft, f, h, p = rows.one_tile(one_x, one_t, formula, config.SWAP)
         value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.sums is None else "evict_first"
@@ -127,7 +129,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         share = tl.where(keep, w * scale * formula.inverse, 0.0)[:, None]
         to = sweep.start_of(gradient, span, config)
         if config.ONE_TILE:
-            g = rows.at_logits(h, p, h_sum[:, None], share)
+            g = rows.at_stored(rows.at_logits(h, p, h_sum[:, None], share), one_x, formula)
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
             stats = rows.RowStats(span, to, columns_of(soft), h_sum[:, None], share, keep)

@@ -29,7 +29,11 @@ C = TypeVar("C", DivergenceCall, TopKCall)
 
 def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
     rates = 1.0 / call.temperature, math.log2(math.e) / call.temperature
-    return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
+    caps: tuple[float | None, ...] = ()
+    if isinstance(call, DivergenceCall):
+        scales = [None if scale == 1.0 else scale for scale in (call.logit_scale, call.target_scale)]
+        caps = scales[0], call.softcap, scales[1], call.target_softcap
+    return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index, *caps)
 
 
 def _make(
@@ -66,6 +70,8 @@ def _resident(
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
     written = given[3].ptr.itemsize
+    if any(each is not None for each in (formula.scale_x, formula.cap_x, formula.scale_t, formula.cap_t)):
+        return None  # which resident.py does not have
     if on_chip is None or at.align == 1 or at.outer != 1 or not itemsize == call.target.itemsize == written:
         return None
     multiprocessors, shared = on_chip

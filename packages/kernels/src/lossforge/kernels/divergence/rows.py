@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lossforge.kernels.engine.layout import Strided
-from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, widened
+from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, tanh, widened
 from lossforge.kernels.rowwise.rows import LOWEST
 from lossforge.kernels.rowwise.sweep import mask_out_of_range, row_address, write_tile
 
@@ -33,6 +33,7 @@ class Formula(NamedTuple):
         scale: factor of the values.
         divisor_ptr: 0-d divisor of the values, or None.
         ignore: the label of rows that do not count.
+        scale_x, cap_x, scale_t, cap_t: scale and soft cap of the logits and of the teacher's; None without.
     """
 
     terms: Callable[..., Any] | None
@@ -43,6 +44,10 @@ class Formula(NamedTuple):
     scale: float
     divisor_ptr: Tensor | None
     ignore: int
+    scale_x: float | None = None
+    cap_x: float | None = None
+    scale_t: float | None = None
+    cap_t: float | None = None
 
 
 Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")
@@ -78,9 +83,39 @@ def row_weight(marks, ignore, outer, row, inside):
 
 
 @triton.jit
-def both(tile, config):
-    """Return the tiles of logits and teacher in float32."""
-    return mask_out_of_range(widened(tile.stored[0]), tile, config), mask_out_of_range(widened(tile.stored[1]), tile, config)
+def capped(x, mask, scale, cap):
+    """Return logits scaled and capped, -inf outside the mask; None: all are inside."""
+    if scale is not None:
+        x *= scale
+    if cap is not None:
+        x = cap * tanh(x / cap)
+        if mask is not None:
+            x = tl.where(mask, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def at_stored(g, x, formula):
+    """Return the gradient of the logits as they are stored from that of the capped ones, x."""
+    if formula.cap_x is not None:
+        u = x / formula.cap_x
+        g *= 1.0 - u * u
+    if formula.scale_x is not None:
+        g *= formula.scale_x
+    return g
+
+
+@triton.jit
+def capped_both(x, t, mask, formula):
+    """Return tiles of logits and teacher, scaled and capped."""
+    return capped(x, mask, formula.scale_x, formula.cap_x), capped(t, mask, formula.scale_t, formula.cap_t)
+
+
+@triton.jit
+def both(tile, formula, config):
+    """Return the tiles of logits and teacher in float32, scaled and capped."""
+    x, t = capped_both(widened(tile.stored[0]), widened(tile.stored[1]), tile.mask, formula)
+    return mask_out_of_range(x, tile, config), mask_out_of_range(t, tile, config)
 
 
 @triton.jit
@@ -216,14 +251,14 @@ def no_lanes(config):
 @triton.jit
 def add_both(lanes, tile, formula, config):
     """Add a tile to the lanes' sums."""
-    x, t = both(tile, config)
+    x, t = both(tile, formula, config)
     return accumulate_both(lanes, by_lane(x, config), by_lane(t, config), formula, config.SWAP)
 
 
 @triton.jit
 def add_slopes(sums, tile, of, config):
     """Add a tile's f and h to the lanes' sums."""
-    x, t = both(tile, config)
+    x, t = both(tile, of.formula, config)
     f, h, _ = of_tile(x, t, of.soft, of.formula, config.SWAP)
     return sums[0] + tl.sum(by_lane(f, config), 2), sums[1] + tl.sum(by_lane(h, config), 2)
 
@@ -231,7 +266,7 @@ def add_slopes(sums, tile, of, config):
 @triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
-    x, t = widened(tile.stored[0]), widened(tile.stored[1])
+    x, t = capped_both(widened(tile.stored[0]), widened(tile.stored[1]), None, of.formula)
     g = divergence_gradient(x, t, of.rows.soft, of.rows.h_sum, of.rows.share, of.formula, config.SWAP)
-    write_tile(g, tile, of, config)
+    write_tile(at_stored(g, x, of.formula), tile, of, config)
     return state

@@ -114,6 +114,15 @@ class DivergenceOptions(OfRows, CallOptions, total=False):
     """For losses of two distributions a row."""
 
 
+class CappedDivergenceOptions(DivergenceOptions, total=False):
+    """scale, softcap: logits become softcap · tanh(scale · x / softcap) before the temperature; target_…: the teacher's."""
+
+    scale: float
+    softcap: float | None
+    target_scale: float
+    target_softcap: float | None
+
+
 class Regions(TypedDict, total=False):
     """Which regions count, and how."""
 

@@ -18,7 +18,15 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.topk.call import TopKCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
-from lossforge.losses.base.options import DivergenceOptions, MeanOptions, SharedOptions, WeightedElementwiseOptions, of_classes, rows_of
+from lossforge.losses.base.options import (
+    CappedDivergenceOptions,
+    DivergenceOptions,
+    MeanOptions,
+    SharedOptions,
+    WeightedElementwiseOptions,
+    of_classes,
+    rows_of,
+)
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
@@ -60,7 +68,7 @@ def kl_div_with_logits(
     reverse: bool = False,
     temperature_squared: bool = True,
     ignore_index: int = -100,
-    **options: Unpack[DivergenceOptions],
+    **options: Unpack[CappedDivergenceOptions],
 ) -> CheckedCall[DivergenceCall]:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
@@ -109,7 +117,7 @@ def js_div_with_logits(
     *,
     temperature_squared: bool = False,
     ignore_index: int = -100,
-    **options: Unpack[DivergenceOptions],
+    **options: Unpack[CappedDivergenceOptions],
 ) -> CheckedCall[DivergenceCall]:
     """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
 
@@ -165,7 +173,7 @@ def total_variation_with_logits(
     *,
     temperature_squared: bool = False,
     ignore_index: int = -100,
-    **options: Unpack[DivergenceOptions],
+    **options: Unpack[CappedDivergenceOptions],
 ) -> CheckedCall[DivergenceCall]:
     """Total variation distance of the student's softmax and the teacher's.
 

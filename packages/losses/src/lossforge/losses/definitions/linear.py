@@ -101,11 +101,15 @@ class LinearTeacher(NamedTuple):
         input: (…, H), what the teacher's head takes.
         weight: (C, H), the head's.
         bias: (C,), the head's; None for none.
+        scale: above 0; the logits become scale · x, before the cap.
+        softcap: above 0; the logits become softcap · tanh(x / softcap); None for none.
     """
 
     input: Tensor
     weight: Tensor
     bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
 
 
 class TopKTeacher(NamedTuple):
@@ -410,6 +414,8 @@ Teacher = Tensor | LinearTeacher | TopKTeacher
 
 
 class LinearDivergenceOptions(ShardedLinearOptions, total=False):
+    scale: float
+    softcap: float | None
     labels: Tensor | None
     ignore_index: int
     normalizer: float | Tensor | None
@@ -428,6 +434,9 @@ def _of_teacher(
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
+        for name, default in (("scale", 1.0), ("softcap", None)):
+            if given.pop(name, default) != default:
+                raise ValueError(f"{name} needs all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher")
         if function is not topk_kl_div_with_logits:
             name = f"linear_{function.__name__.removesuffix('_with_logits')}"
             needed = "all of the teacher's logits, as a tensor or LinearTeacher, got a TopKTeacher"
@@ -441,7 +450,10 @@ def _of_teacher(
     if shards:
         teacher, computing = _own_teacher(teacher, shards["group"]), functools.partial(over_processes, shards["group"])
     if isinstance(teacher, LinearTeacher):
-        return fused(function, head, given, linear, ("target_logits",), layer_of(*teacher, of="teacher."), computing=computing)
+        for name in ("scale", "softcap"):
+            value = getattr(teacher, name)
+            given[f"target_{name}"] = None if value is None else checks.number(f"teacher.{name}", value, 0.0, exclusive=True)
+        return fused(function, head, given, linear, ("target_logits",), layer_of(*teacher[:3], of="teacher."), computing=computing)
     return fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",), computing=computing)
 
 
@@ -450,7 +462,7 @@ def _own_teacher(teacher: Tensor | LinearTeacher, shards: Shards) -> Tensor | Li
     if isinstance(teacher, Tensor):
         return own_part(shards, teacher, -1, "teacher")
     bias = None if teacher.bias is None else own_part(shards, teacher.bias, 0, "teacher.bias")
-    return LinearTeacher(teacher.input, own_part(shards, teacher.weight, 0, "teacher.weight"), bias)
+    return teacher._replace(weight=own_part(shards, teacher.weight, 0, "teacher.weight"), bias=bias)
 
 
 @public(LINEAR, Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE))

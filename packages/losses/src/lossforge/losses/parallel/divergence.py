@@ -25,6 +25,7 @@ from lossforge.losses.parallel.rows import rows_of_exchange
 from lossforge.losses.parallel.shards import Shards, is_dtensor, local_part
 from lossforge.losses.reference import reduced
 from lossforge.losses.state import gradient_in_forward
+from lossforge.losses.templates.divergence import capped
 
 Call = DivergenceCall[Any, Any]
 
@@ -167,9 +168,11 @@ def _counts(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _wide(call: Call, stats_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits and the teacher's over T, 0 in rows that do not count, and the rows' weights."""
+    """Return the logits and the teacher's, scaled and capped, over T, 0 in rows that do not count, and the rows' weights."""
     keep, weight = _counts(call, stats_dtype)
-    x, t = (torch.where(keep[:, None], t.to(stats_dtype) / call.temperature, 0.0) for t in (call.x, call.target))
+    numbers = (call.logit_scale, call.softcap), (call.target_scale, call.target_softcap)
+    read = [capped(t.to(stats_dtype), *each) / call.temperature for t, each in zip((call.x, call.target), numbers, strict=True)]
+    x, t = (torch.where(keep[:, None], each, 0.0) for each in read)
     return x, t, weight
 
 
@@ -200,5 +203,7 @@ def _by_reference(call: Call, stats: Tensor) -> Tensor:
 def _write_gradient(call: Call, stats: Tensor, grad_output: Tensor, to: Tensor) -> None:
     lp, h, _, weight = _slopes(call, stats)
     share = weight * reduced(grad_output.to(stats.dtype), call.loss_scale, call.normalizer, "none", call.empty_is_zero) / call.temperature
-    gradient = (h - lp.exp() * stats[4, :, None]) * share[:, None]
+    gradient = (h - lp.exp() * stats[4, :, None]) * share[:, None] * call.logit_scale
+    if call.softcap is not None:
+        gradient = gradient * (1 - capped(call.x.to(stats.dtype), call.logit_scale, call.softcap).div(call.softcap).square())
     to.copy_(torch.where(weight[:, None] == 0, 0.0, gradient))

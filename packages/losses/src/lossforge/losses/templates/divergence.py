@@ -11,9 +11,10 @@ from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.topk.call import TopKCall
 from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import DivergenceOptions, check_options, checked_call, of_classes, rows_of
+from lossforge.losses.base.options import CappedDivergenceOptions, DivergenceOptions, check_options, checked_call, of_classes, rows_of
 from lossforge.losses.base.record import (
     SCALAR,
+    SETTINGS,
     CheckedCall,
     Fusing,
     Keeping,
@@ -32,7 +33,7 @@ REDUCTIONS = ("none", "batchmean", "mean", "sum")
 C = TypeVar("C", DivergenceCall, TopKCall)
 
 
-def divergence_loss(call: C, options: DivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
+def divergence_loss(call: C, options: DivergenceOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
     """Check arguments and compute. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
     x = call.x
     call = call._replace(weight=options.get("weight"), labels=options.get("labels"))
@@ -44,7 +45,10 @@ def divergence_loss(call: C, options: DivergenceOptions, temperature_squared: bo
     checks.one_of("reduction", call.reduction, REDUCTIONS)
     batchmean = call.reduction == "batchmean"
     call = call._replace(temperature=temperature, reduction="mean" if batchmean else call.reduction)
-    divisor = check_options(x, call.reduction, options, DivergenceOptions)
+    dense = isinstance(call, DivergenceCall)
+    divisor = check_options(x, call.reduction, options, CappedDivergenceOptions if dense else DivergenceOptions)
+    if dense:
+        call = call._replace(**_capping(options))
     call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
     call = _with_rows(call, rows_of(x, class_dim))
     scale = 1.0
@@ -59,6 +63,14 @@ def divergence_loss(call: C, options: DivergenceOptions, temperature_squared: bo
     scale = checked.call.loss_scale * temperature * temperature
     checks.factor("temperature² over the normalizer", scale)
     return checked._replace(call=checked.call._replace(loss_scale=scale))
+
+
+def _capping(options: Any) -> dict[str, Any]:
+    """Return the fields of a call that say how logits are scaled and capped."""
+    given = {"scale": options.get("scale", 1.0), "softcap": options.get("softcap")}
+    given |= {"target_scale": options.get("target_scale", 1.0), "target_softcap": options.get("target_softcap")}
+    found = {name: None if v is None else checks.number(name, v, 0.0, exclusive=True) for name, v in given.items()}
+    return {"logit_scale" if name == "scale" else name: v for name, v in found.items()}
 
 
 ROWS = ("x", "target", "indices", "labels", "weight")
@@ -95,6 +107,8 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
     x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
 
     def of_rows(x: Tensor, teacher: Tensor) -> Tensor:
+        if isinstance(a, DivergenceCall):
+            x, teacher = capped(x, a.logit_scale, a.softcap), capped(teacher, a.target_scale, a.target_softcap)
         lp = relative(x, 1).div(a.temperature).log_softmax(1)
         if not isinstance(a, DivergenceCall):
             return _topk(a, lp, teacher, keep)
@@ -104,6 +118,12 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
     values = with_call(of_rows, a, [x, teacher], None if weight is None else counts, 1)
     return reduced_call(a, values, counts, counts.sum())
+
+
+def capped(x: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Return logits scaled, then soft-capped."""
+    x = x * scale
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
 def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
@@ -200,6 +220,7 @@ def divergence_divisor(call: Any) -> tuple[Tensor | None, float]:
     return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
 
 
+CAPPING = ("scale", "softcap", "target_scale", "target_softcap")
 DOCS = TemplateDocs(
     arguments={
         "input": "the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
@@ -216,11 +237,15 @@ DOCS = TemplateDocs(
         "weight": "(N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.",
         "labels": "integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.",
         "ignore_index": "label of the rows that are left out.",
+        "scale": "above 0; the student's logits become scale · x, before the cap.",
+        "softcap": "above 0; the student's logits become softcap · tanh(x / softcap), before the temperature. None for none.",
+        "target_scale": "the same for the teacher's.",
+        "target_softcap": "the same for the teacher's.",
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     example=("student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)", "student, teacher"),
     targets="a teacher's logits",
-    keeping=Keeping(per_call=("weight",)),
+    keeping=Keeping({**SETTINGS, "target_scale": 1.0, "target_softcap": None}, per_call=("weight",), quiet=CAPPING),
 )
 TOPK_DOCS = replace(
     DOCS,
