@@ -6,6 +6,7 @@ import torch
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.run import checkpoint
+from lossforge import losses
 
 SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
 
@@ -45,6 +46,24 @@ def test_the_loss_is_the_papers(make, implementation):
     (1.5 * wanted).backward()
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("implementation", ["lossforge", "torch"])
+@pytest.mark.parametrize("divergence", ["dkd", "dist"])
+def test_other_divergences_are_those_of_the_losses(make, divergence, implementation):
+    """Each over its batch's rows, so that two processes or accumulated batches add up."""
+    task = make(f"task.divergence={divergence}", "task.weight=0.7", f"loss.implementation={implementation}").task
+    batch = task.prepare(next(iter(task.data.train)), training=True)
+    leaf = torch.randn(len(batch), 10, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = task.loss(leaf, batch, 2 * task.normalizer(batch))
+    exact = leaf.detach().double().requires_grad_()
+    given = (exact, batch.teacher.double()) + ((batch.target,) if divergence == "dkd" else ())
+    known = getattr(losses, f"{divergence}_loss")(*given, temperature=4.0)
+    wanted = (0.3 * torch.nn.functional.cross_entropy(exact, batch.target) + 0.7 * known) / 2
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
+    loss.backward()
+    wanted.backward()
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])
@@ -135,6 +154,8 @@ def test_the_teacher_stays_as_it_is_and_the_student_learns(make, run_folder, qui
     ("words", "said"),
     [
         (["task.teacher=nowhere.pt"], r"task.teacher=.*nowhere.pt: no such file"),
+        (["task.divergence=dkd", "data.mixup=0.4"], "task.divergence=dkd: needs one label an image"),
+        (["task.divergence=dist", "model=tiny_vit", "loss.fused_head=true"], "task.divergence=dist: takes all logits"),
         (["data.split_seed=1"], "was trained with data.split_seed=0; this run has data.split_seed=1"),
         (["data.image_size=32"], "was trained with data.image_size=16"),
         (["data.test=0.2"], "was trained with data.test=null; this run has data.test=0.2"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lab.config.fields import number, setting
+from lab.config.fields import choice, number, setting
 from lab.config.loss_schema import LOSSES, CustomConfig
 from lab.config.schema import ClassificationConfig, ImagesConfig
 from lab.tasks.spec import TaskSpec
@@ -10,11 +10,12 @@ from lab.tasks.spec import TaskSpec
 
 @dataclass
 class DistillationConfig(ClassificationConfig):
-    """The loss is (1 - weight) · loss= + weight · T² KL(teacher ‖ student), where T is the temperature."""
+    """The loss is (1 - weight) · loss= + weight · divergence from the teacher, both models' logits divided by the temperature."""
 
     name: str = setting("distillation", "the task")
     teacher: str = setting("???", "checkpoint or run folder of the classifier to learn from")
     temperature: float = number(4.0, "divisor T of both models' logits", above=0)
+    divergence: str = choice("kl", "kl", "dkd", "dist", meaning="of the teacher: KL, decoupled by the label (DKD), or of relations (DIST)")
     weight: float = number(0.9, "weight of the teacher's part in the loss", least=0, most=1)
 
 

@@ -1,10 +1,12 @@
 """The distillation task: a classifier that learns from labels and from another classifier's logits.
 
 The loss is (1 - w) · loss= + w · T² KL(teacher ‖ student), both softmaxes at temperature T (Hinton et al., Distilling the Knowledge in a
-Neural Network, arXiv 1503.02531). An evaluation's loss uses only the labels, so that it compares with a run without a teacher.
+Neural Network, arXiv 1503.02531); or dkd_loss or dist_loss, with the papers' weights, in place of KL. An evaluation's loss uses only the
+labels, so that it compares with a run without a teacher.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -34,6 +36,7 @@ class Distillation(Classification):
         self.distillation = cast(DistillationConfig, config.task)
         if self.criterion.class_weight is not None:
             raise UserError("loss.class_weight: task=distillation has no such weights, as the teacher's part is a mean of all samples.")
+        _refuse_unfit(config)
         self.teacher = load_teacher(config, data, device)
 
     def prepare(self, batch: Batch, *, training: bool) -> Batch:
@@ -48,8 +51,19 @@ class Distillation(Classification):
         labels = super().loss(output, batch, normalizer)
         if batch.teacher is None:
             return labels
-        share = self.distillation.weight
-        return (1 - share) * labels + share * self.divergence(output, batch.teacher, normalizer)
+        share, name = self.distillation.weight, self.distillation.divergence
+        known = self.divergence(output, batch.teacher, normalizer) if name == "kl" else self.other(name, output, batch, normalizer)
+        return (1 - share) * labels + share * known
+
+    def other(self, name: str, output: Any, batch: Batch, normalizer: Tensor) -> Tensor:
+        """Return DKD's sum over the rows, or DIST of the batch times its rows, divided by `normalizer`."""
+        from lossforge.losses import dist_loss, dkd_loss, plain_torch
+
+        temperature, teacher = self.distillation.temperature, cast(Tensor, batch.teacher)
+        with nullcontext() if self.criterion.lossforge else plain_torch():
+            if name == "dkd":
+                return dkd_loss(output, teacher, batch.target, temperature=temperature, reduction="sum") / normalizer
+            return dist_loss(output, teacher, temperature=temperature) * len(output) / normalizer
 
     def divergence(self, output: Tensor | HeadInput, teacher: Tensor, normalizer: Tensor) -> Tensor:
         """Return T² Σ KL(teacher ‖ student) / normalizer, summed over the rows."""
@@ -63,6 +77,15 @@ class Distillation(Classification):
             student, known = (F.log_softmax(logits.float() / temperature, -1) for logits in (output, teacher))
             return temperature**2 * F.kl_div(student, known, reduction="sum", log_target=True) / normalizer
         return kl_div_with_logits(output, teacher, temperature, "sum", normalizer=normalizer)
+
+
+def _refuse_unfit(config: TrainConfig) -> None:
+    """Raise UserError for settings that do not fit the divergence."""
+    name, data = cast(DistillationConfig, config.task).divergence, cast(ImagesConfig, config.data)
+    if name != "kl" and config.loss.fused_head:
+        raise UserError(f"task.divergence={name}: takes all logits, which loss.fused_head=true does not keep. Use loss.fused_head=false.")
+    if name == "dkd" and (data.mixup or data.cutmix):
+        raise UserError("task.divergence=dkd: needs one label an image, which mixup and cutmix blend. Use data.mixup=0 data.cutmix=0.")
 
 
 def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Callable[[Tensor], Tensor]:
