@@ -100,6 +100,15 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def tables_of_stores() -> None:
+    """Copy the tables of MLflow's stores that tests make in this process, once it has imported what makes them."""
+    if "mlflow.store.db.utils" in sys.modules:
+        from mlflow_tables import copy_tables
+
+        copy_tables()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def key_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sign the tests' runs with a key of their own."""

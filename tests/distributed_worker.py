@@ -23,6 +23,7 @@ LABELS = [
     *("task=multilabel", "loss=bce", "data=digit_scenes", "data.train_scenes=4", "data.val_scenes=9", "data.scene_pixels=32"),
     *("data.digits=[1,2]", "data.digit_pixels=[10,16]", "data.workers=0", *SMALL),
 ]
+NINE = ["data=folder", "data.image_size=32", "data.batch_size=4", "data.eval_batch_size=1", "data.workers=0", *SMALL]
 PAIRS = [
     "task=preference",
     "loss=bradley_terry",
@@ -99,6 +100,10 @@ def statistics(trainer: Any) -> dict[str, Any]:
     return evaluated(trainer) | {"own": own, "averaged": dict(trainer.model.named_buffers())[name].clone()}
 
 
+def rest(trainer: Any) -> dict[str, Any]:
+    return updated(trainer) | evaluated(trainer)
+
+
 def continued(folder: Path, *words: str) -> dict[str, Any]:
     """A training without a stop, and one that the last rank is asked to stop and that goes on from its checkpoint."""
     from lab.base.stop import Stop, StoppedError
@@ -149,6 +154,7 @@ CASES: dict[str, Any] = {
     "evaluated": lambda folder: evaluated(assembled(*VIT, "data.eval_batch_size=50")),
     "evaluated fsdp": lambda folder: evaluated(assembled(*VIT, "data.eval_batch_size=50", FSDP)),
     "statistics": lambda folder: statistics(assembled("model=tiny_resnet", "data.image_size=16", *PLAIN)),
+    "rest": lambda folder: rest(assembled(*NINE, f"data.root={folder}/nine")),
     "scenes": lambda folder: updated(assembled(*SCENES, f"data.root={folder}", "data.batch_size=2"), first=1),
     "evaluated scenes": lambda folder: evaluated(assembled(*SCENES, f"data.root={folder}", "data.eval_batch_size=2")),
     "evaluated labels": lambda folder: evaluated(assembled(*LABELS, f"data.root={folder}/labels", "data.eval_batch_size=2")),

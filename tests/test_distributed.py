@@ -35,6 +35,7 @@ def torchrun(*words, timeout=900):
 def results(tmp_path_factory):
     """What both ranks kept of each case, by case."""
     folder = tmp_path_factory.mktemp("ranks")
+    digit_files(folder / "nine", 9, 3, ("a",))
     done = torchrun(ROOT / "tests/distributed_worker.py", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     kept = {name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(2)] for name in CASES}
@@ -217,15 +218,15 @@ def test_a_fault_of_the_data_is_said_once(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_rest_of_one_sample_trains_under_batch_norm(tmp_path):
+def test_a_rest_of_one_sample_trains_under_batch_norm(results):
     """Nine images and a whole batch of eight: five and four, of which no process has but one."""
-    root = digit_files(tmp_path, 9, 3, ("a",))
-    done = torchrun("experiments/train.py", *folder_words(root), "model=tiny_resnet", "trainer.epochs=2", "data.eval_batch_size=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (tmp_path / "runs").iterdir()
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"] == 4
-    assert records[-1]["status"] == "FINISHED"
+    one, other = results["rest"]
+    assert one["updates"] == other["updates"] == 2
+    assert one["windows"][:, -1].tolist() == [5, 4, 4]  # both updates, and the last again
+    assert_same(one["windows"], other["windows"], **EXACT)
+    assert one["windows"].isfinite().all()
+    assert one["values"] == other["values"]
+    assert one["values"]["samples"] == 3
 
 
 def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path):

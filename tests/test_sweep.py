@@ -117,7 +117,7 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert "in troubled" in Path(trace).read_text()
 
     (trouble / "raise-1").unlink()
-    again = clone.run("-m", "seed=1,2,0", *clone.job, fresh=True, timeout=900)
+    again = clone.run("-m", "seed=1,2,0", *clone.job, timeout=900)
     assert again.status == 0, again.output
     assert "1 of 3 jobs finished before" in again.output
     assert "seed2: continues" not in again.output  # it had not begun
@@ -142,7 +142,7 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
         cwd=clone.path, env=clone.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     until(lambda: all((trouble / f"held-{seed}").exists() for seed in (0, 1)), process)
-    second = clone.run("-m", *words, fresh=True)
+    second = clone.run("-m", *words)
     assert second.status == 1
     assert "another process works in this folder" in second.output
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: joblib's workers get it as well
@@ -160,7 +160,7 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
     assert read_history(sweep).status == "KILLED"
 
     (trouble / "hold").unlink()
-    done = clone.run("-m", *words, "hydra/launcher=submitit_local", fresh=True, timeout=900)
+    done = clone.run("-m", *words, "hydra/launcher=submitit_local", timeout=900)
     assert done.status == 0, done.output
     assert runs(sweep) == stopped
     assert {row["status"] for row in results(sweep).values()} == {"FINISHED"}
@@ -224,9 +224,9 @@ def test_optuna_goes_on_where_it_ended(clone):
     pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
     clone.env |= {"OMP_NUM_THREADS": "1"}
     words = [*JOB, "tracking=none", "search=optuna", "optim.lr=tag(log,interval(1e-4,1e-2))", "data.batch_size=choice(32,64)"]
-    done = clone.run("-m", *words, "search.trials=1", fresh=True, timeout=900)
+    done = clone.run("-m", *words, "search.trials=1", timeout=900)
     assert done.status == 0, done.output
-    again = clone.run("-m", *words, "search.trials=2", fresh=True, timeout=900)
+    again = clone.run("-m", *words, "search.trials=2", timeout=900)
     assert again.status == 0, again.output
     sweep = the_sweep(clone)
     table = results(sweep)

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from mlflow_tables import make_tables
+
 BEFOREHAND = (
     "pandas", "torch", "torch._dynamo", "torch.export._trace", "torch.export.pt2_archive", "torch.utils.data", "torch.utils.flop_counter",
     "torchvision", "torchvision.datasets", "torchvision.transforms.v2", "torchvision.models.detection", "torchvision.utils",
@@ -171,6 +173,8 @@ def prepare() -> None:
 
     from lossforge.losses import cross_entropy
 
+    with contextlib.suppress(ImportError):
+        make_tables()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a fork lacks the threads of its parent, and would wait for them
     Plugins.instance()
