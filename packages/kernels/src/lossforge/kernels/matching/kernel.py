@@ -66,7 +66,7 @@ def matching_kernel(
     COLUMNS: tl.constexpr,
     IMAGES: tl.constexpr,
 ):
-    """Store the costs (queries, targets); nan where a class or an image does not exist.
+    """Store the costs (targets, queries), so that a target's lie together; nan where a class or an image does not exist.
 
     Args:
         SOFTMAX: problem.logits are probabilities, whose negative is the cost of the class.
@@ -90,4 +90,4 @@ def matching_kernel(
     of_class = -x if SOFTMAX else focal_cost(x, weights.alpha, weights.gamma)
     cost = weights.classes * of_class + weights.corners * distance
     cost -= weights.overlap * giou(a, b, c, d, e, f, g, h, 1e-7)
-    tl.store(out_ptr + q.to(tl.int64) * targets + t, cost, mask=(q < queries) & (t < targets))
+    tl.store(out_ptr + t * queries + q, cost, mask=(q < queries) & (t < targets))

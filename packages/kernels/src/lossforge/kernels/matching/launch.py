@@ -18,9 +18,9 @@ LANES_A_WARP = 128
 def costs(
     logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Tensor, weights: Weights, centered: bool, softmax: bool
 ) -> tuple[Tensor]:
-    """Return the costs (Q, T) of all targets, in float32. labels and counts: contiguous. softmax: logits are probabilities already."""
+    """Return the costs (T, Q) of all targets, in float32. labels and counts: contiguous. softmax: logits are probabilities already."""
     (images, queries, classes), count = logits.shape, len(targets)
-    out = new_like(logits, ((queries, count), torch.float32))
+    out = new_like(logits, ((count, queries), torch.float32))
     problem = Problem(as_strided(logits), as_strided(boxes), Strided(targets, 0, *targets.stride()), labels, counts)
     rows, columns = TILE
     grid = (triton.cdiv(queries, rows) * triton.cdiv(count, columns),)

@@ -223,11 +223,11 @@ def _cost(*arguments: Any) -> Tensor:
     logits, boxes, labels, targets, counts, *numbers, centered, softmax = arguments
     tensors = logits, boxes, labels.contiguous(), targets, counts.contiguous()
     found: tuple[Tensor] = launched("matching", "costs", tensors, kernels.of_folder("matching").Weights(*numbers), centered, softmax)
-    return found[0]
+    return found[0].mT
 
 
 def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, *rest: Any) -> Tensor:
-    return logits.new_empty((logits.shape[1], targets.shape[0]), dtype=torch.float32)
+    return logits.new_empty((targets.shape[0], logits.shape[1]), dtype=torch.float32).mT
 
 
 define(
