@@ -435,13 +435,13 @@ def dkd_loss(
     own = index.clamp(0, classes - 1).unsqueeze(1)
     student, teacher = (t.scatter(1, own, -torch.inf) for t in (input, target_logits))
     call = DivergenceCall("kl", student, teacher, temperature=temperature, reduction="none")
-    among = compute(divergence_loss(call, {}, False))
-    u, v = _log_odds(input, student, own, temperature), _log_odds(target_logits, teacher, own, temperature)
-    flip = torch.where(v > 0, -1.0, 1.0).to(v.dtype)  # KL of two classes is the same from either; the rarer one keeps its digits
-    u, v = flip * u, flip * v
-    share = v.sigmoid()
-    against = F.softplus(u) - F.softplus(v) - torch.where(share == 0, 0.0, share * (u - v))
-    each = torch.where((index >= 0) & (index < classes), temperature**2 * (alpha * against + beta * among), torch.nan)
+    among = compute(divergence_loss(call, {}, True))
+    log_p, log_q = (
+        F.logsigmoid(torch.stack([odds, -odds]))
+        for odds in (_log_odds(input, student, own, temperature), _log_odds(target_logits, teacher, own, temperature))
+    )
+    against = torch.where(log_q == -torch.inf, 0.0, log_q.exp() * (log_q - log_p)).sum(0)
+    each = torch.where(index == own.squeeze(1), alpha * temperature * temperature * against + beta * among, torch.nan)
     if reduction == "none":
         return each
     empty = options.get("empty") == "zero" and each.numel() == 0
