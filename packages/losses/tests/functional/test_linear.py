@@ -36,6 +36,7 @@ from lossforge.losses import (
     linear_entropy,
     linear_js_div,
     linear_kl_div,
+    linear_objective,
     linear_selective_log_softmax,
     linear_total_variation,
     logit_adjusted_cross_entropy,
@@ -186,15 +187,56 @@ def test_ignored_rows_are_skipped(loss, reduction, device):
     assert call(valid=0)[0].isnan().any()
 
 
+SHIFTED = {
+    "cross entropy": lambda x, w, t, b, **o: linear_cross_entropy(x, w, t, b, z_loss=1e-2, **o),
+    "log-probabilities": lambda x, w, t, b, **o: linear_selective_log_softmax(x, w, t, b, **o).square().sum(),
+    "divergence": lambda x, w, t, b, **o: linear_kl_div(x, w, x.detach() @ w.detach().flip(0).t(), b, labels=t, reduction="mean", **o),
+    "focal": lambda x, w, t, b, **o: fuse_linear(softmax_focal_loss)(x, w, t, bias=b, reduction="mean", **o),
+    "objective": lambda x, w, t, b, **o: linear_objective(x, w, t, lambda logps: logps.exp().sum(), b, independent="sequences", **o),
+}
+
+
+@pytest.mark.parametrize("shift", [1, 3, 9])
+@pytest.mark.parametrize("name", SHIFTED)
+@pytest.mark.parametrize("options", [{}, {"skip_ignored": True, "chunk": 4}], ids=str)
+def test_shifted_targets(options, name, shift, device):
+    """Those of the tokens that follow, as slices of both give them; the last tokens of a sequence have none."""
+    leaves, target = model(device, (3, 8))
+    target[0, 4] = -100
+
+    def run_with(move, **more):
+        return run(lambda x, w, b: SHIFTED[name](x, w, move(target), b, **options, **more), leaves)
+
+    def moved(t):
+        return torch.cat([t[:, shift:], torch.full_like(t[:, :shift], -100)], 1)
+
+    found, expected = run_with(lambda t: t.to(torch.int16), shift=shift), run_with(moved)
+    assert torch.equal(found[0], expected[0]) or (found[0].isnan() and expected[0].isnan())
+    for got, right in zip(found[1], expected[1], strict=True):
+        assert torch.equal(got, right)
+
+
+def test_refused_shifts(device):
+    (x, w, b), target = model(device)
+    with pytest.raises(ValueError, match="shift must be at least 0 tokens, got -1"):
+        linear_cross_entropy(x, w, target, b, shift=-1)
+    with pytest.raises(ValueError, match=r"shift needs class indices of tokens, target or labels of shape \(…, T\)"):
+        linear_cross_entropy(x, w, torch.rand(2, 7, 11, device=device), b, shift=1)
+    with pytest.raises(ValueError, match="shift needs class indices"):
+        linear_cross_entropy(x[0, 0], w, target[0, 0], b, shift=1)
+    with pytest.raises(ValueError, match="skip_ignored, valid and shift need class indices"):
+        linear_entropy(x, w, b, shift=1)
+
+
 def test_skipping_needs_to_know_what_is_ignored(device):
     leaves, target = model(device)
     x, w, _ = leaves
     for options in ({"skip_ignored": True}, {"valid": 3}):
         with pytest.raises(ValueError, match="skip_ignored and valid need class indices"):
             linear_cross_entropy(x, w, torch.rand(2, 7, 11, device=device), **options)
-        with pytest.raises(ValueError, match="skip_ignored and valid need class indices"):
+        with pytest.raises(ValueError, match="skip_ignored, valid and shift need class indices"):
             linear_entropy(x, w, **options)
-        with pytest.raises(ValueError, match="skip_ignored and valid need one index a row"):
+        with pytest.raises(ValueError, match="skip_ignored, valid and shift need one index a row"):
             linear_selective_log_softmax(x, w, target.unsqueeze(-1), **options)
     with pytest.raises(ValueError, match="valid must be at least 0 rows, got -1"):
         linear_cross_entropy(x, w, target, valid=-1)

@@ -5794,10 +5794,10 @@ def linear_cross_entropy(
     return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
     return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
-    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0,
+    softcap: float | None = None, z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -5806,10 +5806,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5818,10 +5818,10 @@ def linear_cross_entropy(
     return_lse: Literal[True], return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5830,10 +5830,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5842,10 +5842,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5854,10 +5854,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True],
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5866,10 +5866,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: Literal[True], return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5878,10 +5878,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: Literal[True], chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> CrossEntropyOutput: ...
 @overload
 def linear_cross_entropy(
@@ -5890,10 +5890,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput: ...
 @entry_point_of_layer
 def linear_cross_entropy(
@@ -5902,10 +5902,10 @@ def linear_cross_entropy(
     return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False,
     return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None, validate: bool | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, token_weight: Tensor | TokenWeight | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0, target_b: Tensor | None = None, lam: float | Tensor | None = None, normalizer: float | Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
 ) -> Tensor | CrossEntropyOutput:
     """Cross entropy of a linear layer's output: cross_entropy(F.linear(input,
     weight, bias), target) with the classes last.
@@ -5946,6 +5946,10 @@ def linear_cross_entropy(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         group: processes over which the classes are spread, a ProcessGroup or a
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
@@ -5994,9 +5998,9 @@ def linear_cross_entropy(
         input, weight, target, bias, loss_weight=loss_weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
         return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
-        chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group, classes=classes,
-        sum_input_gradient=sum_input_gradient, token_weight=token_weight, scale=scale, softcap=softcap, z_loss=z_loss, target_b=target_b,
-        lam=lam, normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
+        chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group,
+        classes=classes, sum_input_gradient=sum_input_gradient, token_weight=token_weight, scale=scale, softcap=softcap, z_loss=z_loss,
+        target_b=target_b, lam=lam, normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
     )
 
 
@@ -6005,32 +6009,32 @@ def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
     softcap: float | None = None, return_entropy: Literal[False] = False, ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor: ...
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
     softcap: float | None = None, return_entropy: Literal[True], ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True,
 ) -> TokenLogps: ...
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
     softcap: float | None = None, return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps: ...
 @entry_point_of_layer
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
     softcap: float | None = None, return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps:
     """Log-probability of each token from a model's hidden states:
     selective_log_softmax(F.linear(input, weight, bias), index).
@@ -6068,6 +6072,10 @@ def linear_selective_log_softmax(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         group: processes over which the classes are spread, a ProcessGroup or a
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
@@ -6096,7 +6104,7 @@ def linear_selective_log_softmax(
     return definitions.linear.linear_selective_log_softmax(
         input, weight, index, bias, temperature=temperature, scale=scale, softcap=softcap, return_entropy=return_entropy,
         ignore_index=ignore_index, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
-        valid=valid, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
+        valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
     )
 
 
@@ -6106,7 +6114,7 @@ def linear_objective(
     independent: Independent | None = None, entropy: bool = False, temperature: float = 1.0, scale: float = 1.0,
     softcap: float | None = None, ignore_index: int = -100, gradient: Gradient | None = None, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
 ) -> Tensor:
     """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss,
     from a model's hidden states in three products.
@@ -6165,6 +6173,10 @@ def linear_objective(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
 
     Returns:
         what objective returns.
@@ -6190,7 +6202,7 @@ def linear_objective(
     return definitions.linear.linear_objective(
         input, weight, index, objective, bias, independent=independent, entropy=entropy, temperature=temperature, scale=scale,
         softcap=softcap, ignore_index=ignore_index, gradient=gradient, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits,
-        skip_ignored=skip_ignored, valid=valid,
+        skip_ignored=skip_ignored, valid=valid, shift=shift,
     )
 
 
@@ -6198,7 +6210,7 @@ def linear_objective(
 def linear_entropy(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
     softcap: float | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
     group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
@@ -6230,6 +6242,10 @@ def linear_entropy(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         group: processes over which the classes are spread, a ProcessGroup or a
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
@@ -6254,7 +6270,7 @@ def linear_entropy(
     """
     return definitions.linear.linear_entropy(
         input, weight, bias, temperature=temperature, scale=scale, softcap=softcap, chunk=chunk, accumulate=accumulate, logits=logits,
-        skip_ignored=skip_ignored, valid=valid, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
+        skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
     )
 
 
@@ -6263,7 +6279,7 @@ def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
     reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
     group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
     softcap: float | None = None, labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None,
@@ -6308,6 +6324,10 @@ def linear_kl_div(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         group: processes over which the classes are spread, a ProcessGroup or a
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
@@ -6349,7 +6369,7 @@ def linear_kl_div(
     return definitions.linear.linear_kl_div(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, reverse=reverse,
         temperature_squared=temperature_squared, renormalize=renormalize, tail=tail, loss_weight=loss_weight, chunk=chunk,
-        accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group, classes=classes,
+        accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes,
         sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
         normalizer=normalizer, empty=empty, gradient=gradient,
     )
@@ -6360,9 +6380,10 @@ def linear_js_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, beta: float = 0.5,
     temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, labels: Tensor | None = None,
-    ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
 ) -> Tensor:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's
     output and a teacher's: js_div_with_logits, fused.
@@ -6394,6 +6415,10 @@ def linear_js_div(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         group: processes over which the classes are spread, a ProcessGroup or a
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
@@ -6434,9 +6459,9 @@ def linear_js_div(
     """
     return definitions.linear.linear_js_div(
         input, weight, teacher, bias, beta=beta, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
-        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
-        classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
-        normalizer=normalizer, empty=empty, gradient=gradient,
+        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift,
+        group=group, classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels,
+        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
     )
 
 
@@ -6445,9 +6470,9 @@ def linear_total_variation(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
     reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
-    scale: float = 1.0, softcap: float | None = None, labels: Tensor | None = None, ignore_index: int = -100,
-    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, labels: Tensor | None = None,
+    ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
 ) -> Tensor:
     """Total variation distance of the softmax of a linear layer's output and a
     teacher's: total_variation_with_logits, fused.
@@ -6478,6 +6503,10 @@ def linear_total_variation(
             the device to learn how many are left.
         valid: the same without waiting: a number that the rows not ignored do
             not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         group: processes over which the classes are spread, a ProcessGroup or a
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
@@ -6518,9 +6547,9 @@ def linear_total_variation(
     """
     return definitions.linear.linear_total_variation(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
-        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, group=group,
-        classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
-        normalizer=normalizer, empty=empty, gradient=gradient,
+        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift,
+        group=group, classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels,
+        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
     )
 
 

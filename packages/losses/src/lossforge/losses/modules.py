@@ -2217,6 +2217,10 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -2235,14 +2239,15 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
 
     function = staticmethod(functional.linear_cross_entropy)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
-        "z_loss": 0.0, "empty": "nan", "gradient": None, "validate": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
+        "softcap": None, "z_loss": 0.0, "empty": "nan", "gradient": None, "validate": None,
     }
     reduction: Reduction
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    shift: int
     sum_input_gradient: bool
     scale: float
     softcap: float | None
@@ -2266,8 +2271,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
         return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2276,8 +2281,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2286,8 +2291,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True],
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2296,8 +2301,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2306,8 +2311,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2316,8 +2321,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2326,8 +2331,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True],
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2336,8 +2341,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
     @overload
@@ -2346,8 +2351,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
         return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
         return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
     ) -> None: ...
 
@@ -2357,11 +2362,11 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
         return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-        skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
-        empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
             sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, z_loss=z_loss, empty=empty, gradient=gradient,
             validate=validate, loss_weight=loss_weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
             return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy, return_correct=return_correct,
@@ -2400,6 +2405,10 @@ class LinearJSDivLoss(LinearModule):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -2418,8 +2427,8 @@ class LinearJSDivLoss(LinearModule):
 
     function = staticmethod(functional.linear_js_div)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
-        "ignore_index": -100, "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
+        "softcap": None, "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2427,6 +2436,7 @@ class LinearJSDivLoss(LinearModule):
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    shift: int
     sum_input_gradient: bool
     scale: float
     softcap: float | None
@@ -2440,11 +2450,11 @@ class LinearJSDivLoss(LinearModule):
     def __init__(
         self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
             sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
             beta=beta, temperature=temperature, temperature_squared=temperature_squared,
         )
@@ -2479,6 +2489,10 @@ class LinearKLDivLoss(LinearModule):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -2497,8 +2511,8 @@ class LinearKLDivLoss(LinearModule):
 
     function = staticmethod(functional.linear_kl_div)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
-        "ignore_index": -100, "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
+        "softcap": None, "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2506,6 +2520,7 @@ class LinearKLDivLoss(LinearModule):
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    shift: int
     sum_input_gradient: bool
     scale: float
     softcap: float | None
@@ -2521,11 +2536,11 @@ class LinearKLDivLoss(LinearModule):
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True,
         renormalize: bool = False, tail: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
             sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
             temperature=temperature, reverse=reverse, temperature_squared=temperature_squared, renormalize=renormalize, tail=tail,
         )
@@ -2555,6 +2570,10 @@ class LinearTotalVariationLoss(LinearModule):
             fastest way that does not round them.
         skip_ignored: leave ignored rows out of the products; the host waits for
             the device to learn how many are left.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -2573,8 +2592,8 @@ class LinearTotalVariationLoss(LinearModule):
 
     function = staticmethod(functional.linear_total_variation)
     shared = {
-        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "sum_input_gradient": True, "scale": 1.0, "softcap": None,
-        "ignore_index": -100, "empty": "nan", "gradient": None,
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
+        "softcap": None, "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2582,6 +2601,7 @@ class LinearTotalVariationLoss(LinearModule):
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
     skip_ignored: bool
+    shift: int
     sum_input_gradient: bool
     scale: float
     softcap: float | None
@@ -2594,11 +2614,11 @@ class LinearTotalVariationLoss(LinearModule):
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
         chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True, scale: float = 1.0,
-        softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
             sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
             temperature=temperature, temperature_squared=temperature_squared,
         )

@@ -83,6 +83,10 @@ LINEAR = TemplateDocs(
         ),
         "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
         "valid": "the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.",
+        "shift": (
+            "the class index of a row, or its label, is that so many rows later in the last leading dimension; the last rows are ignored. "
+            "1 predicts the next token, without a sliced copy of input. What else has an entry a row stays in its place."
+        ),
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     keeping=Keeping(
@@ -401,8 +405,8 @@ def _entropy(found: Any) -> Tensor:
 
 
 def _no_skipping(linear: LinearOptions, needed: str) -> None:
-    if linear.get("skip_ignored") or linear.get("valid") is not None:
-        raise ValueError(f"skip_ignored and valid need {needed}")
+    if linear.get("skip_ignored") or linear.get("valid") is not None or linear.get("shift", 0) != 0:
+        raise ValueError(f"skip_ignored, valid and shift need {needed}")
 
 
 def _softened(temperature: float, softcap: float | None, scale: float) -> dict[str, Any]:

@@ -23,6 +23,8 @@ has, beside those of its loss:
 - `skip_ignored`: leave ignored rows out of the products. The host waits for the device, to learn how many rows are left.
 - `valid`: the same without waiting: how many rows are not ignored, or a number that they do not exceed. Where more are, the result is nan.
     Further results of a row that is left out are 0.
+- `shift`: a row's class index is that so many rows later in its sequence (…, T); the last rows are ignored. 1 predicts the next token,
+    without a sliced copy of input.
 
 `linear_objective` computes any scalar of the rows' log-probabilities and entropies, in three products too.
 

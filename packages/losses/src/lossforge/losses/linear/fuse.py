@@ -29,7 +29,7 @@ LogitsDtype = Literal["float32", "weight"]
 PER_ROW = ("target", "target_b", "lam", "token_weight", "indices", "labels", "score")
 """Arguments with an entry a row."""
 FUNCTIONAL = f"{checks.__package__}.functional"
-OPTIONS = {"chunk": None, "accumulate": None, "logits": None, "skip_ignored": False}
+OPTIONS = {"chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0}
 """The defaults of a layer's options, where None is not said."""
 
 
@@ -39,6 +39,7 @@ class LinearOptions(TypedDict, total=False):
     logits: LogitsDtype | None
     skip_ignored: bool
     valid: int | None
+    shift: int
 
 
 def layer_of(input: Tensor, weight: Tensor, bias: Tensor | None, of: str = "") -> Head:
@@ -98,12 +99,37 @@ class _Rows:
         return t.reshape((*self.lead, *t.shape[1:]))
 
 
+def _ignored(function: Callable[..., Any], given: dict[str, Any]) -> int:
+    """Return the class index of rows that do not count."""
+    found: int = given.get("ignore_index", -100 if "ignore_index" in (checks.keywords(function) or ()) else IGNORED)
+    return found
+
+
+def _shifted(given: dict[str, Any], names: Sequence[str], lead: tuple[int, ...], shift: int, ignored: int) -> dict[str, Any]:
+    """Return arguments whose class indices are those `shift` rows later in a sequence; the last rows have the ignored one.
+
+    names: of the arguments that may be class indices. lead: the leading dimensions of the input, the last that of a sequence.
+    """
+    shift = checks.whole_number("shift", shift)
+    if shift < 0:
+        raise ValueError(f"shift must be at least 0 tokens, got {shift}")
+    indices = {name: t for name in names if isinstance(t := given.get(name), Tensor) and t.shape == lead and not t.is_floating_point()}
+    if not (lead and indices):
+        raise ValueError(f"shift needs class indices of tokens, target or labels of shape (…, T), got input of shape {(*lead, 'H')}")
+    last = min(shift, lead[-1])
+    found = {}
+    for name, t in indices.items():
+        wide = t if t.dtype in (torch.int32, torch.int64) else t.long()
+        found[name] = torch.cat([wide[..., last:], wide.new_full((*lead[:-1], last), ignored)], -1)
+    return {**given, **found}
+
+
 def _counting(function: Callable[..., Any], given: dict[str, Any]) -> Tensor:
     """Return which rows are not ignored."""
     target = given.get("labels")
     if target is None:
         target = next((given[name] for name in ("target", "targets", "index") if name in given), None)
-    ignored = given.get("ignore_index", -100 if "ignore_index" in (checks.keywords(function) or ()) else IGNORED)
+    ignored = _ignored(function, given)
     if not isinstance(target, Tensor) or target.is_floating_point():
         raise ValueError("skip_ignored and valid need class indices as target, or labels")
     counts = target != ignored
@@ -192,6 +218,8 @@ def fused(
             shape = (*teacher.input.shape[:-1], teacher.weight.shape[0])
             raise ValueError(f"teacher must give logits of shape {(*lead, rows.classes)}, got {shape}")
         teacher = teacher.with_input(rows.of_input(teacher.input))
+    if linear.get("shift", 0) != 0:
+        given = _shifted(given, ("labels", "target_b", *targets), lead, linear["shift"], _ignored(function, given))
     given = {name: rows.joined("target" if name in targets else name, t) for name, t in given.items()}
     kept: Tensor | None = None
     valid = linear.get("valid")
