@@ -22,7 +22,7 @@ from lossforge.losses import (
     preference,
     seesaw,
 )
-from lossforge.losses.detection import assignment, criterion, hungarian, matching, pairwise
+from lossforge.losses.detection import anchors, assignment, criterion, hungarian, matching, pairwise
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample, samples
 
@@ -59,7 +59,9 @@ def test_class_wise_tensors_are_buffers():
 
 def test_every_public_name_is_exported():
     ours = {"CustomLoss", "FormulaError", "backend", "boxes", "check", "elementwise", "plain_torch", "rowwise"}
-    by_hand = {name for module in (preference, pairwise, assignment, criterion, hungarian, matching, seesaw) for name in module.__all__}
+    by_hand = {
+        name for module in (preference, pairwise, anchors, assignment, criterion, hungarian, matching, seesaw) for name in module.__all__
+    }
     assert set(lossforge.losses.__all__) == {*functional.__all__, *modules.__all__, *by_hand, *ours}
     assert lossforge.losses.__all__ == sorted(lossforge.losses.__all__)
 

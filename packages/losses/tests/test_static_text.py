@@ -17,6 +17,7 @@ from lossforge.losses.base.declare import DECLARED
 FUNCTIONS = [*DECLARED, "sequence_logps", "class_balanced_weight"]
 SHORT = {"check", "fuse_linear", "elementwise", "rowwise", "boxes", "backend", "plain_torch"}
 SHORT |= {"box_iou", "generalized_box_iou", "distance_box_iou", "complete_box_iou", "task_aligned_assign"}
+SHORT |= {"rotated_box_iou", "probabilistic_box_iou", "max_iou_assign", "atss_assign", "simota_assign", "rtmdet_assign"}
 SHORT |= {"matching_cost", "hungarian_assign", "hungarian_match", "mask_matching_cost", "seesaw_loss"}
 
 

@@ -8,6 +8,7 @@ CUDA tensors go through the kernels; others, float64, and whatever the kernels d
 from lossforge.losses import operators as operators
 from lossforge.losses.check import check
 from lossforge.losses.custom import CustomLoss, FormulaError, boxes, elementwise, rowwise
+from lossforge.losses.detection.anchors import atss_assign, max_iou_assign, rtmdet_assign, simota_assign
 from lossforge.losses.detection.assignment import Assignment, task_aligned_assign
 from lossforge.losses.detection.criterion import DenoisingQueries, DetrCriterion
 from lossforge.losses.detection.hungarian import hungarian_assign, hungarian_match
@@ -140,6 +141,7 @@ __all__ = [
     "arcface_loss",
     "asymmetric_loss_multi_label",
     "asymmetric_loss_single_label",
+    "atss_assign",
     "backend",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
@@ -212,6 +214,7 @@ __all__ = [
     "margin_ranking_loss",
     "mask_matching_cost",
     "matching_cost",
+    "max_iou_assign",
     "mse_loss",
     "multi_margin_loss",
     "multilabel_margin_loss",
@@ -234,6 +237,7 @@ __all__ = [
     "rotated_box_iou",
     "rotated_iou_loss",
     "rowwise",
+    "rtmdet_assign",
     "scylla_box_iou_loss",
     "seesaw_loss",
     "selective_log_softmax",
@@ -241,6 +245,7 @@ __all__ = [
     "siglip_loss",
     "siglip_loss_from_features",
     "sigmoid_focal_loss",
+    "simota_assign",
     "simpo_loss",
     "smooth_l1_loss",
     "smoothed_binary_cross_entropy",

@@ -28,13 +28,14 @@ class Assignment(NamedTuple):
     """What each anchor of each image must predict.
 
     Attributes:
-        labels: (B, A), int64: the class, -1 for background, as our losses take them.
+        labels: (B, A), int64: the class, -1 for background, as our losses take them; -100 where max_iou_assign ignores an anchor.
         boxes: (B, A, 4), or (B, A, 5) for rotated boxes: the box, zeros for background.
-        scores: (B, A, C), in the dtype of the predicted scores: `quality` at the class, 0 elsewhere; None unless dense=True.
+        scores: (B, A, C), in the dtype of the predicted scores: `quality` at the class, 0 elsewhere; of task_aligned_assign(dense=True)
+            alone, else None.
         foreground: (B, A), bool: whether a box is assigned.
-        box_index: (B, A), int64: which of the image's boxes, -1 for background.
-        quality: (B, A), float32 (float64 for float64 scores): the alignment, scaled so that a box's best anchor has its best overlap; 0
-            for background.
+        box_index: (B, A), int64: which of the image's boxes, -1 for background, -2 where max_iou_assign ignores an anchor.
+        quality: (B, A), float32 (float64 for float64 scores): the alignment, scaled so that a box's best anchor has its best overlap;
+            of other assigners the IoU with the box. 0 for background.
     """
 
     labels: Tensor
