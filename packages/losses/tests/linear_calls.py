@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lossforge import kernels
+from lossforge.kernels import launch_counts
 from lossforge.losses import (
     LinearTeacher,
     TopKTeacher,
@@ -125,3 +128,14 @@ class Watched(TorchDispatchMode):
     @property
     def products(self) -> int:
         return sum(name in ("mm", "addmm", "addmm_") for name in self.names)
+
+
+def launches_of(kernel: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Let a CPU have the product that carries losses, and return how often a kernel was launched since; skip on a GPU without it."""
+    launch = kernels.of_folder("linear")
+    if device == "cpu":
+        monkeypatch.setattr(launch, "programs", lambda device: 2)
+    elif not launch.programs(torch.cuda.current_device()):
+        pytest.skip("the GPU is older than sm_90")
+    before = launch_counts().get(kernel, 0)
+    return lambda: launch_counts().get(kernel, 0) - before

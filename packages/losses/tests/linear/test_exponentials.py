@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_calls import launches_of
 
 from lossforge import kernels
-from lossforge.kernels import launch_counts
 from lossforge.kernels.tiles import ProductTiles, trial
 from lossforge.losses import (
     cross_entropy,
@@ -39,14 +39,8 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def finished(device, monkeypatch):
     """Return how many chunks went by exponentials since."""
-    launch = kernels.of_folder("linear")
-    monkeypatch.setattr(launch, "WORK", 0)
-    if device == "cpu":
-        monkeypatch.setattr(launch, "programs", lambda device: 2)
-    elif not launch.programs(torch.cuda.current_device()):
-        pytest.skip("the GPU is older than sm_90")
-    before = launch_counts().get("linear_finish_kernel", 0)
-    return lambda: launch_counts().get("linear_finish_kernel", 0) - before
+    monkeypatch.setattr(kernels.of_folder("linear"), "WORK", 0)
+    return launches_of("linear_finish_kernel", device, monkeypatch)
 
 
 def layer(rows, hidden, classes, device, deviation=4.0, dtype=torch.bfloat16, bias=False):

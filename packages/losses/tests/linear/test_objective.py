@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_calls import launches_of
 
 from lossforge import kernels
-from lossforge.kernels import launch_counts
 from lossforge.losses import dpo_loss, grpo_loss, linear_objective, sequence_logps
 from lossforge.losses.testing import error
 
@@ -22,14 +22,8 @@ WAYS = {
 @pytest.fixture
 def by_exponentials(device, monkeypatch):
     """Let small products store exponentials, and return how many chunks did since."""
-    launch = kernels.of_folder("linear")
-    monkeypatch.setattr(launch, "WORK", 0)
-    if device == "cpu":
-        monkeypatch.setattr(launch, "programs", lambda device: 2)
-    elif not launch.programs(torch.cuda.current_device()):
-        pytest.skip("the GPU is older than sm_90")
-    before = launch_counts().get("linear_finish_kernel", 0)
-    return lambda: launch_counts().get("linear_finish_kernel", 0) - before
+    monkeypatch.setattr(kernels.of_folder("linear"), "WORK", 0)
+    return launches_of("linear_finish_kernel", device, monkeypatch)
 
 
 def drawn(*shape):

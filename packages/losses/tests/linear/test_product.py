@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_calls import launches_of
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels import launch_counts
 from lossforge.losses import (
     cross_entropy,
     fuse_linear,
@@ -38,13 +38,7 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def product(device, monkeypatch):
     """Return how many products were launched since."""
-    launch = kernels.of_folder("linear")
-    if device == "cpu":
-        monkeypatch.setattr(launch, "programs", lambda device: 2)
-    elif not launch.programs(torch.cuda.current_device()):
-        pytest.skip("the GPU is older than sm_90")
-    before = launch_counts().get("linear_product_kernel", 0)
-    return lambda: launch_counts().get("linear_product_kernel", 0) - before
+    return launches_of("linear_product_kernel", device, monkeypatch)
 
 
 def layer(rows, hidden, classes, device, dtype=torch.bfloat16):
