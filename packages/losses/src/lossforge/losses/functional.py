@@ -6040,7 +6040,11 @@ def linear_selective_log_softmax(
     selective_log_softmax(F.linear(input, weight, bias), index).
 
     What GRPO, PPO, DPO and other preference objectives start from. Both results
-    are differentiable, together in one further pass.
+    are differentiable, together in one further pass. `linear_objective`
+    computes such an objective with its gradient, by one product fewer. Further
+    results of each row, such as argmax and the mean logit, come from
+    linear_cross_entropy with reduction="none", whose loss is minus the
+    log-probability.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.

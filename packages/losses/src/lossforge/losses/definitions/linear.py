@@ -225,6 +225,8 @@ def linear_selective_log_softmax(
     """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
 
     What GRPO, PPO, DPO and other preference objectives start from. Both results are differentiable, together in one further pass.
+    `linear_objective` computes such an objective with its gradient, by one product fewer. Further results of each row, such as argmax and
+    the mean logit, come from linear_cross_entropy with reduction="none", whose loss is minus the log-probability.
 
     Args:
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
