@@ -149,6 +149,26 @@ def test_factors(class_loss, device):
     assert list(DetrCriterion(class_loss, bbox_coef=0.0)(*given, COUNTS)) == ["loss_class", "loss_giou"]
 
 
+def test_factors_of_layers_with_denoising_and_groups(device):
+    """The denoising queries have the factors of the last layers, and the divisor of their own groups."""
+    given = problem(device, dtype=torch.float32)
+    logits, boxes, *rest = given
+    x, b, *_ = problem(device, layers=2, queries=6, dtype=torch.float32, seed=1)
+    box, factors = torch.randint(-1, 5, (3, 6), device=device), (0.5, 3.0, 2.0)
+    found = DetrCriterion(layer_weights=factors, num_groups=2).to(device)(*given, COUNTS, denoising=DenoisingQueries(x, b, box, 3))
+    expected = dict.fromkeys(found, 0.0)
+    for i, factor in enumerate(factors):
+        noisy = DenoisingQueries(x[i - 1 : i], b[i - 1 : i], box, 3) if i else None
+        for name, value in DetrCriterion(num_groups=2)(logits[i], boxes[i], *rest, COUNTS, denoising=noisy).items():
+            expected[name] += factor * value
+    torch.testing.assert_close(found, expected)
+    target = torch.cat([rest[1], rest[1][:1]])[box]
+    distance = ((b[0] - target).abs().sum(-1) * (box >= 0)).sum() * 5.0 / (5 * 3)
+    criterion, denoising = DetrCriterion(num_groups=2), DenoisingQueries(x[:1], b[:1], box, 3)
+    without, both = (criterion(logits[0], boxes[0], *rest, COUNTS, denoising=each)["loss_bbox"] for each in (None, denoising))
+    torch.testing.assert_close(both - without, distance)
+
+
 def test_groups_are_of_training(device):
     given = problem(device, dtype=torch.float32)
     criterion, plain = DetrCriterion(num_groups=2), DetrCriterion()
