@@ -222,7 +222,7 @@ class Forward(http.server.BaseHTTPRequestHandler):
             return answer, answer.read()
 
         if isinstance(cut, threading.Event):  # arrives too late, when nobody waits for it any more
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)  # to close it is not enough: rfile and wfile hold it open
             cut.wait(60)
             ask()
             self.close_connection = True
@@ -257,6 +257,13 @@ def uploaded(run_folder, uri, experiment):
 
 
 @pytest.fixture
+def soon(monkeypatch):
+    """Each try follows the failed one at once: a test in which each request fails waits for a minute else."""
+    monkeypatch.setattr("lab.tracking.uploader.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("lab.tracking.uploader.LONGEST_PAUSE", 0.1)
+
+
+@pytest.fixture
 def written_folder(run_folder):
     """A start, data, metrics with nan and names that MLflow refuses, a model, a summary, tags, an artifact, a view, an end."""
     params = {"seed": "0", "tracking.uri": "http://me:secret@host"}
@@ -279,7 +286,7 @@ def written_folder(run_folder):
     return run_folder
 
 
-def test_answers_that_are_lost(written_folder, server):
+def test_answers_that_are_lost(written_folder, server, soon):
     if not server.healthy():
         server.start()
     proxy = Losing(server, lambda path, number: number == 1)
@@ -327,7 +334,7 @@ def beside(server, run, folder):
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
-def test_a_run_that_the_server_creates_too_late_leaves_no_second_one(written_folder, server):
+def test_a_run_that_the_server_creates_too_late_leaves_no_second_one(written_folder, server, soon):
     if not server.healthy():
         server.start()
     late = threading.Event()
