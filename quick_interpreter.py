@@ -10,6 +10,8 @@ No operation is replaced: what is computed, converted and compared is Triton's o
 - `interpreter._get_np_dtype` builds a table of 19 dtypes at each call. Here a type's is kept under its name.
 - `TritonSemantic.broadcast_impl_value` compares the sizes of two blocks as constexprs for each operation. Here, where it left both blocks
   as they were, it is not asked again for blocks of these sizes.
+- `TritonSemantic.computation_type_impl` finds the common type of two scalar types by a dozen questions. Here once a pair.
+- `core.dtype.__eq__` unwraps constexprs and compares names. Here a type is equal to itself without that.
 - `interpreter_builder.options.sanitize_overflow` computes the operands of an assertion on integers that only a debug launch makes. Here
   they are computed for a debug launch alone, as the compiler does.
 
@@ -62,10 +64,11 @@ def remember_types() -> None:
     if find_dtype is None:
         return
     make_block, make_tensor = tl.core.block_type.__init__, tl.core.tensor.__init__
-    broadcast = TritonSemantic.broadcast_impl_value
+    broadcast, find_common, equal = TritonSemantic.broadcast_impl_value, TritonSemantic.computation_type_impl, tl.dtype.__eq__
     blocks: dict[Any, dict[str, Any]] = {}
     unchanged: set[Any] = set()
     dtypes: dict[str, Any] = {}
+    common: dict[Any, Any] = {}
 
     def make_block_once(self, element_ty, shape):
         sizes = (size.value if isinstance(size, tl.constexpr) else size for size in shape)
@@ -96,6 +99,14 @@ def remember_types() -> None:
             unchanged.add(sizes)
         return found
 
+    def find_common_once(self, a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod):
+        key = a_ty.name, a_is_scalar, b_ty.name, b_is_scalar, div_or_mod
+        if key not in common:
+            common[key] = find_common(self, a_ty, a_is_scalar, b_ty, b_is_scalar, div_or_mod)
+        return common[key]
+
+    tl.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+    TritonSemantic.computation_type_impl = find_common_once
     TritonSemantic.broadcast_impl_value = broadcast_once
     tl.core.block_type.__init__ = make_block_once
     tl.core.tensor.__init__ = make_tensor_once
