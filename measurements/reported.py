@@ -61,6 +61,30 @@ def gains(language_model: Path, detection: Path, throughput: Path) -> str:
     return tables.markdown(("a whole training step", "ours", "without ours"), rows)
 
 
+CRITERIA = {"yolov8n": "YOLOv8n", "yolo26n": "YOLO26n", "DeformableDetr": "Deformable DETR", "RTDetr": "RT-DETR"}
+"""What the README calls a case of results/integrations.json."""
+
+
+def detector_times(detection: Path, integrations: Path) -> str:
+    """Return in two sentences what a step of each detector takes, and what other libraries' criteria take, with our losses and without."""
+    steps, criteria = found_in(detection)["steps"], found_in(integrations)["detectors"]
+
+    def listed(runs: Iterable[dict[str, Any]], time: str) -> str:
+        return ", ".join(f"{run[time]:,.1f}" for run in runs) + " ms"
+
+    ours, torchs = ([run for run in steps["runs"] if run["loss"] == loss] for loss in ("lossforge", "loss.implementation=torch"))
+    fused = [run for run in criteria["runs"] if run["contender"] == "lossforge"]
+    own = [run for run in criteria["runs"] if run["contender"] != "lossforge"]
+    names = ", ".join(CRITERIA.get(run["case"], run["case"]) for run in fused)
+    return (
+        "A step of RetinaNet, FCOS, YOLO and DETR with ResNet-50 (our trainer, 16 images of 640×640, bf16, "
+        f"{steps['gpu']}): {listed(ours, 'step_ms')}; the same losses in plain torch: {listed(torchs, 'step_ms')}. "
+        f"The criteria of {names} in ultralytics and transformers, forward and backward, with ours "
+        f"({criteria['gpu']}): {listed(fused, 'criterion_ms')}; their own: {listed(own, 'criterion_ms')} "
+        "([whole steps](docs/benchmarks/integrations.md))."
+    )
+
+
 def bench(file: Path) -> str:
     report = load(file)
     read = f"{(report.read_bytes_per_second or 0) / 1e12:.2f} TB/s"
@@ -469,6 +493,7 @@ DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", [RESULTS / f"several-gpus-
 SECTIONS: dict[str, tuple[Any, ...]] = {
     "results": (results, BENCH, LINEAR),
     "gains": (gains, RESULTS / "language-model.json", RESULTS / "detection.json", RESULTS / "throughput-h100.json"),
+    "detector times": (detector_times, DETECTION, RESULTS / "integrations.json"),
     "bench": (bench, BENCH),
     "new losses": (bench, RESULTS / "new-losses-h100.json"),
     "targets": (lambda file: tables.targets(load(file)), BENCH),
