@@ -244,41 +244,65 @@ def test_a_confusion_matrix_counts_each_box_once(coco):
     assert int(counts.sum()) == len(found) + int(true.sum())
 
 
-def test_pictures_show_boxes_where_they_are(coco, tmp_path):
-    data = load(coco)
-    result = evaluated(data)
-    file = read_coco(coco / "truth.json", coco / "images", settings=("a", "b"), check="off", skip_corrupt=False)
+@pytest.fixture
+def file(coco):
+    """Return the file of true boxes."""
+    return read_coco(coco / "truth.json", coco / "images", settings=("a", "b"), check="off", skip_corrupt=False)
+
+
+def pixels_of(path):
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def test_a_box_is_drawn_where_it_is(file):
     drawn = _drawn(file, 0, torch.tensor([[40.0, 30, 50, 60]]), [colour_of(1)], [""])
     assert max(drawn.shape) == 480
     ratio = 480 / max(file.sizes[0])
-    colour = np.array(colour_of(1))
-    rows, columns = np.nonzero((drawn == colour).all(-1))
+    rows, columns = np.nonzero((drawn == np.array(colour_of(1))).all(-1))
     edges = [columns.min(), rows.max(), columns.max()]
     assert edges == pytest.approx([40 * ratio, 90 * ratio, 90 * ratio], abs=3)
+
+
+def test_true_boxes_have_their_class_and_crowds_a_colour(coco, file):
+    classes = load(coco).classes
     crowded = next(i for i in range(len(file)) if file.crowd[file.rows(i)].any())
-    colours, text = true_boxes(file, crowded, data.classes)
+    colours, text = true_boxes(file, crowded, classes)
     crowds = file.crowd[file.rows(crowded)].tolist()
     assert [colour == CROWD for colour in colours] == [each.endswith(" (crowd)") for each in text] == crowds
-    assert [each.removesuffix(" (crowd)") for each in text] == [data.classes[i] for i in file.labels[file.rows(crowded)].tolist()]
-    for many in (3, 6):
-        path = tmp_path / f"{many}.png"
-        detections_picture(result, file, data.classes, path, images=many)
-        assert np.asarray(Image.open(path).convert("RGB")).std() > 10
-    precision_recall_picture(result, tmp_path / "curve.png")
-    pixels = np.asarray(Image.open(tmp_path / "curve.png").convert("RGB")).reshape(-1, 3)
-    assert all((pixels == colour).all(-1).any() for colour in (np.array([31, 119, 180]), np.array([44, 160, 44]))), "a line for each class"
-    drawn = {}
-    for name, kept in (("all", slice(None)), ("surest", slice(12))):  # found everywhere, as by a detector that has learned little
+    assert [each.removesuffix(" (crowd)") for each in text] == [classes[i] for i in file.labels[file.rows(crowded)].tolist()]
+
+
+@pytest.mark.parametrize("images", [3, 6])
+def test_a_picture_of_detections_has_any_number_of_images(coco, file, tmp_path, images):
+    data = load(coco)
+    detections_picture(evaluated(data), file, data.classes, tmp_path / "found.png", images=images)
+    assert pixels_of(tmp_path / "found.png").std() > 10
+
+
+def test_the_curve_of_precision_and_recall_has_a_line_for_each_class(coco, tmp_path):
+    precision_recall_picture(evaluated(load(coco)), tmp_path / "curve.png")
+    pixels = pixels_of(tmp_path / "curve.png").reshape(-1, 3)
+    assert all((pixels == colour).all(-1).any() for colour in (np.array([31, 119, 180]), np.array([44, 160, 44])))
+
+
+def test_only_the_surest_boxes_are_drawn_and_the_title_says_how_many_are_not(coco, file, tmp_path):
+    """Of boxes found everywhere, as by a detector that has learned little."""
+    data, drawn = load(coco), {}
+    result = evaluated(data)
+    for name, kept in (("all", slice(None)), ("surest", slice(12))):
         generator = torch.Generator().manual_seed(0)
         boxes = torch.rand(100, 4, generator=generator) * torch.tensor([30, 30, 60, 60]) + 8
         scores = torch.linspace(0.9, 0.31, 100)[torch.randperm(100, generator=generator)]
         order = scores.argsort(descending=True)[kept]
         found = {image_id: Found(boxes[order], scores[order], torch.zeros(len(order), dtype=torch.int64)) for image_id in result.found}
         detections_picture(replace(result, found=found), file, data.classes, tmp_path / "many.png", images=1)
-        drawn[name] = np.asarray(Image.open(tmp_path / "many.png").convert("RGB"))
+        drawn[name] = pixels_of(tmp_path / "many.png")
     assert (drawn["all"][40:] == drawn["surest"][40:]).all(), "below the title"
-    assert (drawn["all"][:40] != drawn["surest"][:40]).any(), "which says how many are left out"
-    none = evaluated(data, nothing)
-    detections_picture(none, file, data.classes, tmp_path / "none.png")
+    assert (drawn["all"][:40] != drawn["surest"][:40]).any(), "the title"
+
+
+def test_pictures_of_a_detector_that_finds_nothing(coco, file, tmp_path):
+    data = load(coco)
+    detections_picture(evaluated(data, nothing), file, data.classes, tmp_path / "none.png")
     precision_recall_picture(counts_of(data).result(), tmp_path / "empty.png")
     assert (tmp_path / "none.png").stat().st_size > 1000

@@ -161,19 +161,31 @@ def test_mlflow_predicts_the_boxes_that_predict_finds(trained, tmp_path):
     np.testing.assert_allclose(alone[0], said[0], atol=1e-4)
 
 
-def test_the_store_ties_model_run_and_data_together(trained):
-    one = trained.digits
-    data = {each.tags[0].value: each.dataset for each in one.run.inputs.dataset_inputs}
+def data_of(one):
+    """Return the data sets of a run in the store, by what it did with them."""
+    return {each.tags[0].value: each.dataset for each in one.run.inputs.dataset_inputs}
+
+
+def test_the_store_ties_a_run_to_its_data(trained):
+    data = data_of(trained.digits)
     assert {context: (each.name, json.loads(each.profile)) for context, each in data.items()} == {
         "training": ("digits", {"num_rows": 1437, "num_classes": 10}),
         "validation": ("digits", {"num_rows": 360, "num_classes": 10}),
     }
     assert data["training"].digest != data["validation"].digest
+
+
+def test_the_store_ties_a_model_to_its_run_and_data(trained):
+    one = trained.digits
     assert (one.model.source_run_id, one.model.status.value, one.output.step) == (one.run.info.run_id, "READY", 46)
     assert one.model.tags["mlflow.user"] == one.run.data.tags["mlflow.user"]
     of_model = {metric.key: (metric.value, metric.dataset_digest) for metric in one.model.metrics}
-    assert of_model["best_top1"] == (one.run.data.metrics["best_top1"], data["validation"].digest)
+    assert of_model["best_top1"] == (one.run.data.metrics["best_top1"], data_of(one)["validation"].digest)
     assert "images_per_second" not in of_model
+
+
+def test_the_registry_has_a_version_of_the_model(trained):
+    one = trained.digits
     (version,) = trained.client.search_model_versions("name = 'digits-reader'")
     assert (version.source, version.run_id) == (one.model.artifact_location, one.run.info.run_id)
     assert json.loads(one.model.tags["mlflow.modelVersions"]) == [{"name": "digits-reader", "version": "1"}]

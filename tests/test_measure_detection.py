@@ -65,20 +65,35 @@ def test_tables_hold_the_figures(measured):
     assert "commit abc1234" in text
 
 
-def test_the_table_of_steps_adds_loss_and_assignment(measured):
-    runs = json.loads(measured.read_text())["steps"]["runs"]
+def steps_of(path):
+    return json.loads(path.read_text())["steps"]["runs"]
+
+
+def test_steps_are_of_each_detector_under_each_loss(measured):
+    runs = steps_of(measured)
     names = [f"{name}_resnet50" for name in ("retinanet", "fcos", "yolo", "detr")]
     assert [(each["model"], each["loss"]) for each in runs] == [
         (name, loss) for name in names for loss in ("lossforge", "loss.implementation=torch")
     ]
+
+
+def test_steps_take_longer_than_their_losses_and_assignments(measured):
+    runs = steps_of(measured)
     assert [each["match_ms"] > 0 for each in runs] == [True] * 4 + [False] * 4  # by anchors before the forward, or by what is predicted
     assert all(each["step_ms"] > each["loss_ms"] > 0 for each in runs)
-    for each in runs:  # in float32, against plain torch in float64
+
+
+def test_steps_in_float32_are_those_of_plain_torch_in_float64(measured):
+    runs = steps_of(measured)
+    for each in runs:
         assert each["positives"] > 10
         assert each["other_targets"] == 0
         assert each["difference"] < 1e-5
         assert max(each["gradient_difference"].values()) < 1e-5
     assert {name for each in runs for name in each["gradient_difference"]} == set(DetectorOutput._fields)
+
+
+def test_the_table_of_steps_adds_loss_and_assignment(measured):
     found = json.loads(measured.read_text())
     found["steps"]["runs"][0] |= {
         "difference": 2e-5,

@@ -4,29 +4,51 @@ import json
 
 import measure
 import measure_several_gpus
+import pytest
 import reported
 
 
-def test_the_measurement_runs(tmp_path):
-    path = tmp_path / "several.json"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Return the file that the measurement has written, and what it holds."""
+    path = tmp_path_factory.mktemp("results") / "several.json"
     assert measure.main(["several_gpus", "--out", str(path), "--commit", "abc1234", "--small"]) == 0
-    found = json.loads(path.read_text())
+    return path, json.loads(path.read_text())
+
+
+def test_several_processes_learn_as_one(measured):
+    _, found = measured
     assert all(each["largest_difference"] < 1e-5 for each in found["losses"])
+
+
+def test_speed_is_of_each_model_way_and_optimiser(measured):
+    _, found = measured
     ways = {(each["model"], each["parallel"], each["optimizer"], each["gpus"]) for each in found["speed"]}
     assert ways == {
         *((model, "none", optimizer, 1) for model in ("test_resnet", "test_vit") for optimizer in ("sgd", "adamw")),
         *((model, "ddp", optimizer, 2) for model in ("test_resnet", "test_vit") for optimizer in ("sgd", "adamw")),
         *(("test_vit", "fsdp", optimizer, 2) for optimizer in ("sgd", "adamw")),
     }
+
+
+def test_gradients_of_fused_losses_on_several_processes_are_those_of_one(measured):
+    _, found = measured
     assert [(each["parallel"], each["gpus"]) for each in found["fused"]] == [("none", 1), ("ddp", 2), ("fsdp", 2)]
     assert all(0 < each["gradient_difference"] < measure_several_gpus.GRADIENT for each in found["fused"][1:])
-    large = found["large"]
+
+
+def test_a_large_model_learns_in_less_memory_than_it_needs_on_one(measured):
+    large = measured[1]["large"]
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
+
+
+def test_the_tables_are_of_what_was_measured(measured):
+    path, found = measured
     text = "\n".join(make(path) for make in (reported.several_gpus, reported.speed, reported.fused_on_several, reported.large_model))
     assert "| test_vit | FSDP2 | adamw | 2×CPU | 4 |" in text
     assert "| FSDP2 | 2×CPU | 16 × 8 × 50 |" in text
-    assert f"| test_vit | {large['depth']} | 0.00 |" in text
+    assert f"| test_vit | {found['large']['depth']} | 0.00 |" in text
 
 
 def test_the_large_model_is_the_smallest_that_one_gpu_cannot_hold():

@@ -60,15 +60,26 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_run_folder_holds_everything(ran):
+@pytest.fixture(scope="module")
+def folder(ran):
     (folder,) = ran.run_folders()
+    return folder
+
+
+def test_a_run_folder_holds_the_settings(folder):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["loss"]["name"] == "focal"
     assert config["model"]["name"] == "tiny_resnet"
     assert config["optim"]["schedule"]["name"] == "cosine"
+
+
+def test_a_run_folder_holds_all_figures_and_the_end(folder):
     seen = {name for kind in ("metrics", "summary") for record in records(folder, kind) for name in record["values"]}
     assert seen >= METRICS
     assert [record["status"] for record in records(folder, "end")] == ["FINISHED"]
+
+
+def test_a_run_folder_holds_evaluations_and_their_pictures(folder):
     evaluations = records(folder, "evaluation")
     assert len(evaluations) == 2
     assert all(sum(map(sum, each["confusion"])) == 360 for each in evaluations)
@@ -94,18 +105,26 @@ def test_checkpoints_load_with_weights_only(ran):
     assert best["config"]["loss"]["name"] == "focal"
 
 
-def test_store_holds_the_run(ran):
-    client, run = the_run(ran)
+def test_the_store_holds_figures_and_settings(ran):
+    _, run = the_run(ran)
     assert run.info.status == "FINISHED"
     assert set(run.data.metrics) >= METRICS
     assert run.data.params["loss.gamma"] == "2.0"
     assert run.data.params["optim.schedule.name"] == "cosine"
     assert run.data.params["model.name"] == "tiny_resnet"
+
+
+def test_the_store_holds_where_the_run_comes_from(ran):
+    _, run = the_run(ran)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ran.path, capture_output=True, text=True, check=True).stdout.strip()
     assert run.data.tags["git.commit"] == run.data.tags["mlflow.source.git.commit"] == commit
     assert run.data.tags["git.dirty"] == "true"
     assert run.data.tags["mlflow.source.name"] == "experiments/train.py"
     assert run.data.tags["loss.backend"] in ("torch", "triton-interpreted")
+
+
+def test_the_store_holds_the_runs_files(ran):
+    client, run = the_run(ran)
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
     assert {"config.yaml", "metrics.jsonl", "pictures", "checkpoints"} <= names
     assert {item.path for item in client.list_artifacts(run.info.run_id, "pictures")} == {

@@ -1,6 +1,9 @@
 """Scores of several views of each image: which views, their mean, and that an evaluation uses it."""
 
+import contextlib
+import functools
 import importlib
+import io
 import json
 
 import pytest
@@ -43,30 +46,46 @@ def test_a_model_of_one_view_is_itself(make_trainer):
         torch.testing.assert_close(model(images).softmax(1), trainer.model(images).softmax(1), atol=1e-5, rtol=1e-4)
 
 
-def test_an_evaluation_scores_the_mean(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none"]
-    run = lab.train(*small, "trainer.max_updates=3", "trainer.epochs=1").folder
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train for three updates; return the run's folder, and a function that evaluates it with more words."""
+    root = tmp_path_factory.mktemp("trained")
     main = importlib.import_module("evaluate").main
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none"]
+        run = lab.train(*small, "trainer.max_updates=3", "trainer.epochs=1").folder.resolve()
 
-    def scored(*words):
-        assert main([f"checkpoint={run}", "trainer.device=cpu", *words]) == 0, capsys.readouterr().err
-        folder = max((tmp_path / "runs").glob("*evaluate*"), key=lambda path: path.stat().st_mtime_ns)
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert "held-out top-1" in (folder / "log.txt").read_text()
-        return next(each["values"] for each in records if each["kind"] == "metrics"), records[0]["tags"]
+        def scored(*words):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                assert main([f"checkpoint={run}", "trainer.device=cpu", *words]) == 0
+            folder = max((root / "runs").glob("*evaluate*"), key=lambda path: path.stat().st_mtime_ns)
+            records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            assert "held-out top-1" in (folder / "log.txt").read_text()
+            return next(each["values"] for each in records if each["kind"] == "metrics"), records[0]["tags"], out.getvalue()
 
-    plain, tags = scored()
+        yield run, functools.cache(scored)
+
+
+def test_an_evaluation_of_one_view_scores_as_the_training_did(trained):
+    run, scored = trained
+    values, tags, _ = scored()
     assert "tta" not in tags
-    assert plain["val/loss"] == pytest.approx(
-        torch.load(run / "checkpoints/best.pt", weights_only=True)["best"]["values"]["loss"], rel=1e-4
-    )
-    for name in ("flip", "five_crop"):
-        values, tags = scored(f"tta={name}")
-        assert f"split=val, the mean of tta={name} on cpu" in capsys.readouterr().out
-        assert tags["tta"] == name
-        assert values["val/loss"] != pytest.approx(plain["val/loss"], rel=1e-6)
-    assert main([f"checkpoint={run}", "tta=flp", "trainer.device=cpu"]) == 1
+    best = torch.load(run / "checkpoints/best.pt", weights_only=True)["best"]["values"]
+    assert values["val/loss"] == pytest.approx(best["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["flip", "five_crop"])
+def test_an_evaluation_scores_the_mean(trained, name):
+    _, scored = trained
+    values, tags, said = scored(f"tta={name}")
+    assert f"split=val, the mean of tta={name} on cpu" in said
+    assert tags["tta"] == name
+    assert values["val/loss"] != pytest.approx(scored()[0]["val/loss"], rel=1e-6)
+
+
+def test_an_unknown_choice_of_views_is_named(trained, capsys):
+    assert importlib.import_module("evaluate").main([f"checkpoint={trained[0]}", "tta=flp", "trainer.device=cpu"]) == 1
     assert "Did you mean 'flip'" in capsys.readouterr().err
 
 
