@@ -98,23 +98,35 @@ def of_an_empty_box(name: str, b1: Tensor, b2: Tensor) -> Tensor:
     return diou + ((s1 - s2) / hull).square().sum(1) * (name == "eiou")
 
 
+ACROSS, DOWN, BOTH = [2, 1, 0, 3], [0, 3, 2, 1], [2, 3, 0, 1]
+
+
+def as_centers(boxes: Tensor) -> Tensor:
+    return torch.cat([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], 1)
+
+
+def flipped_pairs(device):
+    """Pairs of boxes of which one is flipped, of either input and on either axis; both in the last; none in the first."""
+    boxes1, boxes2 = random(8, device), random(8, device)
+    for boxes, pair, order in ((boxes1, 1, ACROSS), (boxes1, 2, DOWN), (boxes2, 3, ACROSS), (boxes2, 4, DOWN), (boxes1, 5, BOTH)):
+        boxes[pair] = boxes[pair, order]
+    boxes2[6], boxes1[7] = boxes2[6, BOTH], boxes1[0, BOTH]
+    boxes2[7] = boxes1[7]
+    return boxes1, boxes2
+
+
 @pytest.mark.each
 @FLIPPED
 @pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
 def test_a_flipped_box_is_an_empty_one(loss, format, device):
-    """Of either input and on either axis, in its pair alone: value, and gradients of the box beside it and of the centre. No nan."""
-    boxes1, boxes2 = random(8, device), random(8, device)
-    across, down, both = [2, 1, 0, 3], [0, 3, 2, 1], [2, 3, 0, 1]
-    for boxes, pair, order in ((boxes1, 1, across), (boxes1, 2, down), (boxes2, 3, across), (boxes2, 4, down), (boxes1, 5, both)):
-        boxes[pair] = boxes[pair, order]
-    boxes2[6], boxes1[7] = boxes2[6, both], boxes1[0, both]
-    boxes2[7] = boxes1[7]
+    """In its pair alone: value, and gradients of the box beside it and of the centre. No nan."""
+    boxes1, boxes2 = flipped_pairs(device)
     wide1, wide2 = (b.double().requires_grad_() for b in (boxes1, boxes2))
     exact = of_an_empty_box(loss.name, wide1, wide2)[1:]
     slopes = [g.nan_to_num() for g in torch.autograd.grad(exact.sum() + 0 * (wide1 + wide2).sum(), (wide1, wide2))]
     flipped = [b[:, 2:] < b[:, :2] for b in (boxes1, boxes2)]
     if format == "cxcywh":
-        boxes1, boxes2 = (torch.cat([(b[:, :2] + b[:, 2:]) / 2, b[:, 2:] - b[:, :2]], 1) for b in (boxes1, boxes2))
+        boxes1, boxes2 = as_centers(boxes1), as_centers(boxes2)
     by_reference = results(loss.reference, boxes1.double(), boxes2.double(), format=format)[1:]
     for function in (loss.function, loss.reference):
         for options in ({"reduction": "none"}, {"reduction": "sum", "gradient": "forward"}, {"reduction": "sum", "gradient": "backward"}):
@@ -132,6 +144,15 @@ def test_a_flipped_box_is_an_empty_one(loss, format, device):
                     assert (g[:, :2] > g[:, 2:])[turned].all()
                 else:
                     assert (g[:, 2:] < 0)[turned].all()
+
+
+@pytest.mark.each
+@FLIPPED
+@pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
+def test_validate_refuses_a_flipped_box(loss, format, device):
+    boxes1, boxes2 = flipped_pairs(device)
+    if format == "cxcywh":
+        boxes1, boxes2 = as_centers(boxes1), as_centers(boxes2)
     got = {"xyxy": r"x1 <= x2 and y1 <= y2, got \(.*\) at pair 1", "cxcywh": r"w and h of at least 0, got \(.*, -.*\) at pair 1"}
     with pytest.raises(ValueError, match=rf"boxes1 must hold boxes \(.*\) with {got[format]}"):
         loss.function(boxes1, boxes2, format=format, validate=True)
