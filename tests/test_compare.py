@@ -185,33 +185,53 @@ def test_pictures_and_settings_are_in_the_folder(written):
     assert yaml.safe_load(written.read("config.yaml"))["rows"] == ["loss"]
 
 
-def test_it_is_logged_as_a_run_of_its_own_that_no_comparison_takes(journal, write, look):
+@pytest.fixture(scope="module")
+def logged(journal, tmp_path_factory):
+    """Compare two losses by an app that logs it; return its run in the store, and what it has written."""
     for seed, score in enumerate((0.5, 0.6)):
         journal.run("ce", "vit", seed, score, experiment="logged")
         journal.run("focal", "vit", seed, score + 0.1 + seed / 100, experiment="logged")
-    found = write("experiment=logged", tracking="mlflow")
-    experiment = journal.experiments["logged"]
-    (logged,) = journal.client.search_runs([experiment], "tags.compare != ''")
-    assert logged.info.status == "FINISHED"
-    assert logged.info.run_name == "compare-top1"
-    assert f"run {logged.info.run_id}" in found.text
-    assert logged.data.tags["compare"] == "4 runs"
-    assert "| focal | **65.50" in logged.data.tags["mlflow.note.content"]
-    assert logged.data.metrics["focal/vit/mean"] == pytest.approx(0.655)
-    assert logged.data.metrics["focal/vit/difference"] == pytest.approx(0.105)
-    assert logged.data.params["baseline"] == "[]"
-    there = {item.path for item in journal.client.list_artifacts(logged.info.run_id)}
+    runs = tmp_path_factory.mktemp("logged")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = compare.main(["experiment=logged", "tracking=mlflow", f"tracking.uri={journal.uri}", f"runs={runs}"])
+    (run,) = journal.client.search_runs([journal.experiments["logged"]], "tags.compare != ''")
+    (folder,) = runs.iterdir()
+    return run, Written(status, out.getvalue(), "", folder)
+
+
+def test_a_comparison_is_logged_as_a_run_of_its_own(logged):
+    run, found = logged
+    assert found.status == 0
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "compare-top1")
+    assert f"run {run.info.run_id}" in found.text
+    assert run.data.tags["compare"] == "4 runs"
+
+
+def test_a_logged_comparison_has_figures_settings_and_files(logged, journal):
+    run, _ = logged
+    assert "| focal | **65.50" in run.data.tags["mlflow.note.content"]
+    assert run.data.metrics["focal/vit/mean"] == pytest.approx(0.655)
+    assert run.data.metrics["focal/vit/difference"] == pytest.approx(0.105)
+    assert run.data.params["baseline"] == "[]"
+    there = {item.path for item in journal.client.list_artifacts(run.info.run_id)}
     assert there >= {"comparison.html", "comparison.md", "comparison.csv", "runs.csv", "pictures"}
+
+
+def test_no_comparison_takes_a_logged_one(logged, look):
     assert len(look("experiment=logged").runs_csv()) == 4
-    # the view has these runs, the figures that are compared, and what differs
+
+
+def test_a_logged_comparison_has_a_view_of_its_runs_and_what_differs(logged, journal, look):
+    _, found = logged
     (key,) = re.findall(r"viewStateShareKey=(compare-\w+)", found.text)
+    assert found.read("comparison.html").count(f"viewStateShareKey={key}") == 1
+    experiment = journal.experiments["logged"]
     view = json.loads(journal.client.get_experiment(experiment).tags[f"mlflow.sharedViewState.{key}"])
     shown = {run.info.run_id for run in journal.client.search_runs([experiment], view["searchFilter"])}
     assert shown == {line["run_id"] for line in look("experiment=logged").runs_csv()}
     columns = ["params.`loss.name`", "params.`seed`", "metrics.`best_top1`", "metrics.`val/top1`"]
     assert view["selectedColumns"] == [*columns, "attributes.`Dataset`", "attributes.`Models`"]
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`best_top1`", False)
-    assert found.read("comparison.html").count(f"viewStateShareKey={key}") == 1
 
 
 def test_the_address_of_mlflows_comparison_page(journal, written):
@@ -371,29 +391,46 @@ def test_no_baseline_among_the_rows_is_said(table, look):
     assert "difference_mean" not in found.csv()[0]
 
 
-def test_a_sweep_is_its_runs(journal, look):
-    """Of three sweeps of one name, whose own runs have the words of the command line as params, the last has no runs."""
+@pytest.fixture(scope="module")
+def sweeps(journal):
+    """Three sweeps of one name, whose own runs have the words of the command line as params, and the last of which has no runs."""
     experiment = journal.experiment_id("sweeps")
-    sweeps = [journal.client.create_run(experiment, 1000 + number, run_name="sweep-a").info.run_id for number in range(3)]
-    for number, sweep in enumerate(sweeps):
+    found = [journal.client.create_run(experiment, 1000 + number, run_name="sweep-a").info.run_id for number in range(3)]
+    for number, sweep in enumerate(found):
         for name, value in (("loss", "ce,focal"), ("model", "m"), ("seed", "0,1")):
             journal.client.log_param(sweep, name, value)
         for seed in (0, 1) if number < 2 else ():
             tags = {"mlflow.parentRunId": sweep}
             journal.run("ce", "m", seed, 0.1 + number / 10 + seed / 2, experiment="sweeps", tags=tags)
     journal.run("ce", "m", 0, 0.9, experiment="sweeps")
-    old = look("experiment=sweeps", f"sweep={sweeps[0]}")
-    assert (float(old.csv()[0]["mean"]), old.csv()[0]["n"]) == (pytest.approx(0.35), "2")
-    assert float(look("experiment=sweeps", "sweep=sweep-a").csv()[0]["mean"]) == pytest.approx(0.45)
-    assert len(look("experiment=sweeps").runs_csv()) == 2  # the newest of each seed, and no sweep
-    journal.run("ce", "m", 3, 0.8, experiment="sweeps", tags={"mlflow.parentRunId": sweeps[1]})
-    of_newest = look("experiment=sweeps", "baseline=loss=ce")
-    assert [float(line["value"]) for line in of_newest.runs_csv()] == pytest.approx([0.2, 0.7, 0.8])  # of its seeds 0, 1 and 3
-    assert "Only the runs of the newest sweep, sweep-a, are compared; sweep=all takes all 6 runs" in of_newest.text
-    for every in ("sweep=all", "where=loss=ce"):
-        found = look("experiment=sweeps", every)
-        assert [float(line["value"]) for line in found.runs_csv()] == pytest.approx([0.9, 0.7, 0.8])
-        assert "newest sweep" not in found.text
+    journal.run("ce", "m", 3, 0.8, experiment="sweeps", tags={"mlflow.parentRunId": found[1]})
+    return found
+
+
+def test_a_sweep_is_its_runs(sweeps, look):
+    (line,) = look("experiment=sweeps", f"sweep={sweeps[0]}").csv()
+    assert (float(line["mean"]), line["n"]) == (pytest.approx(0.35), "2")
+
+
+def test_of_sweeps_of_one_name_the_newest_with_runs_is_taken(sweeps, look):
+    found = look("experiment=sweeps", "sweep=sweep-a").runs_csv()
+    assert [float(line["value"]) for line in found] == pytest.approx([0.2, 0.7, 0.8])
+
+
+def test_runs_of_the_newest_sweep_alone_are_compared_and_that_is_said(sweeps, look):
+    found = look("experiment=sweeps", "baseline=loss=ce")
+    assert [float(line["value"]) for line in found.runs_csv()] == pytest.approx([0.2, 0.7, 0.8])  # of its seeds 0, 1 and 3
+    assert "Only the runs of the newest sweep, sweep-a, are compared; sweep=all takes all 6 runs" in found.text
+
+
+@pytest.mark.parametrize("every", ["sweep=all", "where=loss=ce"])
+def test_the_newest_run_of_each_seed_is_taken_of_all(sweeps, look, every):
+    found = look("experiment=sweeps", every)
+    assert [float(line["value"]) for line in found.runs_csv()] == pytest.approx([0.9, 0.7, 0.8])
+    assert "newest sweep" not in found.text
+
+
+def test_an_unknown_sweep_is_refused_with_the_known_ones(sweeps, look):
     with pytest.raises(UserError, match="Choices: sweep-a"):
         look("experiment=sweeps", "sweep=other")
 

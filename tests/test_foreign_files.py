@@ -225,27 +225,55 @@ def test_the_users_own_run_keeps_its_code(tmp_path, monkeypatch):
     assert len(set(runs.iterdir()) - before) == 1  # where to write, this user has said
 
 
-def test_a_forged_folder_is_not_the_users(own, tmp_path, monkeypatch):
-    """A signature is of these settings, in this folder, by this user's key: another of the three is not the user's own."""
+def test_a_copied_folder_is_the_users_but_not_of_here(own, tmp_path):
     assert origin_of(own) is Origin.HERE
-    copied = shutil.copytree(own, tmp_path / "copied")
-    assert origin_of(copied) is Origin.USER  # another folder
-    text = (own / "config.yaml").read_text()
-    tree = yaml.safe_load(text)
-    for changed in (text.replace("seed: 0", "seed: 1"), text.replace(MARK, "# sign: "), text.rpartition(MARK)[0], ""):
-        assert changed != text
-        (own / "config.yaml").write_text(changed)
+    assert origin_of(shutil.copytree(own, tmp_path / "copied")) is Origin.USER
+
+
+@pytest.fixture
+def settings_file(own):
+    """Return the file of the run's settings, which a test may change."""
+    path = own / "config.yaml"
+    text = path.read_text()
+    yield path
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("seed: 0", "seed: 1"),
+        lambda text: text.replace(MARK, "# sign: "),
+        lambda text: text.rpartition(MARK)[0],
+        lambda text: "",
+    ],
+    ids=["another setting", "no mark", "no signature", "nothing"],
+)
+def test_a_folder_of_changed_settings_is_a_strangers(own, settings_file, change):
+    text = settings_file.read_text()
+    assert change(text) != text
+    settings_file.write_text(change(text))
+    assert origin_of(own) is Origin.STRANGER
+
+
+@pytest.fixture
+def by_another(own, tmp_path, monkeypatch):
+    """Sign the folder by another user's key; return the settings and that signature."""
+    tree = yaml.safe_load((own / "config.yaml").read_text())
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
         assert origin_of(own) is Origin.STRANGER
-    (own / "config.yaml").write_text(text)
+        signed = signature(tree, own)
+        assert (tmp_path / "of another user" / KEY).stat().st_mode & 0o077 == 0
+    return tree, signed
+
+
+def test_a_forged_signature_is_a_strangers(own, by_another):
+    """A signature is of these settings, in this folder, by this user's key."""
+    tree, signed_by_another = by_another
     signed = signature(tree, own)
     assert origin(tree, signed, own) is Origin.HERE
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
-    assert origin_of(own) is Origin.STRANGER
-    signed_by_another = signature(tree, own)
-    assert (tmp_path / "of another user" / KEY).stat().st_mode & 0o077 == 0
-    monkeypatch.undo()
-    user, here = signed.split("-")
-    other_user, other_here = signed_by_another.split("-")
+    (user, here), (other_user, other_here) = signed.split("-"), signed_by_another.split("-")
     for forged in (signed_by_another, f"{other_user}-{here}", f"-{here}", f"{here}-{here}", user, "", "-", "é-é", None, 7):
         assert origin(tree, forged, own) is Origin.STRANGER, forged
     assert origin(tree, f"{user}-{other_here}", own) is Origin.USER
