@@ -2,6 +2,7 @@
 
 `checkpoint=` takes a run's folder, a checkpoint, a .safetensors file, or runs:/<MLflow run id>.
 tta=flip or tta=five_crop scores the mean prediction of each image and its mirror image, or of its corners and centre.
+data.rect=true scores a detector on images at their own proportions, as YOLO's rect=True.
 export.format=onnx writes the model as model.onnx, too, checked by ONNX Runtime; export.precision=fp16 and export.any_size=true change it.
 split=val scores held-out images, split=test the test images, split=train the training images without augmentation, split=all every image.
 The run's settings apply, except those given here: `data=folder data.root=/path/to/images`, `trainer.device=cpu`. Settings that belong to
