@@ -234,6 +234,10 @@ def check_divergences(layout: Layout, name: str, group: Any) -> None:
             compare(f"{name}, {case}", found, expected, grads, [of_x, layout.of_own(of_w), layout.of_own(of_b)])
             again = torch.autograd.grad(scalar(found), own)
             assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
+    own = [x[:0], layout.part(w).requires_grad_()]
+    nothing = linear_js_div(*own, LinearTeacher(y[:0], layout.part(v)), reduction="sum", group=group, classes=layout.classes)
+    assert nothing == 0
+    assert not torch.autograd.grad(nothing, own[1:])[0].any()
 
 
 def check_three_products(group: Any) -> None:

@@ -98,7 +98,8 @@ def _computed(
     rows = rows_of_exchange(call, shards, wide)
     layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows, layer.accumulate, layer.logits)
     call = call._replace(x=layer)
-    gradients = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
+    new = torch.empty_like if len(layer.input) else torch.zeros_like  # without rows nothing is written
+    gradients = [new(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
     chunks, sums = Chunks(call), Gradients(call, gradients, wide)
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32
