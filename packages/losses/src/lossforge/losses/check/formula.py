@@ -146,13 +146,11 @@ def _boxes(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ..
 
 def _rotated(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
     """Boxes whose sides are not near eps, where roots and sides have a kink."""
-    numbers = torch.rand(10, 300, generator=generator, dtype=torch.float64) + 0.5
-    far = torch.ones(5, 1, dtype=torch.float64).mul(30)
-    far[4] = 1
+    numbers = torch.rand(10, 200, generator=generator, dtype=torch.float64) + 0.5
+    far = numbers * torch.tensor(2 * [30.0, 30, 30, 30, 1], dtype=torch.float64).unsqueeze(1)
     equal = torch.cat([numbers[:5], numbers[:5]])
     special = torch.tensor([[*first, *second] for first, second in SPECIAL_ROTATED.values()], dtype=torch.float64)
-    scaled = numbers * torch.cat([far, far])
-    return {"random": numbers.unbind(0), "far out": scaled.unbind(0), "equal boxes": equal.unbind(0), ENDS: special.unbind(1)}
+    return {"random": numbers.unbind(0), "far out": far.unbind(0), "equal boxes": equal.unbind(0), ENDS: special.unbind(1)}
 
 
 POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, BOXES: _boxes, ROTATED: _rotated}
