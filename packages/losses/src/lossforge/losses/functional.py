@@ -3832,7 +3832,7 @@ def probiou_loss(
     """Loss of the probabilistic IoU of two rotated boxes (ProbIoU; Llerena et al.
     2021, arXiv 2106.06072), as ultralytics has it.
 
-    L = w √(1 - e^-D) with D the Bhattacharyya distance of the two boxes'
+    L = w √(1 - e^(-D)) with D the Bhattacharyya distance of the two boxes'
     Gaussians, whose covariances are those of a uniform density on the box, R
     diag(w²/12, h²/12) Rᵀ. ProbIoU is 1 - √(1 - e^-D). ultralytics adds its eps
     to denominators and below the root, so that its loss of equal boxes is 5e-4;
