@@ -1,5 +1,6 @@
 """Every loss trains a classifier, takes weights, groups and mixup pairs, and agrees with torch's own."""
 
+import functools
 import math
 import pathlib
 
@@ -67,8 +68,14 @@ def example(classes=5, rows=7, *, weight=False, group=False, pair=False):
     return logits, batch
 
 
+@functools.cache
+def config_of(*words):
+    """The settings of these words, which no test changes: to compose them takes longer than most tests."""
+    return load([*words]).config
+
+
 def criterion(name, implementation, *words, groups=0):
-    config = load([*chosen(name), f"loss.implementation={implementation}", *words]).config
+    config = config_of(*chosen(name), f"loss.implementation={implementation}", *words)
     return Criterion(config.loss, config.data, 5, groups, CPU, torch.tensor([3, 0, 1, 5, 2]))
 
 
