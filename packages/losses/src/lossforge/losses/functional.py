@@ -3904,7 +3904,7 @@ def gwd_loss(
     When to use it: Take it where rotated boxes may be far apart, and in recipes
     of mmrotate that were tuned with it.
 
-    When not: Leave it where small and large boxes must count alike and
+    When not: Leave it where small and large boxes must count the same and
     normalize=False; its distance then has the units of the boxes. It does not
     weigh the angle by the aspect ratio as `kld` does.
 

@@ -165,8 +165,8 @@ def rotated_iou(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
     p, q = offset(x2, y2, x1, y1, t1)
     east, west, _, _ = inner_edges(p, q, c, -s, a2, b2, 0.5 * a1, 0.5 * b1)
     north, south, _, _ = inner_edges(p, q, s, c, b2, a2, 0.5 * a1, 0.5 * b1)
-    apart = right + left + top + bottom + (east + west + north + south) == 0.0
-    shared = tl.where(apart, 0.0 * (x + y), shared_area(x, y, c, s, a1, b1, 0.5 * a2, 0.5 * b2))
+    disjoint = right + left + top + bottom + (east + west + north + south) == 0.0
+    shared = tl.where(disjoint, 0.0 * (x + y), shared_area(x, y, c, s, a1, b1, 0.5 * a2, 0.5 * b2))
     union = a1 * b1 + (a2 * b2 - shared)
     kept, r, r_free = bounded(union, eps)
     value = (kept - shared) * r

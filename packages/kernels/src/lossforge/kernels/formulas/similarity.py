@@ -63,5 +63,5 @@ def ciou(x1, y1, x2, y2, u1, v1, u2, v2, eps):
 @triton.jit
 def probiou(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
     """Return 1 - √(1 - e^-D) of rotated boxes."""
-    apart, _ = complement(bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps))
-    return 1.0 - root(apart, eps)
+    square, _ = complement(bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps))
+    return 1.0 - root(square, eps)

@@ -52,8 +52,8 @@ def probiou_log(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
 
 
 def probiou(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps):
-    apart, _ = complement(bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps))
-    return root(apart, eps)
+    square, _ = complement(bhattacharyya(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps))
+    return root(square, eps)
 
 
 @formula("probiou_log", DeviceFormula(probiou_log, variables=10, heavy=True))
@@ -175,7 +175,7 @@ def gwd_loss(
 
     When to use it: Take it where rotated boxes may be far apart, and in recipes of mmrotate that were tuned with it.
 
-    When not: Leave it where small and large boxes must count alike and normalize=False; its distance then has the units of the boxes. It
+    When not: Leave it where small and large boxes must count the same and normalize=False; its distance then has the units of the boxes. It
     does not weigh the angle by the aspect ratio as `kld` does.
 
     Args:

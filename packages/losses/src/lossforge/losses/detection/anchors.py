@@ -3,8 +3,8 @@
 Matrices of anchors × boxes are computed for some boxes at a time, `AT_ONCE` pairs, and none is kept. Nothing waits for the device.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -277,7 +277,7 @@ def rtmdet_assign(
 
     An anchor takes part where it lies in a box. The cost of anchor and box is the binary cross entropy of the logits with the IoU at the
     box's class and 0 elsewhere, times the squared distance of probability and label, plus iou_weight · -ln(IoU + 1e-7), plus
-    10^(d - radius) with d the distance of the anchor from the box's centre in strides. What follows is simota_assign's.
+    10^(d - radius) with d the distance of the anchor from the box's centre in strides. The rest is as in simota_assign.
 
     Args:
         scores: (B, A, C), logits.
@@ -380,8 +380,18 @@ def _dynamic_numbers(topk: int, radius: float, iou_weight: float) -> tuple[int, 
     return topk, checks.number("radius", radius, 0.0), checks.number("iou_weight", iou_weight, 0.0)
 
 
-def _dynamic(given: Boxes, predicted: Predictions, takes_part: Any, cost: Any, topk: int) -> Assignment:
-    """Give each box its dynamic number of anchors of least cost, and each anchor to one box."""
+def _dynamic(
+    given: Boxes, predicted: Predictions, takes_part: Callable[[Boxes], Tensor], cost: Callable[[Boxes, Tensor], Tensor], topk: int
+) -> Assignment:
+    """Give each box its dynamic number of anchors of least cost, and each anchor to one box.
+
+    Args:
+        given: the boxes.
+        predicted: boxes, points and strides of the anchors.
+        takes_part: from some boxes to which anchors each box lets take part, (B, g, A).
+        cost: from some boxes and their IoU (B, g, A) with the predicted boxes to the costs.
+        topk: the most anchors of a box.
+    """
     batch, count = predicted.boxes.shape[:2]
     some = torch.zeros(batch, count, dtype=torch.bool, device=predicted.boxes.device)
     for _, part in _parts(given, count):
