@@ -46,7 +46,7 @@ def told(session):
         (["model=tiny_resnet", "loss=focal", "data.image_size=16"], (10,), [str(digit) for digit in range(10)]),
         (["task=regression", "model=tiny_resnet", "data.image_size=16"], (2,), ["turn", "size"]),
         (["task=segmentation", *FEW], (11, 64, 64), ["background", *(str(digit) for digit in range(10))]),
-        (["task=detection", "model=retinanet_tiny", "trainer.max_updates=1", *FEW], (100, 6), [str(digit) for digit in range(10)]),
+        (["task=detection", "model=yolo_tiny", "trainer.max_updates=1", *FEW], (100, 6), [str(digit) for digit in range(10)]),
     ],
 )
 def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsys, words, output, classes):
