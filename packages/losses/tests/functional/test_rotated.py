@@ -201,6 +201,20 @@ def test_sides_below_eps(device):
         torch.testing.assert_close(function(boxes1, boxes2), function(positive, boxes2))
 
 
+@pytest.mark.large
+def test_offsets_beyond_32_bits(device):
+    """A small view of a large tensor: the offsets need 64 bits, between pairs, and between the numbers of a box."""
+    torch.utils.deterministic.fill_uninitialized_memory = False  # untouched pages take no memory
+    memory = torch.empty(2**32, dtype=torch.float16, device=device)
+    first, second = (b.to(device) for b in random(3, "cpu"))
+    for strides in ((2**30 + 2**28, 7), (2, 2**29 + 2**28)):
+        boxes = memory.as_strided((3, 5), strides)
+        boxes.copy_(first)
+        exact = results(probiou_loss, boxes.double(), second)
+        for got, wanted in zip(results(probiou_loss, boxes, second.float()), exact, strict=True):
+            assert error(got, wanted) < (1e-6 if got.dtype == torch.float32 else 1e-3)
+
+
 BOX = torch.ones(3, 5)
 
 

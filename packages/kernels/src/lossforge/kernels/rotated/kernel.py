@@ -31,7 +31,9 @@ def of_number(t, at, i: tl.constexpr, WIDTH: tl.constexpr):
     if t.step is None:
         where = t.ptr + WIDTH * at.start + (WIDTH * at.lane + i)
     else:
-        where = address(t, at) + i * t.step
+        where = address(t, at)
+        for _ in tl.static_range(i):  # a product of i and the stride may not fit 32 bits
+            where += t.step
     return where
 
 
