@@ -102,7 +102,7 @@ def in_dtypes(cases: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return {(case["test"], case["values"]["loss"], case["values"]["dtype"]) for case in of_losses}
 
 
-def test_nothing_is_left_out(tiers):
+def test_each_case_is_in_a_tier_once(tiers):
     default, whole = tiers["default"], tiers["all"]
     assert not whole["left out"]
     ids = {tier: [case["id"] for case in cases] for tier, cases in (("all", whole["taken"]), *default.items())}
@@ -110,20 +110,45 @@ def test_nothing_is_left_out(tiers):
     assert len(set(ids["all"])) == len(ids["all"])
     assert len(ids["taken"]) < len(ids["all"])
 
+
+def test_the_default_tier_has_each_value_of_each_parameter_but_of_slow_cases(tiers):
+    default = tiers["default"]
     assert not any(case["slow"] for case in default["taken"])
     every = by_test([case for case in (*default["taken"], *default["left out"]) if not case["slow"]])
-    taken = by_test(default["taken"])
-    assert taken == every
+    assert by_test(default["taken"]) == every
 
-    for promise, test in EVERY_LOSS.items():
-        assert taken[f"losses/tests/{test}"]["loss"] == set(LOSSES), promise
-    for promise, test in EVERY_LOSS_BY_ROWS.items():
-        assert taken[f"losses/tests/{test}"]["loss"] == {name for name, loss in LOSSES.items() if loss.template.by_rows}, promise
-    for promise, (test, templates) in EVERY_TEMPLATE.items():
-        found = taken[f"losses/tests/{test}"]
-        assert (found["template"] or {LOSSES[name].template.name for name in found["loss"]}) == templates, promise
-    assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken  # which asserts that every kernel is compiled
 
+@pytest.fixture(scope="module")
+def taken(tiers):
+    """Return the values of each parameter of each test that the default tier takes."""
+    return by_test(tiers["default"]["taken"])
+
+
+@pytest.mark.parametrize("promise", EVERY_LOSS)
+def test_the_default_tier_has_the_promise_for_every_loss(taken, promise):
+    assert taken[f"losses/tests/{EVERY_LOSS[promise]}"]["loss"] == set(LOSSES)
+
+
+@pytest.mark.parametrize("promise", EVERY_LOSS_BY_ROWS)
+def test_the_default_tier_has_the_promise_for_every_loss_of_rows(taken, promise):
+    by_rows = {name for name, loss in LOSSES.items() if loss.template.by_rows}
+    assert taken[f"losses/tests/{EVERY_LOSS_BY_ROWS[promise]}"]["loss"] == by_rows
+
+
+@pytest.mark.parametrize("promise", EVERY_TEMPLATE)
+def test_the_default_tier_has_the_promise_for_every_template(taken, promise):
+    test, templates = EVERY_TEMPLATE[promise]
+    found = taken[f"losses/tests/{test}"]
+    assert (found["template"] or {LOSSES[name].template.name for name in found["loss"]}) == templates
+
+
+def test_the_default_tier_compiles_every_kernel(taken):
+    """The test itself asserts that it does."""
+    assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken
+
+
+def test_the_default_tier_has_each_loss_in_each_of_its_dtypes(tiers):
+    default = tiers["default"]
     assert in_dtypes(default["taken"]) == in_dtypes([*default["taken"], *default["left out"]])
 
 

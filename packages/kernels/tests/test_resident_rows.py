@@ -112,37 +112,57 @@ def test_priors_against_float64(dtype, classes, rows, options):
         assert error(leaf.grad[kept], wide.grad[kept]) < (2.0**-8 if dtype == torch.bfloat16 else 1e-5)
 
 
-@pytest.mark.parametrize("classes", [33000, 50257, 128256, 262145])
-def test_edges(classes):
-    """A class index out of range, +inf, a row of -inf, a strided view, one row, all rows ignored: as everywhere else."""
-    x = torch.randn(40, classes, device="cuda")
-    target = torch.randint(0, classes, (40,), device="cuda")
-    bad = target.clone()
-    bad[3], bad[4] = classes, -7
+WIDE = pytest.mark.parametrize("classes", [33000, 50257, 128256, 262145])
+
+
+def gradient_of_40_rows(x: torch.Tensor, target: torch.Tensor | None = None, reduction: str = "mean") -> torch.Tensor:
     leaf = x.clone().requires_grad_()
-    cross_entropy(leaf, bad).backward()
-    assert leaf.grad[3:5].isnan().all()
-    assert leaf.grad[:3].isfinite().all()
-    assert leaf.grad[5:].isfinite().all()
-    broken = x.clone()
-    broken[6, 5] = float("inf")
-    broken[8] = float("-inf")
-    leaf = broken.requires_grad_()
-    cross_entropy(leaf, target, reduction="sum").backward()
-    assert leaf.grad[6].isnan().any()
-    assert leaf.grad[8].isnan().all()
-    assert leaf.grad[[0, 5, 7, 9, 39]].isfinite().all()
-    ignored = x.clone().requires_grad_()
-    cross_entropy(ignored, torch.full_like(target, -100)).backward()
-    assert (ignored.grad == 0).all()
-    for part in (x[:1], x[:, : classes - 17], x[::3], x[:, 5:]):
-        index = torch.randint(0, part.shape[1], (len(part),), device="cuda")
-        leaf = part.detach().requires_grad_()
-        value = cross_entropy(leaf, index)
-        (got,) = torch.autograd.grad(value, leaf)
-        exact, gradient = judged(part, index)
-        assert error(value, exact) < 1e-5
-        assert error(got, gradient) < 2e-6
+    target = torch.randint(0, x.shape[1], (40,), device="cuda") if target is None else target
+    cross_entropy(leaf, target, reduction=reduction).backward()
+    return leaf.grad
+
+
+@WIDE
+def test_a_class_index_out_of_range_is_nan_in_its_row_alone(classes):
+    target = torch.randint(0, classes, (40,), device="cuda")
+    target[3], target[4] = classes, -7
+    grad = gradient_of_40_rows(torch.randn(40, classes, device="cuda"), target)
+    assert grad[3:5].isnan().all()
+    assert grad[:3].isfinite().all()
+    assert grad[5:].isfinite().all()
+
+
+@WIDE
+def test_infinite_logits_are_nan_in_their_row_alone(classes):
+    x = torch.randn(40, classes, device="cuda")
+    x[6, 5], x[8] = float("inf"), float("-inf")
+    grad = gradient_of_40_rows(x, reduction="sum")
+    assert grad[6].isnan().any()
+    assert grad[8].isnan().all()
+    assert grad[[0, 5, 7, 9, 39]].isfinite().all()
+
+
+@WIDE
+def test_ignored_rows_alone_have_a_gradient_of_0(classes):
+    ignored = torch.full((40,), -100, device="cuda")
+    assert (gradient_of_40_rows(torch.randn(40, classes, device="cuda"), ignored) == 0).all()
+
+
+@WIDE
+@pytest.mark.parametrize(
+    "of",
+    [lambda x: x[:1], lambda x: x[:, :-17], lambda x: x[::3], lambda x: x[:, 5:]],
+    ids=["one row", "columns before the last", "every third row", "columns from the fifth"],
+)
+def test_parts_of_logits_against_float64(classes, of):
+    x = of(torch.randn(40, classes, device="cuda"))
+    target = torch.randint(0, x.shape[1], (len(x),), device="cuda")
+    leaf = x.detach().requires_grad_()
+    value = cross_entropy(leaf, target)
+    (found,) = torch.autograd.grad(value, leaf)
+    exact, gradient = judged(x, target)
+    assert error(value, exact) < 1e-5
+    assert error(found, gradient) < 2e-6
 
 
 KL, JS, TV = kl_div_with_logits, js_div_with_logits, total_variation_with_logits
@@ -206,14 +226,24 @@ def distinct(x: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torc
     return teacher
 
 
-@pytest.mark.parametrize("function", [JS, TV], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(
+ON_CHIP = pytest.mark.parametrize(
     ("classes", "dtype"), [(8200, torch.float32), (32000, torch.float32), (32000, torch.bfloat16), (50256, torch.bfloat16)]
 )
-def test_edges_of_divergences_on_chip(classes, dtype, function):
-    """Equal logits give 0; rows of infinities and nan are nan alone, whichever side holds them; all rows left out give 0."""
-    x, teacher = (torch.randn(140, classes, device="cuda").to(dtype) for _ in range(2))
+DIVERGENCES = pytest.mark.parametrize("function", [JS, TV], ids=lambda f: f.__name__)
+
+
+@pytest.fixture
+def two_softmaxes(classes, dtype):
+    """Return logits of both sides; the divergence of them must be computed on chip, by one launch."""
     before = launch_counts().get("resident_divergence_kernel", 0)
+    yield tuple(torch.randn(140, classes, device="cuda").to(dtype) for _ in range(2))
+    assert launch_counts().get("resident_divergence_kernel", 0) == before + 1
+
+
+@DIVERGENCES
+@ON_CHIP
+def test_the_divergence_of_equal_logits_is_0(two_softmaxes, function):
+    x, _ = two_softmaxes
     leaf = x.clone().requires_grad_()
     value = function(leaf, x)
     value.backward()
@@ -222,20 +252,30 @@ def test_edges_of_divergences_on_chip(classes, dtype, function):
     if function is TV:
         assert value == 0
         assert torch.equal(leaf.grad, torch.zeros_like(leaf.grad))
+
+
+@DIVERGENCES
+@ON_CHIP
+def test_rows_of_infinities_and_nan_are_nan_alone_whichever_side_holds_them(two_softmaxes, function):
+    x, teacher = two_softmaxes
     broken, other = x.clone(), teacher.clone()
     broken[0] = other[1] = float("-inf")
     broken[2, 3], other[3, -1], broken[4, -1] = float("inf"), float("nan"), float("nan")
     leaf = broken.requires_grad_()
     function(leaf, other, reduction="sum").backward()
     assert leaf.grad[:5].isnan().any(1).all()
+    assert leaf.grad[5:].isfinite().all()
     wide = x[5:].double().requires_grad_()
     with plain_torch():
         function(wide, teacher[5:].double(), reduction="sum").backward()
-    rounded = 2.0**-8 if dtype == torch.bfloat16 else 2e-5
     if function is JS:  # total variation's gradient jumps where rounding decides which side is the likelier
-        assert relative(leaf.grad[5:], wide.grad) < rounded
-    assert leaf.grad[5:].isfinite().all()
+        assert relative(leaf.grad[5:], wide.grad) < (2.0**-8 if x.dtype == torch.bfloat16 else 2e-5)
+
+
+@DIVERGENCES
+@ON_CHIP
+def test_the_divergence_of_rows_all_left_out_has_a_gradient_of_0(two_softmaxes, function):
+    x, teacher = two_softmaxes
     leaf = x.clone().requires_grad_()
     function(leaf, teacher, labels=torch.full((140,), -100, device="cuda")).backward()
     assert torch.equal(leaf.grad, torch.zeros_like(leaf.grad))
-    assert launch_counts().get("resident_divergence_kernel", 0) == before + 3
