@@ -13,6 +13,7 @@ from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
 from lab.processes import distributed
 from lab.processes.rank_failures import watched
+from lab.run.disk import delete_last, kept_on_disk
 from lab.run.export import FAILED, check_export
 from lab.run.folder import RunFolder
 from lab.run.frames import frame_of, history_frame, in_short
@@ -26,7 +27,6 @@ from lab.tracking.views import pages_hint
 from lab.tracking.writers import check_writers
 from lab.training.assemble import assemble
 from lab.training.console import LOG, Console
-from lab.training.disk import delete_last, kept_on_disk
 from lab.training.failures import explained
 from lab.training.other_ranks import train_on_other_rank
 from lab.training.summary import rows

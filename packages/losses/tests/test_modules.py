@@ -20,9 +20,8 @@ from lossforge.losses import (
     functional,
     modules,
     preference,
-    seesaw,
 )
-from lossforge.losses.detection import anchors, assignment, criterion, hungarian, matching, pairwise
+from lossforge.losses.detection import anchors, assignment, criterion, hungarian, matching, pairwise, seesaw
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample, samples
 

@@ -21,10 +21,10 @@ from lossforge.losses.detection.pairwise import (
     probabilistic_box_iou,
     rotated_box_iou,
 )
+from lossforge.losses.detection.seesaw import SeesawLoss, seesaw_loss
 from lossforge.losses.functional import *
 from lossforge.losses.modules import *
 from lossforge.losses.preference import *
-from lossforge.losses.seesaw import SeesawLoss, seesaw_loss
 from lossforge.losses.state import backend, plain_torch
 
 __version__ = "0.1.0"

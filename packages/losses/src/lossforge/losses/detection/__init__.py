@@ -1,1 +1,1 @@
-"""What detectors do beside their losses: match predictions to boxes, and assign boxes to the anchors that predict them."""
+"""What detectors do beside their losses of pairs: match predictions to boxes, assign boxes to anchors, and weigh rare classes."""

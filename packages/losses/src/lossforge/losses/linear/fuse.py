@@ -354,7 +354,7 @@ class FusedLoss:
             raise TypeError(
                 f"loss must be a loss of lossforge.losses that takes logits, a custom loss, or the module of either, got {name}"
             )
-        if self.function.__module__ in (FUNCTIONAL, f"{checks.__package__}.seesaw") and not _is_fused(name):
+        if self.function.__module__ in (FUNCTIONAL, f"{checks.__package__}.detection.seesaw") and not _is_fused(name):
             raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {name}")
         if not _is_loss(self.function):
             raise TypeError(
