@@ -175,12 +175,24 @@ def test_one():
 """
 
 
+TORCH = """
+from types import SimpleNamespace
+
+cuda = SimpleNamespace(is_available=lambda: False, is_initialized=lambda: False)
+
+def set_num_threads(count):
+    pass
+"""
+"""What conftest.py asks of torch, which takes longer to import than a suite to run."""
+
+
 @pytest.fixture
 def suite(pytester, monkeypatch):
-    """A small one under this project's conftest.py."""
+    """A small one under this project's conftest.py, without torch and the plugins that other libraries bring along."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
-    pytester.makeini("[pytest]\naddopts = --strict-config")
+    pytester.makeini("[pytest]\naddopts = --strict-config -p no:hypothesispytest -p no:hydra_pytest -p no:anyio")
+    (pytester.path / "torch.py").write_text(TORCH, encoding="utf-8")
     for name in ("conftest.py", "quick_interpreter.py"):
         shutil.copy(ROOT / name, pytester.path)
     folder = pytester.mkdir("packages")
@@ -265,6 +277,7 @@ def test_bytecode_is_kept_where_python_writes_none(suite, monkeypatch):
     """In pytest's cache, and nowhere else: what the environment has is asked of a folder that is empty."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(suite.path / "empty"))
+    (suite.path / "torch.py").unlink()
     assert suite.runpytest_subprocess("packages/test_suite.py::test_one").ret == 0
     kept = {file.relative_to(suite.path).parts[:2] for file in suite.path.rglob("torch/**/*.pyc")}
     assert kept == {(".pytest_cache", "bytecode")}
