@@ -92,24 +92,39 @@ def test_the_environments_tracking_uri_is_used(clone):
     assert not (clone.path / "mlflow.db").exists()
 
 
-def test_a_run_says_who_started_what_and_what_came_of_it(clone):
+@pytest.fixture(scope="module")
+def told(new_clone):
+    """Train as one user; return the output in one line, the experiment, and the run in the store."""
+    clone = new_clone()
     done = clone.run(*SHORT, "tracking.tags={note: 'a b'}", USER="ada", LOGNAME="ada")
     assert done.status == 0, done.output
     client = MlflowClient(tracking_uri=f"sqlite:///{clone.path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("lossforge")
     (run,) = client.search_runs([experiment.experiment_id])
+    return done.output.replace("\n", ""), experiment, run
+
+
+def test_a_run_says_who_started_what(told):
+    _, _, run = told
     assert (run.data.tags["mlflow.user"], run.info.user_id) == ("ada", "ada")
     assert run.data.tags["mlflow.source.name"] == "experiments/train.py"
+
+
+def test_a_runs_note_has_score_command_table_and_links(told):
+    _, experiment, run = told
     headline, command, table, links = run.data.tags["mlflow.note.content"].split("\n\n")
     assert headline.startswith(f"held-out top-1 **{run.data.metrics['best_top1']:.2%}**, held-out loss **")
     assert command.splitlines()[1].startswith("uv run experiments/train.py model=tiny_resnet")
     assert "'tracking.tags={note: '\"'\"'a b'\"'\"'}'" in command  # as a shell takes it
     assert f"| held-out loss | {run.data.metrics['best_loss']:.4f} |" in table.splitlines()
     assert f"#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}/artifacts/checkpoints" in links
-    page = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
-    assert page in done.output.replace("\n", "")
-    view = f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=results&workflowType=machine_learning"
-    assert view in done.output.replace("\n", "")
+
+
+def test_a_run_prints_where_it_is_seen_alone_and_among_others(told):
+    output, experiment, run = told
+    pages = f"#/experiments/{experiment.experiment_id}/runs"
+    assert f"http://127.0.0.1:5000/{pages}/{run.info.run_id}?workflowType=machine_learning" in output
+    assert f"{pages}?viewStateShareKey=results&workflowType=machine_learning" in output
     assert "mlflow.sharedViewState.results" in experiment.tags
 
 
