@@ -1,7 +1,9 @@
 """TensorBoard's event file and W&B's offline folder hold what the run folder holds; a writer that fails or is missing disturbs nothing."""
 
+import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import struct
 from collections.abc import Iterator
@@ -96,27 +98,54 @@ def wandb_figures(folder: Path) -> dict[tuple[str, int], float]:
     return found
 
 
+@pytest.fixture(scope="module")
+def by_both(tmp_path_factory):
+    """Train with both writers; return the run's folder and what was said."""
+    runs = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.syspath_prepend(ROOT / "experiments")
+        patch.setenv("WANDB_MODE", "offline")
+        words = [*RUN, f"trainer.runs={runs}", "tracking.writers=[tensorboard,wandb]"]
+        assert importlib.import_module("train").main(words) == 0
+    (folder,) = runs.iterdir()
+    return folder, out.getvalue()
+
+
 @needs_tensorboard
 @needs_wandb
-def test_both_hold_all_figures_and_settings_of_a_run(main, tmp_path, capsys):
-    assert main("train", *RUN, f"trainer.runs={tmp_path}", "tracking.writers=[tensorboard,wandb]") == 0
-    (folder,) = tmp_path.iterdir()
+def test_both_hold_all_figures_of_a_run(by_both):
+    folder, _ = by_both
     wanted = recorded(folder)
     assert {"train/loss", "val/top1"} <= {name for name, _ in wanted}
     assert any(name.startswith("best") for name, _ in single(folder))
     assert scalars(folder) == pytest.approx(wanted | single(folder), rel=1e-6, nan_ok=True)
     assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
 
-    tags = events(folder).Tags()
-    assert "settings/text_summary" in tags["tensors"]
+
+@needs_tensorboard
+@needs_wandb
+def test_tensorboard_holds_the_settings_of_a_run(by_both):
+    folder, _ = by_both
+    assert "settings/text_summary" in events(folder).Tags()["tensors"]
     text = events(folder).Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| loss.name | ce |" in text
     assert hyper_parameters(folder)["optim.lr"].string_value == "0.001"
+
+
+@needs_tensorboard
+@needs_wandb
+def test_wandb_holds_the_settings_of_a_run(by_both):
+    folder, _ = by_both
     (run,) = [record.run for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"]
     config = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in run.config.update}
     assert config["optim.lr"] == "0.001"
     assert run.project == "lossforge"
-    said = capsys.readouterr().out
+
+
+@needs_tensorboard
+@needs_wandb
+def test_a_run_says_how_both_are_read(by_both):
+    _, said = by_both
     assert "tensorboard --logdir" in said
     assert "wandb sync" in said
 
