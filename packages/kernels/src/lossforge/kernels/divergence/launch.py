@@ -56,12 +56,18 @@ def _make(
         if resident is not None:
             return resident
     itemsizes = call.x.itemsize, call.target.itemsize
-    lean = formula.sums is None and at.align > 1 and max(itemsizes) == 2  # without a limit the compiler took 55 for total variation
+    # without a limit the compiler took 55 registers for total variation; with one, 168 bytes of a capped row did not fit
+    lean = formula.sums is None and at.align > 1 and max(itemsizes) == 2 and not _capped(formula)
     arguments = (*given, out, sum_slots() if total else None, formula)
     sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean)
     if known:
         sweeps, constants = sweeps._replace(one=False), {**constants, "KNOWN": True}
     return at.launch(divergence_kernel, sweeps, arguments, wanted.counted, int(total), TENSORS=2, **constants)
+
+
+def _capped(formula: Formula) -> bool:
+    """Return whether logits are scaled or capped."""
+    return any(each is not None for each in (formula.scale_x, formula.cap_x, formula.scale_t, formula.cap_t))
 
 
 def _resident(
@@ -70,7 +76,7 @@ def _resident(
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
     written = given[3].ptr.itemsize
-    if any(each is not None for each in (formula.scale_x, formula.cap_x, formula.scale_t, formula.cap_t)):
+    if _capped(formula):
         return None  # which resident.py does not have
     if on_chip is None or at.align == 1 or at.outer != 1 or not itemsize == call.target.itemsize == written:
         return None
