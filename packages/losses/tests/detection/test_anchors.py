@@ -230,7 +230,7 @@ def test_compiled_in_one_graph():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_memory_and_no_wait_for_the_device(device):
-    """16 images with 300 boxes each and 8,400 anchors, a matrix of 161 MB: some of them at a time, without a synchronisation."""
+    """16 images with 300 boxes and 8,400 anchors, a matrix of 161 MB that a cost takes 15 times: at most 1 GB, and no synchronisation."""
     low = torch.rand(16, 300, 2, device=device) * 500
     targets, labels = torch.cat([low, low + 10 + 130 * torch.rand_like(low)], 2), torch.randint(0, 80, (16, 300), device=device)
     middle, stride = torch.rand(8400, 2, device=device) * 640, torch.full((8400,), 8.0, device=device)
@@ -244,7 +244,7 @@ def test_memory_and_no_wait_for_the_device(device):
         found = every(*given, labels, targets, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.max_memory_allocated() - before < 0.6e9
+    assert torch.cuda.max_memory_allocated() - before < 1e9
     assert all(each.foreground.sum() > 1000 for each in found)
 
 
