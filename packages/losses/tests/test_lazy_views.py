@@ -80,7 +80,7 @@ def test_operator_called_by_its_name(device):
     x, q = torch.randn(4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device)
     found = []
     for target in (q, negative(q)):
-        numbers = [[], -100, 0.0, 1.0, None, 1.0, *[0.0] * 5, 1.0, "sum", False, False, [False] * 7]
+        numbers = [[], -100, 0.0, 1.0, None, 1.0, *[0.0] * 6, 1.0, "sum", False, False, [False] * 7]
         loss, *_ = torch.ops.lossforge.rowwise(None, "cross_entropy", x, target, *[None] * 5, *numbers, False, True)
         found.append(torch.autograd.grad(loss, x)[0])
     assert torch.equal(*found)

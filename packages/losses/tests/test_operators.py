@@ -341,7 +341,7 @@ def test_backward_operators_refuse_to_be_differentiated(device):
         1.0,
         None,
         1.0,
-        *[0.0] * 5,
+        *[0.0] * 6,
         1.0,
         "mean",
         False,

@@ -11,10 +11,12 @@ import torch
 from lossforge.losses import (
     BCEWithLogitsLoss,
     BradleyTerryLoss,
+    ChannelWiseKLDivLoss,
     ClipFeaturesLoss,
     ClipLoss,
     CPOLoss,
     CrossEntropyLoss,
+    DKDLoss,
     DPOLoss,
     GRPOLoss,
     HuberLoss,
@@ -250,6 +252,8 @@ OTHER_MODULES = {
     GRPOLoss: [((TOKENS, ADVANTAGES, old, -TOKENS.square()), {"mask": MASK}) for old in (OLD, TOKENS.roll(1, 1))],
     TPOLoss: [(LOGPS[:3], {})],
     PPOValueLoss: [((TOKENS, -TOKENS.square(), OLD), {"mask": MASK})],
+    ChannelWiseKLDivLoss: [((X.view(2, 2, 4), X.flip(0).view(2, 2, 4)), {})],
+    DKDLoss: [((X, X.flip(0), INDEX), {})],
 }
 
 

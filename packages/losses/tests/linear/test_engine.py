@@ -65,7 +65,7 @@ def a_call(monkeypatch):
     def make(rows, classes, half=True, free=None, chunk=0, teacher=None):
         monkeypatch.setattr(engine, "free_memory", lambda device: free)
         size, dtype = (2, torch.bfloat16) if half else (4, torch.float32)
-        x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, device="cuda", dtype=dtype)
+        x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, is_meta=False, device="cuda", dtype=dtype)
         return SimpleNamespace(
             x=SimpleNamespace(input=x, weight=SimpleNamespace(shape=(classes, 8)), chunk=chunk, logits=FROM_WEIGHT),
             target=teacher and Head(x, x),
