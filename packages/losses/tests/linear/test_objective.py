@@ -97,6 +97,7 @@ def test_softened_logits(device, by_exponentials):
     assert by_exponentials() == 1
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("gradient", [None, "backward"])
 def test_a_graph_is_walked_again(gradient, device):
     """The same bits, also where the objective draws numbers; and derivatives of second order."""
