@@ -537,7 +537,7 @@ def linear_losses(recorder: Recorder) -> None:
     for name, given in options.items():  # by exponentials
         x, weight = (torch.zeros(rows, 128, dtype=torch.bfloat16, requires_grad=True) for rows in (300, 1000))
         bias = None if name == "plain" else torch.zeros(1000, dtype=torch.bfloat16)
-        loss = "linear_ce_with_all_results" if name == "all results" else "linear_ce"
+        loss = {"all results": "linear_ce_with_all_results", "softcap": "linear_ce_capped"}.get(name, "linear_ce")
         recorder.case = f"{loss} {torch.bfloat16} {ALWAYS} {name} forward"
         differentiated(linear_cross_entropy(x, weight, target, bias, **MODES["forward"], **given), x)
     for classes in (1000, 32_000):  # by chunks: logits in float32, their gradient in bfloat16

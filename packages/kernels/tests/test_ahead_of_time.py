@@ -40,6 +40,8 @@ SPILL_OF = {
 }.get(triton_internals().release, {})
 # In every release: of all results at once the registers do not hold the sums beside half a tile.
 SPILL_OF[("linear_product_kernel", "linear_ce_with_all_results")] = 640
+# In every release: of rows that are computed again, the addresses of exponentials beside capped logits.
+SPILL_OF[("linear_product_kernel", "linear_ce_capped")] = 160
 # Stores to shared memory in a kernel: a tile that changes its layout takes some; a number spread over one in the wrong layout, thousands.
 STORES = 400
 # KiB of shared memory that a program may have, by compute capability; the resident kernels take nearly all of an H100's or H200's.

@@ -5,8 +5,8 @@ The gradient of the logits is these exponentials times one factor v a row, known
 the weight Eᵀ · (v · input), and no pass over the logits is left.
 
 c is AHEAD above the largest logit of some classes. bfloat16 has the exponents of float32, which hold a maximum from AHEAD below c to REACH
-above it. A row whose maximum is higher raises its offset. The device lists the tiles of rows that hold such a row, and a second launch
-computes their products once more. It ends at once where there are none.
+above it. A row whose maximum is higher raises its offset. The device lists such rows and copies the input's after one another, and a second
+launch computes their products once more. It ends at once where there are none.
 """
 
 import triton
@@ -23,6 +23,7 @@ from lossforge.kernels.rowwise.sweep import row_address
 REACH = tl.constexpr(60.0)
 AHEAD = tl.constexpr(40.0)
 SAMPLE = tl.constexpr(256)  # classes among whose logits is the offset
+COPIED = tl.constexpr(64)  # features of rows that are copied at once
 LEAST = tl.constexpr(1e-30)  # in place of a factor of p that is 0 where that of the target is not: z-loss can make it so
 
 
@@ -32,7 +33,7 @@ def linear_offsets_kernel(x, target, sample_ptr, shares_ptr, again_ptr, count, s
 
     Args:
         sample_ptr: (count, sampled), the logits of every step-th class.
-        again_ptr: the list of tiles, which this empties.
+        again_ptr: the list of rows, which this empties.
     """
     span = span_of_rows(count, x.classes, config)
     column = tl.arange(0, SAMPLE)[None, :]
@@ -72,23 +73,39 @@ def exponentials(z, tile, x, target, given, out, config):
         if x.softcap is not None:
             s = capped / x.softcap
             e *= 1.0 - s * s
-        out.store([tile.begin, j * HALF], tl.where(counts[:, None], e, 0.0).to(out.dtype))
+        e = tl.where(counts[:, None], e, 0.0)
+        if config.AGAIN:
+            width = out.s0 // 8 * 8  # of the memory of a row; the compiler learns that 8 elements have one mask, and stores them at once
+            at = out.ptr + (tile.row.to(tl.int64) * width)[:, None] + column
+            tl.store(at, e.to(out.ptr.dtype.element_ty), mask=inside[:, None] & (column < width))
+        else:
+            out.store([tile.begin, j * HALF], e.to(out.dtype))
 
 
 @triton.jit(do_not_specialize=("count",))
-def linear_raise_kernel(given, count, across, classes, config: tl.constexpr):
-    """Raise the offsets of rows whose maximum is out of reach, and list the tiles of rows that hold one. A program has one tile's rows.
+def linear_raise_kernel(given, input_ptr, listed_ptr, depth, count, across, classes, config: tl.constexpr):
+    """Raise the offsets of rows whose maximum is out of reach, list these rows, and copy the input's.
 
-    The list's order varies from run to run. No result follows from it, because each tile is computed alone.
+    The list's order varies from run to run. No result follows from it, because a row's bits do not depend on its place.
+
+    Args:
+        input_ptr: (count, depth).
+        listed_ptr: (count, depth), to which rows are copied in the order of the list.
     """
     span = span_of_rows(count, classes, config)
     top = maxima(given.parts_ptr, span, across)
     c = tl.load(given.shares_ptr + span.row, mask=span.inside, other=float("inf"))
     high = top > c + REACH
     tl.store(given.shares_ptr + span.row, top, mask=high)
-    some = tl.max(high.to(tl.int32), 0) > 0
-    place = tl.atomic_add(given.again_ptr, 1, mask=some)
-    tl.store(given.again_ptr + 1 + place, tl.program_id(0), mask=some)
+    number = high.to(tl.int32)
+    some = tl.sum(number, 0)
+    place = tl.atomic_add(given.again_ptr, some, mask=some > 0) + tl.cumsum(number, 0) - number
+    tl.store(given.again_ptr + 1 + place, span.row, mask=high)
+    source, to = (span.row.to(tl.int64) * depth)[:, None], (place.to(tl.int64) * depth)[:, None]
+    for k in range(0, tl.where(some > 0, depth, 0), COPIED):
+        column = k + tl.arange(0, COPIED)[None, :]
+        mask = high[:, None] & (column < depth)
+        tl.store(listed_ptr + to + column, tl.load(input_ptr + source + column, mask=mask, other=0.0), mask=mask)
 
 
 @triton.jit(do_not_specialize=("count",))

@@ -40,7 +40,7 @@ class Config(NamedTuple):
             class of the maximum; 0: none does. For slopes ENTROPY is the first plane of an entropy's two factors.
         EVEN: which plane of the factors holds the target of every class.
         DENSE, BACKWARD: as in the row-wise template's Config.
-        AGAIN: whether only the tiles of rows that the device lists are computed.
+        AGAIN: whether only the rows that the device lists are computed.
     """
 
     BM: int
@@ -67,7 +67,7 @@ class Given(NamedTuple):
         own_ptr: (rows,), the target's z.
         shares_ptr: (planes, rows), factors of each row's gradient: of `slope_tile` top, p, a, then h and shift, then even. Of
             exponentials the offset.
-        again_ptr: how many tiles of rows are computed again, then which ones: (1 + tiles,).
+        again_ptr: how many rows are computed again, then which ones: (1 + rows,).
     """
 
     bias_ptr: Any = None
@@ -100,9 +100,9 @@ def linear_product_kernel(a, b, out, x, target, given, rows_in_all, columns, dep
     """Compute tiles of z, and let the epilogue take each.
 
     Args:
-        a: descriptor of the input.
+        a: descriptor of the input; with AGAIN of its listed rows.
         b: descriptor of the weight.
-        out: descriptor of what the epilogue stores, or None.
+        out: descriptor of what the epilogue stores, or None; with AGAIN Strided.
         x: Logits without a pointer.
         target: Target.
         given: Given.
@@ -111,11 +111,10 @@ def linear_product_kernel(a, b, out, x, target, given, rows_in_all, columns, dep
     down, across = tl.cdiv(rows_in_all, config.BM), tl.cdiv(columns, config.BN)
     steps = tl.cdiv(depth, config.BK)
     if config.AGAIN:
-        down = tl.load(given.again_ptr)
+        listed = tl.load(given.again_ptr)
+        down = tl.cdiv(listed, config.BM)
     for index in tl.range(tl.program_id(0), down * across, config.PROGRAMS, flatten=True):
         i, j = place_in_groups(index, down, across, config.GROUP)
-        if config.AGAIN:
-            i = tl.load(given.again_ptr + 1 + i)
         z = tl.full([config.BM, config.BN], 0.0, tl.float32)
         for k in range(steps):
             p, q = a.load([i * config.BM, k * config.BK]), b.load([first + j * config.BN, k * config.BK])
@@ -125,6 +124,8 @@ def linear_product_kernel(a, b, out, x, target, given, rows_in_all, columns, dep
         if given.bias_ptr is not None:
             z += bias_of(given.bias_ptr, first + j * config.BN, first + columns, config)
         row = i * config.BM + tl.arange(0, config.BM)
+        if config.AGAIN:
+            row = tl.load(given.again_ptr + 1 + row, mask=row < listed, other=rows_in_all)
         EPILOGUE(z, Tile(i * config.BM, row, j, first + j * config.BN, rows_in_all, across), x, target, given, out, config)
 
 

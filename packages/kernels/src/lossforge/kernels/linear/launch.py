@@ -131,10 +131,14 @@ def _product(
     rows, depth = layer.input.shape
     tiles = product_tiles()
     number = triton.cdiv(rows, tiles.rows) * triton.cdiv(count, tiles.columns)
+    if out is None:
+        to: Any = None
+    else:
+        to = Strided(out, out.stride(0), 1) if config.AGAIN else _descriptor(out, tiles.rows, tiles.columns // 2)
     given = (
         _descriptor(_ordered(layer.input), tiles.rows, tiles.depth),
         _descriptor(layer.weight, tiles.columns, tiles.depth),
-        None if out is None else _descriptor(out, tiles.rows, tiles.columns // 2),
+        to,
         *arguments,
         rows,
         count,
@@ -179,11 +183,10 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
     call = ordered(call)
     layer, (rows, classes) = call.x, call.x.shape
-    tiles = product_tiles()
-    across = 2 * triton.cdiv(classes, tiles.columns)
+    across = 2 * triton.cdiv(classes, product_tiles().columns)
     count, planes = _planes(call)
     parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((count, across, rows), *[(rows,)] * 3))
-    again = new_like(layer.input, ((1 + triton.cdiv(rows, tiles.rows),), torch.int32))
+    again, listed = new_like(layer.input, ((1 + rows,), torch.int32)), new_like(layer.input, layer.input)
     step = max(classes // SAMPLE.value, 1)
     sample = computed(functools.partial(_sampled, step), *layer.tensors)
     logits, target, given = logits_of(call, Strided(), classes), _target(call), Given(in_order(layer.bias), parts, own, offsets, again)
@@ -191,12 +194,12 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     of_rows, grid = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero, **flags_of(out)), (triton.cdiv(rows, JOIN),)
     arguments: tuple[Any, ...] = (logits, target, sample, offsets, again, rows, sample.shape[1], step, of_rows)
     Launch(linear_offsets_kernel, grid, arguments, num_warps=4).start()
-    product = functools.partial(_product, call, to, (logits, target, given), (0, classes), exponentials)
     config = _config(layer.weight, **planes)
-    product(config).start()
-    of_tile = of_rows._replace(BR=tiles.rows)
-    Launch(linear_raise_kernel, (triton.cdiv(rows, tiles.rows),), (given, rows, across, classes, of_tile), num_warps=4).start()
-    product(config._replace(AGAIN=True)).start()
+    _product(call, to, (logits, target, given), (0, classes), exponentials, config).start()
+    arguments = (given, layer.input, listed, layer.input.shape[1], rows, across, classes, of_rows)
+    Launch(linear_raise_kernel, grid, arguments, num_warps=4).start()
+    of_listed, again_config = call._replace(x=layer.with_input(listed)), config._replace(AGAIN=True)
+    _product(of_listed, to, (logits, target, given), (0, classes), exponentials, again_config).start()
     of_own, loss = logits_of(call, Strided(own, 0, 1, 0), classes), row_loss(call, formulas, call.normalizer)
     arguments = (of_own, target, given, to, to.stride(0), factors, out, sums, loss, rows, across, config, of_rows)
     totals = Launch(linear_finish_kernel, grid, arguments, sum(s is not None for s in sums), num_warps=4).start()
