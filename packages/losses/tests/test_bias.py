@@ -37,6 +37,9 @@ def large(loss, rows, classes, dtype):
         case "pointwise":
             x = random(rows, classes)
             return Sample("dense", x, torch.randn_like(x).abs(), {third: x.abs() + 0.5} if third else {})
+        case "rotated":  # fewer, because plain torch keeps all corners of both polygons
+            boxes, others = (torch.cat((make.boxes(8 * rows), torch.rand(8 * rows, 1, device="cuda").to(dtype)), 1) for _ in range(2))
+            return Sample("pairs", boxes, others)
         case "vectors":
             x, y, z = (random(rows, classes) for _ in range(3))
             return Sample("dense", x, y, {third: z[:, 0].sign() if third == "target" else z})

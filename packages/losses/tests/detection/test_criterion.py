@@ -99,9 +99,9 @@ def test_as_transformers(name, device):
         given = [t.detach().to(device, dtype).requires_grad_() for t in (logits, boxes)]
         found = criterion(*given, labels.to(device), targets.to(device, dtype), COUNTS)
         for ours_of, theirs_of in zip(found.values(), expected.values(), strict=True):
-            assert error(ours_of, theirs_of.detach()) < limit
+            assert error(ours_of.cpu(), theirs_of.detach()) < limit
         for ours_of, theirs_of in zip(gradients(found, *given), of_theirs, strict=True):
-            assert error(ours_of, theirs_of) < limit
+            assert error(ours_of.cpu(), theirs_of) < limit
 
 
 def test_denoising_as_rt_detr(device):
@@ -121,9 +121,9 @@ def test_denoising_as_rt_detr(device):
         given = [t.detach().to(device, dtype).requires_grad_() for t in (logits, boxes, x, b)]
         denoising = DenoisingQueries(*given[2:], box.to(device), 2)
         found = DetrCriterion("varifocal")(*given[:2], labels.to(device), targets.to(device, dtype), COUNTS, denoising=denoising)
-        assert error(sum(found.values()), expected["all"].detach()) < limit
+        assert error(sum(found.values()).cpu(), expected["all"].detach()) < limit
         for ours_of, theirs_of in zip(gradients(found, *given), of_theirs, strict=True):
-            assert error(ours_of, theirs_of) < limit
+            assert error(ours_of.cpu(), theirs_of) < limit
 
 
 @pytest.mark.parametrize("class_loss", ["focal", "cross_entropy"])
