@@ -254,6 +254,7 @@ def test_compile(device):
     counts = torch.tensor(COUNTS, device=device)
     criterion = DetrCriterion("varifocal")
     expected = criterion(*given, counts)
+    torch._dynamo.reset()  # which counts the compiled functions of all tests before
     compiled = torch.compile(criterion, fullgraph=True, dynamic=True, backend="eager")
     found = compiled(*given, counts)
     torch.testing.assert_close(found, expected)

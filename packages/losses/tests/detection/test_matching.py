@@ -162,6 +162,7 @@ def test_operator(device):
         assert few.isnan().all(0).sum() == 30
     with plain_torch():
         torch.testing.assert_close(matching_cost(*given, COUNTS), found, rtol=1e-5, atol=1e-6)
+    torch._dynamo.reset()  # which counts the compiled functions of all tests before
     compiled = torch.compile(matching_cost, fullgraph=True, dynamic=True, backend="aot_eager")
     assert torch.equal(compiled(*given, torch.tensor(COUNTS, device=device)), found)
 
