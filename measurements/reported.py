@@ -261,6 +261,60 @@ def assignment(file: Path) -> str:
     return f"{source(found)}.\n\n{table(header, '{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}', rows)}"
 
 
+def objectives(file: Path) -> str:
+    """Return what objectives of log-probabilities take from hidden states, beside their matrix products alone."""
+    found = found_in(file)
+    alone = f"The products alone: three {found['three_ms']:.2f} ms, four {found['four_ms']:.2f} ms."
+    header = "objective | by | ms | the objective alone, ms | peak MiB | errors: value | input's gradient | weight's"
+    cells = "{objective} | {by} | {ms:.2f} | {tokens_ms:.2f} | {peak_mib:,d} | {value_error:.1e} | {input_error:.1e} | {weight_error:.1e}"
+    return f"{source(found)}. {alone}\n\n{table(header, cells, found['rows'])}"
+
+
+def deviations(file: Path) -> str:
+    """Return what cross entropy fused with its layer takes by the spread of the logits, and how many rows are computed again."""
+    found = found_in(file)
+    header = "deviation of the logits | `logits=` | ms | errors: input's gradient | weight's | rows computed again"
+    cells = "{deviation:d} | {logits} | {ms:.2f} | {input_error:.1e} | {weight_error:.1e} | {computed_again:,d}"
+    return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
+
+
+def spread_vocabulary(file: Path) -> str:
+    """Return what a loss takes whose classes are spread over GPUs, and which share of its part of one GPU's time that is."""
+    found = found_in(file)
+    rows = [{**row, "of_one": row["errors"][0], "of_all": row["errors"][1]} for row in found["rows"]]
+    header = (
+        "tokens × features × classes | form | one GPU, ms | two, ms | half of one's time by two's | peak MiB: one | two | "
+        "errors of the gradients, input's and weight's: one | two"
+    )
+    cells = (
+        "{rows:d} × {features:d} × {classes:d} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {one_mib:,.0f} | {mib:,.0f} | "
+        "{of_one[0]:.1e}, {of_one[1]:.1e} | {of_all[0]:.1e}, {of_all[1]:.1e}"
+    )
+    return f"{source(found, gpus='Two')}.\n\n{table(header, cells, rows)}"
+
+
+def hungarian(file: Path) -> str:
+    """Return the time of the Hungarian method on the GPU, beside that of scipy with the copies."""
+    found = found_in(file)["hungarian"]
+    header = "images × queries × boxes an image | costs, ms | assignment, ms | scipy with its copies, ms"
+    cells = "{images:d} × {queries:d} × {boxes:d} | {cost_ms:.3f} | {ms:.3f} | {scipy_ms:.1f}"
+    return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
+
+
+def criterion(file: Path) -> str:
+    """Return what DETR's criterion takes, ours beside that of transformers."""
+    found = found_in(file)["criterion"]
+    header = (
+        "layers × images × queries × boxes an image | by | operations | waits for the device | kernels, ms | step, ms | "
+        "errors of the gradients: logits | boxes"
+    )
+    cells = (
+        "{layers:d} × {images:d} × {queries:d} × {boxes:d} | {by} | {operations:,d} | {waits:d} | {kernels_ms:.2f} | {ms:.1f} | "
+        "{logits_error:.1e} | {boxes_error:.1e}"
+    )
+    return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
+
+
 def several_gpus(*files: Path) -> str:
     """Return how long the losses of several GPUs agree with those of one, beside those of one GPU after a disturbance."""
     return "\n\n".join(map(_several_gpus, files))
@@ -510,6 +564,10 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "retinanet": (retinanet, DETECTION),
     "integrations": (integrations, RESULTS / "integrations.json"),
     "assignment": (assignment, RESULTS / "assignment-h200.json"),
+    **{make.__name__: (make, RESULTS / "matching-h100.json") for make in (hungarian, criterion)},
+    "objectives": (objectives, RESULTS / "objectives-h100.json"),
+    "deviations": (deviations, RESULTS / "deviations-h100.json"),
+    "spread vocabulary": (spread_vocabulary, RESULTS / "spread-vocabulary-h100.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
     "several gpus": (several_gpus, *SEVERAL_GPUS),

@@ -26,7 +26,11 @@ LOSSES = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
 APP = (*LOSSES, "experiments/lab")
 MEASURED = {
     **dict.fromkeys(
-        ("bench-h200", "scaling-h200", "new-losses-h100", "linear-h100", "precision-h100", "language-model", "integrations"), LOSSES
+        (
+            *("bench-h200", "scaling-h200", "new-losses-h100", "linear-h100", "precision-h100", "language-model", "integrations"),
+            *("objectives-h100", "deviations-h100", "spread-vocabulary-h100", "matching-h100"),
+        ),
+        LOSSES,
     ),
     **dict.fromkeys(("training-h200", "throughput-h100", "detection", "effects", "several-gpus-h100", "several-gpus-h200"), APP),
     "assignment-h200": (
