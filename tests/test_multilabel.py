@@ -180,6 +180,12 @@ def test_it_trains_and_evaluates(make, run_folder, quiet):
     assert picture.stat().st_size > 1000
 
 
+@pytest.mark.parametrize("held", ["true", "false"])
+def test_batches_of_several_sizes_are_refused(make, held):
+    with pytest.raises(UserError, match=r"data.rect=true: task=multilabel takes images of one size. Use data.rect=false."):
+        make("data.rect=true", f"task.in_memory={held}")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

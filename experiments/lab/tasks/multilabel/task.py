@@ -219,7 +219,7 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Mult
         parts: list[Any] = [each for each in (data.train, data.val, data.test) if each is not None]
         masked = int((targets == MASKED).sum()) if any((each.targets == MASKED).any() for each in parts) else None
         return Multilabel(config, data, image_size(config), device, data.counts.float(), len(targets), masked)
-    scenes = cast(DetectionDataConfig, config.data)
+    scenes = scenes_of(config)
     size = size_of(scenes, None)
     if settings.in_memory and scenes.augment:
         for name in ("horizontal_flip", "photometric"):
@@ -228,6 +228,18 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Mult
     loader = HeldLabelSets if settings.in_memory else LabelSetLoader
     boxes = load_detection_data(scenes, list(size), norm, device, config.seed, loader)
     return Multilabel(config, boxes, size[0], device, labelled_images(boxes.train.file), len(boxes.train.file))
+
+
+def scenes_of(config: TrainConfig) -> DetectionDataConfig:
+    """Return the settings of images with boxes.
+
+    Raises:
+        UserError: data.rect=true, which gives each batch another size and reads the images in another order.
+    """
+    scenes = cast(DetectionDataConfig, config.data)
+    if scenes.rect:
+        raise UserError("data.rect=true: task=multilabel takes images of one size. Use data.rect=false.")
+    return scenes
 
 
 def labelled_images(file: CocoFile) -> Tensor:
@@ -242,7 +254,7 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
         side = image_size(config)
         read = reader(config.data, side, asked.norm)
     else:
-        scenes = cast(DetectionDataConfig, config.data)
+        scenes = scenes_of(config)
         side, batch_of = size_of(scenes, None)[0], batches(scenes, list(size_of(scenes, None)), asked.norm)
         read = lambda image: batch_of(image).images  # noqa: E731
     model = classifier(config, classes, asked.norm, side)
@@ -252,8 +264,8 @@ def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.M
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the model, from images to the classes' probabilities, to export."""
     files = config.data
-    size = image_size(config) if isinstance(files, TableConfig) else size_of(cast(DetectionDataConfig, files), None)[0]
+    size = image_size(config) if isinstance(files, TableConfig) else size_of(scenes_of(config), None)[0]
     made = of_probabilities(config, classes, norm, size)
     if not isinstance(files, TableConfig):
-        made.prepare = boxes_prepared_as(cast(DetectionDataConfig, files), [size, size], norm)
+        made.prepare = boxes_prepared_as(scenes_of(config), [size, size], norm)
     return made
