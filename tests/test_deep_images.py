@@ -14,8 +14,10 @@ from lab.config.detection_schema import CocoConfig
 from lab.data.images import CorruptError, read_rgb
 from lab.data.pixels import dark_note, read_pixels
 from lab.data.sets import Norm
+from lab.data.sources.hub import HubSamples
 from lab.tasks.detection.data import load_detection_data
-from lab.tasks.segmentation.data import read_mask
+from lab.tasks.segmentation.data import MaskFiles, Pair, read_mask
+from lab.tasks.segmentation.spec import MaskFolderConfig
 
 SIZE = 32
 NORM = Norm([0.5] * 3, [0.25] * 3)
@@ -68,27 +70,72 @@ def test_images_that_become_dark_are_said(boxes):
     assert "the brightest value of 2 training images is 4095: 16 shades are left" in said
 
 
-def written_in_12_bits(path, values, turn=1):
+def written_in_12_bits(path, *pages, turn=1):
     """Write a TIFF of 12 bits, two pixels in three bytes, which Pillow cannot write."""
-    first, second = values.reshape(-1, 2).astype(np.uint32).T
-    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1).astype(np.uint8).tobytes()
-    height, width = values.shape
-    tags = {256: width, 257: height, 258: (12,), 259: 1, 262: 1, 273: 0, 274: turn, 277: 1, 278: height, 279: len(packed)}
-    directory = TiffImagePlugin.ImageFileDirectory_v2()
-    for tag, value in tags.items():
-        directory[tag] = value
-    path.write_bytes(b"II*\0" + struct.pack("<I", 8) + directory.tobytes(8) + packed)
+    content = b"II*\0" + struct.pack("<I", 8)
+    for number, values in enumerate(pages):
+        first, second = values.reshape(-1, 2).astype(np.uint32).T
+        packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1).astype(np.uint8).tobytes()
+        height, width = values.shape
+        tags = {256: width, 257: height, 258: (12,), 259: 1, 262: 1, 273: 0, 274: turn, 277: 1, 278: height, 279: len(packed)}
+        directory = TiffImagePlugin.ImageFileDirectory_v2()
+        for tag, value in tags.items():
+            directory[tag] = value
+        start = len(content)
+        entries = directory.tobytes(start)  # Pillow adds `start` to the place of the pixels
+        end = start + len(entries) + len(packed)
+        content += entries[:-4] + struct.pack("<I", 0 if number == len(pages) - 1 else end) + packed
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def values():
+    """Pixels (SIZE, SIZE / 2) of 12 bits, from the darkest to the brightest."""
+    made = np.random.default_rng(0).integers(0, 4096, (SIZE, SIZE // 2))
+    made[0, :2] = 0, 4095
+    return made
 
 
 @pytest.mark.parametrize("turn", [1, 6])
-def test_a_file_of_12_bits_is_scaled_by_its_own_depth(tmp_path, turn):
-    values = np.random.default_rng(0).integers(0, 4096, (SIZE, SIZE // 2))
-    values[0, :2] = 0, 4095
+def test_a_file_of_12_bits_is_scaled_by_its_own_depth(tmp_path, values, turn):
     path, expected = tmp_path / "a.tiff", values if turn == 1 else np.rot90(values, -1)
-    written_in_12_bits(path, values, turn)
+    written_in_12_bits(path, values, turn=turn)
     torch.testing.assert_close(read_pixels(path, 1)[0], torch.from_numpy(expected / 4095).float(), atol=2e-5, rtol=0)
     assert np.array_equal(np.asarray(read_rgb(path, deep=True))[:, :, 0], (expected * 255 / 4095).round())
     assert dark_note([str(path)]) == [], "the whole range is used"
+
+
+def test_pages_of_12_bits_are_scaled_by_their_own_depth(tmp_path, values):
+    written_in_12_bits(tmp_path / "a.tiff", values, values[::-1])
+    expected = torch.from_numpy(np.stack([values, values[::-1]]) / 4095).float()
+    torch.testing.assert_close(read_pixels(tmp_path / "a.tiff", 2), expected, atol=2e-5, rtol=0)
+
+
+def test_segmentation_scales_an_image_of_12_bits_and_not_its_mask(tmp_path, values):
+    image, mask, labels = tmp_path / "image.tiff", tmp_path / "mask.tiff", values % 3
+    written_in_12_bits(image, values)
+    written_in_12_bits(mask, labels)
+    config = MaskFolderConfig(classes=["ground", "square", "disc"], image_size=SIZE, augment=False)
+    files = MaskFiles([Pair(image, mask, "0")], config, [0] * 3, train=False)
+    files.size = list(values.shape)
+    pixels, found, _ = files[0, 0]
+    assert np.array_equal(pixels[0].numpy(), (values * 255 / 4095).round())
+    assert np.array_equal(found.numpy(), labels)
+
+
+@pytest.mark.parametrize("bits", [12, 16])
+def test_images_of_the_hub_are_scaled_as_those_of_a_folder(tmp_path, values, bits):
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "a.tiff"
+    if bits == 12:
+        written_in_12_bits(path, values)
+    else:
+        Image.fromarray((values * 16).astype(np.uint16)).save(path)
+    cells = {"picture": [{"bytes": path.read_bytes(), "path": None}]}
+    rows = datasets.Dataset.from_dict(cells, datasets.Features({"picture": datasets.Image()})).with_format("arrow")
+    shared = {"classes": ["ant"], "targets": torch.zeros(1), "keys": ["0"], "dataset": rows, "column": "picture", "folders": None}
+    torch.testing.assert_close(HubSamples(**shared, channels=1).image(0), read_pixels(path, 1), atol=0, rtol=0)
+    assert np.array_equal(np.asarray(HubSamples(**shared).image(0)), np.asarray(read_rgb(path, deep=True)))
 
 
 def test_a_detector_trains_on_sixteen_bits_and_predicts(boxes, tmp_path):

@@ -24,7 +24,7 @@ from lab.base.paths import absolute
 from lab.base.plain import is_shallow
 from lab.config.schema import HubConfig
 from lab.data.exif import turned
-from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, open_any_mode, reason
+from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, open_any_mode, reason, whole_range
 from lab.data.sets import Data, Norm
 from lab.data.sources.custom import as_rgb, of_channels
 from lab.data.sources.folder import Samples, hold_out, photos_data
@@ -77,7 +77,7 @@ class HubSamples(Samples):
             if not os.path.isfile(path):
                 raise CorruptError(f"has the path {cell['path']!r}, and {os.path.abspath(path)} is not a file")
         with open_any_mode(path if content is None else ImageBytes(content, str(path or "its bytes"))) as file:
-            image = turned(file)
+            image = whole_range(turned(file), file)
             image.load()
         return image.convert(mode) if mode else image
 
