@@ -1,6 +1,7 @@
 """The tables of a new SQLite store, which MLflow makes by dozens of migrations: 0.7 s of a short run."""
 
 import contextlib
+import functools
 import sqlite3
 import tempfile
 from typing import Any
@@ -15,6 +16,7 @@ def copy_tables() -> None:
     if make.__module__ == __name__:
         return
 
+    @functools.wraps(make, assigned=())
     def initialize(engine: Any) -> None:
         if engine.dialect.name != "sqlite" or sqlalchemy.inspect(engine).get_table_names():
             make(engine)

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -173,7 +174,7 @@ def prepare() -> None:
 
     from lossforge.losses import cross_entropy
 
-    with contextlib.suppress(ImportError):
+    if importlib.util.find_spec("mlflow"):
         make_tables()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a fork lacks the threads of its parent, and would wait for them
