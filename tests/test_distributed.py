@@ -233,15 +233,23 @@ def test_a_rest_of_one_sample_trains_under_batch_norm(results):
 
 
 def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path):
-    root = digit_files(tmp_path, 8, 4, ("a", "b"))
-    words = [*folder_words(root), "model=tiny_vit", "trainer.parallel=fsdp", "optim=sgd", "trainer.max_updates=2"]
+    """The run has two epochs of nine images, five and four, before it goes on with a third."""
+
+    def updates_of(folder):
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert records[-1]["status"] == "FINISHED"
+        return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"]
+
+    root = digit_files(tmp_path, 9, 3, ("a",))
+    words = [*folder_words(root), "model=tiny_resnet", "trainer.parallel=fsdp", "optim=sgd", "trainer.max_updates=4"]
     done = torchrun("experiments/train.py", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
-    done = torchrun("experiments/train.py", f"resume={folder}", "trainer.max_updates=4")
+    assert updates_of(folder) == 4
+    done = torchrun("experiments/train.py", f"resume={folder}", "trainer.max_updates=6")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "after update 2 of 4" in done.stdout
-    assert torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["updates"] == 4
+    assert "after update 4 of 6" in done.stdout
+    assert updates_of(folder) == 6
 
 
 KILLED = """
