@@ -159,7 +159,8 @@ def test_check_changelog(tree):
     assert release.check_changelog(tree) == []
 
 
-def test_check_tree_and_benchmark(tree):
+def test_check_tree_and_benchmark(tree, monkeypatch):
+    monkeypatch.setattr(release, "MEASURED", {name: release.MEASURED[name] for name in ("bench-h200", "assignment-h200")})
     assert release.check_tree(tree) == []
     (tree / "results").mkdir()
     report, measured = tree / "results/bench-h200.json", git(tree, "rev-parse", "--short", "HEAD")
@@ -172,11 +173,13 @@ def test_check_tree_and_benchmark(tree):
     (tree / "packages/losses/src/lossforge/losses/option_types.py").write_text("")
     git(tree, "commit", "-qam", "three")
     assert release.check_benchmark(tree) == [
-        f"results/bench-h200.json is of {measured}; since then 1 source files changed (option_types.py)",
+        f"results/bench-h200.json is of {measured}; since then 1 source file changed (option_types.py)",
         "measure them on a GPU machine, as docs/benchmarks/index.md says, and commit the reports",
     ]
     report.write_text('{"commit": "0000000"}')
     assert "a commit that is not here" in release.check_benchmark(tree)[0]
+    report.unlink()
+    assert release.check_benchmark(tree)[0] == "results/bench-h200.json is missing"
 
 
 def test_every_file_of_results_names_its_commits():

@@ -133,14 +133,18 @@ def check_benchmark(root: Path) -> list[str]:
     found = []
     for name, sources in MEASURED.items():
         file = root / "results" / f"{name}.json"
-        for commit in commits_of(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else ():
+        if not file.is_file():
+            found.append(f"results/{file.name} is missing")
+            continue
+        for commit in commits_of(json.loads(file.read_text(encoding="utf-8"))):
             status, changed = run("git", "diff", "--name-only", commit, "HEAD", "--", *sources, root=root)
             files = [Path(each).name for each in changed.splitlines()]
+            number = "1 source file" if len(files) == 1 else f"{len(files)} source files"
             some = ", ".join([*files[:4], *(["…"] if files[4:] else [])])
             if status:
                 found.append(f"results/{file.name} is of {commit}, a commit that is not here")
             elif files:
-                found.append(f"results/{file.name} is of {commit}; since then {len(files)} source files changed ({some})")
+                found.append(f"results/{file.name} is of {commit}; since then {number} changed ({some})")
     return [*found, "measure them on a GPU machine, as docs/benchmarks/index.md says, and commit the reports"] if found else []
 
 
