@@ -86,9 +86,9 @@ def measured(loss: str, report: Report) -> str:
 
 
 def template_of(declared: Declared) -> str:
-    """Return the folder of the kernels that compute a function."""
+    """Return the folder of the kernels that compute a function; empty if plain PyTorch does."""
     call = declared.template and declared.template.call
-    name = next(each.name for kind, each in TEMPLATES.items() if kind is call or each.docs is declared.docs)
+    name = next((each.name for kind, each in TEMPLATES.items() if kind is call or each.docs is declared.docs), "")
     return {"topk": "divergence"}.get(name, name)
 
 
@@ -106,7 +106,8 @@ def facts(declared: Declared) -> str:
     if declared.name:
         reductions = get_args(inspect.signature(declared.definition).parameters["reduction"].annotation)
         told |= {"targets": targets_of(declared), "reductions": ", ".join(f"`{each}`" for each in reductions)}
-    told["template"] = f"[{template}](../know/template_{template}.md)"
+    if template:
+        told["template"] = f"[{template}](../know/template_{template}.md)"
     if declared.template and declared.template.fusing and declared.facts.get("domain", "logits") in ("logits", "cosines"):
         told["fused with a linear layer"] = f"`fuse_linear({name})`"
     if paper := declared.facts.get("paper"):

@@ -178,7 +178,7 @@ def small_losses() -> str:
     texts = []
     for path in sorted(SMALL.glob("*.py")):
         code = path.read_text(encoding="utf-8")
-        texts.append(f"## {path.stem.capitalize()}\n\n```python\n# examples/losses/{path.name}\n{code}```")
+        texts.append(f"## {path.stem.capitalize().replace('_', ' ')}\n\n```python\n# examples/losses/{path.name}\n{code}```")
     return "\n\n".join(texts)
 
 

@@ -1,7 +1,7 @@
 """The distillation task: a classifier that learns from labels and from another classifier's logits.
 
 The loss is (1 - w) · loss= + w · T² KL(teacher ‖ student), both softmaxes at temperature T (Hinton et al., Distilling the Knowledge in a
-Neural Network, arXiv 1503.02531); or dkd_loss or dist_loss, with the papers' weights, in place of KL. An evaluation's loss uses only the
+Neural Network, arXiv 1503.02531); or dkd_loss or dist_loss, with their default weights, in place of KL. An evaluation's loss uses only the
 labels, so that it compares with a run without a teacher.
 """
 
@@ -52,10 +52,10 @@ class Distillation(Classification):
         if batch.teacher is None:
             return labels
         share, name = self.distillation.weight, self.distillation.divergence
-        known = self.divergence(output, batch.teacher, normalizer) if name == "kl" else self.other(name, output, batch, normalizer)
+        known = self.divergence(output, batch.teacher, normalizer) if name == "kl" else self.dkd_or_dist(name, output, batch, normalizer)
         return (1 - share) * labels + share * known
 
-    def other(self, name: str, output: Any, batch: Batch, normalizer: Tensor) -> Tensor:
+    def dkd_or_dist(self, name: str, output: Any, batch: Batch, normalizer: Tensor) -> Tensor:
         """Return DKD's sum over the rows, or DIST of the batch times its rows, divided by `normalizer`."""
         from lossforge.losses import dist_loss, dkd_loss, plain_torch
 

@@ -3904,9 +3904,9 @@ def gwd_loss(
     When to use it: Take it where rotated boxes may be far apart, and in recipes
     of mmrotate that were tuned with it.
 
-    When not: Leave it where small and large boxes must count the same and
-    normalize=False; its distance then has the units of the boxes. It does not
-    weigh the angle by the aspect ratio as `kld` does.
+    When not: Do not use it with `normalize=False` where small and large boxes
+    must count the same: its distance then has the units of the boxes. It does
+    not weigh the angle by the aspect ratio as `kld` does.
 
     Args:
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
@@ -5089,7 +5089,7 @@ def channel_wise_kl_div(
     """Kullback-Leibler divergence of each channel's softmax over the pixels,
     channel-wise distillation (CWD; Shu et al. 2021, arXiv 2011.13256).
 
-    L = T² Σᵢ qᵢ (ln qᵢ - ln pᵢ) of each channel, the sum over its pixels i, p =
+    L = T² Σᵢ qᵢ (ln qᵢ - ln pᵢ), of each channel the sum over its pixels i, p =
     softmax(input / T) and q = softmax(target_logits / T).
 
     It is kl_div_with_logits with pixels in place of classes, in one launch over

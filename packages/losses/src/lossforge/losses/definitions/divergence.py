@@ -27,7 +27,7 @@ from lossforge.losses.base.options import (
     of_classes,
     rows_of,
 )
-from lossforge.losses.base.record import CheckedCall
+from lossforge.losses.base.record import CheckedCall, TemplateDocs
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
@@ -345,7 +345,7 @@ def channel_wise_kl_div(
     """Kullback-Leibler divergence of each channel's softmax over the pixels, channel-wise distillation (CWD; Shu et al. 2021, arXiv
     2011.13256).
 
-    L = T² Σᵢ qᵢ (ln qᵢ - ln pᵢ) of each channel, the sum over its pixels i, p = softmax(input / T) and q = softmax(target_logits / T).
+    L = T² Σᵢ qᵢ (ln qᵢ - ln pᵢ), of each channel the sum over its pixels i, p = softmax(input / T) and q = softmax(target_logits / T).
 
     It is kl_div_with_logits with pixels in place of classes, in one launch over the features as they lie in memory.
 
@@ -448,6 +448,13 @@ def dkd_loss(
     return each.mean() if reduction == "mean" and not empty else each.sum()
 
 
+PLAIN = TemplateDocs(
+    arguments={"target_logits": DIVERGENCE.docs.arguments["target_logits"]},
+    targets=DIVERGENCE.docs.targets,
+)
+"""Of a loss that no template's kernels compute."""
+
+
 def _correlation(x: Tensor, y: Tensor) -> Tensor:
     """Return the mean of Pearson's correlation of the rows of x and y."""
     x, y = (t - t.mean(1, keepdim=True) for t in (x, y))
@@ -455,7 +462,7 @@ def _correlation(x: Tensor, y: Tensor) -> Tensor:
     return ((x * y).sum(1) / (lengths + 1e-8)).mean()
 
 
-@public(DIVERGENCE.docs)
+@public(PLAIN)
 def dist_loss(
     input: Tensor,  # (N, C), (N, C, d…)
     target_logits: Tensor,  # as input

@@ -175,8 +175,8 @@ def gwd_loss(
 
     When to use it: Take it where rotated boxes may be far apart, and in recipes of mmrotate that were tuned with it.
 
-    When not: Leave it where small and large boxes must count the same and normalize=False; its distance then has the units of the boxes. It
-    does not weigh the angle by the aspect ratio as `kld` does.
+    When not: Do not use it with `normalize=False` where small and large boxes must count the same: its distance then has the units of the
+    boxes. It does not weigh the angle by the aspect ratio as `kld` does.
 
     Args:
         fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
