@@ -164,13 +164,11 @@ def measured(samples: Any) -> Norm:
 
 
 def as_pixels(image: Image.Image | Tensor) -> Tensor:
-    """Return an image as a tensor (C, H, W) of float32; a PIL image is divided by 255, or by 65535 if it has 16 bits, and uint8 by 255."""
+    """Return an image as a tensor (C, H, W) of float32; a PIL image and 8 bits are divided by 255."""
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     pixels = image if isinstance(image, Tensor) else pil_to_tensor(image)
-    if isinstance(image, Image.Image):
-        return pixels.float() / (65535 if image.mode in DEEP else 255)
-    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+    return pixels.float() / 255 if isinstance(image, Image.Image) or pixels.dtype == torch.uint8 else pixels.float()
 
 
 def shown(image: Image.Image | Tensor) -> Image.Image:

@@ -13,7 +13,6 @@ from lab.base.formats import one_form
 from lab.config.objects import find
 from lab.config.schema import CustomDataConfig
 from lab.data.exif import turned
-from lab.data.images import in_rgb
 from lab.data.pixels import as_pixels
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
@@ -42,7 +41,7 @@ def as_rgb(image: Any) -> Image.Image:
     from torchvision.transforms.v2.functional import to_pil_image
 
     if isinstance(image, Image.Image):
-        return in_rgb(turned(image))
+        return turned(image).convert("RGB")
     if isinstance(image, Tensor) and image.ndim in (2, 3):
         return to_pil_image(image).convert("RGB")
     shape = f" of the shape {tuple(image.shape)}" if isinstance(image, Tensor) else ""

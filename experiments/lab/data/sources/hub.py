@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from PIL import Image
@@ -24,7 +25,8 @@ from lab.base.paths import absolute
 from lab.base.plain import is_shallow
 from lab.config.schema import HubConfig
 from lab.data.exif import turned
-from lab.data.images import UNREADABLE, CorruptError, ImageBytes, is_inside, open_any_mode, reason, whole_range
+from lab.data.images import DEEP, UNREADABLE, CorruptError, ImageBytes, in_rgb, is_inside, open_any_mode, reason, whole_range
+from lab.data.pixels import pixels_of
 from lab.data.sets import Data, Norm
 from lab.data.sources.custom import as_rgb, of_channels
 from lab.data.sources.folder import Samples, hold_out, photos_data
@@ -57,7 +59,9 @@ class HubSamples(Samples):
         try:
             image = self._decoded(cell, kind.mode) if type(kind).__name__ == "Image" else cell
             if isinstance(image, Image.Image) and self.channels is None:
-                return as_rgb(image)
+                return in_rgb(image)
+            if isinstance(image, Image.Image) and self.channels and image.mode in DEEP:
+                return pixels_of(np.asarray(image), self.channels)  # scaled as files are; a custom source's images are divided by 255
         except UNREADABLE as error:
             raise UserError(f"{row}: {reason(error)}.") from None
         try:
