@@ -225,7 +225,7 @@ BOX = torch.ones(3, 5)
         (ValueError, r"boxes1 must have shape \(..., 5\), got \(3, 4\)", torch.zeros(3, 4), torch.zeros(3, 4), {}),
         (ValueError, r"boxes2 must have the shape of boxes1, \(3, 5\), got \(1, 5\)", BOX, BOX[:1], {}),
         (ValueError, r"weight must hold one weight a pair and broadcast to \(3,\), got \(4,\)", BOX, BOX, {"weight": torch.ones(4)}),
-        (ValueError, "eps must be finite and at least 0, got -1", BOX, BOX, {"eps": -1}),
+        (ValueError, "eps must be finite and (at least|above) 0, got -1", BOX, BOX, {"eps": -1}),
         (TypeError, "unexpected keyword argument 'format'", BOX, BOX, {"format": "xyxy"}),
     ],
     ids=lambda v: v[:40] if isinstance(v, str) else None,
@@ -234,6 +234,16 @@ def test_mistakes(kind, message, boxes1, boxes2, options):
     for function in (*OF_GAUSSIANS, kfiou_loss, rotated_iou_loss):
         with pytest.raises(kind, match=message):
             function(boxes1, boxes2, **options)
+
+
+@pytest.mark.parametrize("function", OF_GAUSSIANS)
+def test_a_root_needs_eps_above_0(function):
+    with pytest.raises(ValueError, match="eps must be finite and above 0, got 0"):
+        function(BOX, BOX, eps=0)
+    value, *gradients = results(function, BOX, BOX, eps=1e-30)
+    assert all(torch.equal(t, 0 * t) for t in (value, *gradients))
+    for other in (kfiou_loss, rotated_iou_loss):
+        assert all(t.isfinite().all() for t in results(other, BOX, BOX, eps=0))
 
 
 def test_mistakes_in_options():

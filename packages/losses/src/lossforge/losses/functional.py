@@ -3850,11 +3850,11 @@ def probiou_loss(
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
             absolute value.
-        boxes2: (..., 5), likewise; gets a gradient, too.
+        boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps, and below it the root that
-            the loss takes is a line. So gradients stay finite, and equal boxes
-            have none.
+        eps: above 0; a side below it is eps, and below it the root that the
+            loss takes is a line. So gradients stay finite, and equal boxes have
+            none.
         log: take D in place of √(1 - e^-D), the paper's second loss. It does
             not saturate at 1, so that boxes far apart are pulled harder. The
             paper begins with it.
@@ -3913,11 +3913,11 @@ def gwd_loss(
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
             absolute value.
-        boxes2: (..., 5), likewise; gets a gradient, too.
+        boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps, and below it the root that
-            the loss takes is a line. So gradients stay finite, and equal boxes
-            have none.
+        eps: above 0; a side below it is eps, and below it the root that the
+            loss takes is a line. So gradients stay finite, and equal boxes have
+            none.
         fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
         tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f(d)), which is
             bounded; below 1 it is f(d).
@@ -3982,11 +3982,11 @@ def kld_loss(
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
             absolute value.
-        boxes2: (..., 5), likewise; gets a gradient, too.
+        boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps, and below it the root that
-            the loss takes is a line. So gradients stay finite, and equal boxes
-            have none.
+        eps: above 0; a side below it is eps, and below it the root that the
+            loss takes is a line. So gradients stay finite, and equal boxes have
+            none.
         fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
         tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f), which is
             bounded; below 1 it is f.
@@ -4048,9 +4048,10 @@ def kfiou_loss(
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
             absolute value.
-        boxes2: (..., 5), likewise; gets a gradient, too.
+        boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps. So gradients stay finite.
+        eps: of at least 0; a side below it is eps. So gradients stay finite
+            where eps is above 0.
         fun: "none" for 1 - KFIoU, "ln" for -ln KFIoU, "exp" for
             e^(1 - KFIoU) - 1.
         empty: what a mean over no pairs gives: "zero", as the losses of other
@@ -4107,7 +4108,7 @@ def rotated_iou_loss(
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
             absolute value.
-        boxes2: (..., 5), likewise; gets a gradient, too.
+        boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a union below it is eps.
         empty: what a mean over no pairs gives: "zero", as the losses of other
@@ -4763,8 +4764,11 @@ def kl_div_with_logits(
         scale: above 0; the student's logits become scale · x, before the cap.
         softcap: above 0; the student's logits become
             softcap · tanh(x / softcap), before the temperature. None for none.
-        target_scale: the same for the teacher's.
-        target_softcap: the same for the teacher's.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -4842,8 +4846,11 @@ def js_div_with_logits(
         scale: above 0; the student's logits become scale · x, before the cap.
         softcap: above 0; the student's logits become
             softcap · tanh(x / softcap), before the temperature. None for none.
-        target_scale: the same for the teacher's.
-        target_softcap: the same for the teacher's.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -4915,8 +4922,11 @@ def total_variation_with_logits(
         scale: above 0; the student's logits become scale · x, before the cap.
         softcap: above 0; the student's logits become
             softcap · tanh(x / softcap), before the temperature. None for none.
-        target_scale: the same for the teacher's.
-        target_softcap: the same for the teacher's.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -6134,7 +6144,9 @@ def linear_objective(
     call has all log-probabilities.
 
     Four products are taken where a chunk does not hold what belongs together,
-    and where `gradient` says so.
+    where `gradient` says so, under torch.compile, for tensors that the kernels
+    do not serve (on the CPU), for float16 unless `gradient` is "forward", and
+    for subclasses of torch.Tensor.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.

@@ -1454,9 +1454,9 @@ class GWDLoss(BoxModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps, and below it the root that
-            the loss takes is a line. So gradients stay finite, and equal boxes
-            have none.
+        eps: above 0; a side below it is eps, and below it the root that the
+            loss takes is a line. So gradients stay finite, and equal boxes have
+            none.
         fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
         tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f(d)), which is
             bounded; below 1 it is f(d).
@@ -1855,8 +1855,11 @@ class JSDivWithLogitsLoss(TargetModule):
         scale: above 0; the student's logits become scale · x, before the cap.
         softcap: above 0; the student's logits become
             softcap · tanh(x / softcap), before the temperature. None for none.
-        target_scale: the same for the teacher's.
-        target_softcap: the same for the teacher's.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
     """
 
     function = staticmethod(functional.js_div_with_logits)
@@ -1956,7 +1959,8 @@ class KFIoULoss(BoxModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps. So gradients stay finite.
+        eps: of at least 0; a side below it is eps. So gradients stay finite
+            where eps is above 0.
         fun: "none" for 1 - KFIoU, "ln" for -ln KFIoU, "exp" for
             e^(1 - KFIoU) - 1.
         empty: what a mean over no pairs gives: "zero", as the losses of other
@@ -1984,9 +1988,9 @@ class KLDLoss(BoxModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps, and below it the root that
-            the loss takes is a line. So gradients stay finite, and equal boxes
-            have none.
+        eps: above 0; a side below it is eps, and below it the root that the
+            loss takes is a line. So gradients stay finite, and equal boxes have
+            none.
         fun: f: "log1p" for ln(1 + d), "sqrt" for √d, "none" for d.
         tau: τ of at least 0. From 1 on the loss is 1 - 1 / (τ + f), which is
             bounded; below 1 it is f.
@@ -2077,8 +2081,11 @@ class KLDivWithLogitsLoss(TargetModule):
         scale: above 0; the student's logits become scale · x, before the cap.
         softcap: above 0; the student's logits become
             softcap · tanh(x / softcap), before the temperature. None for none.
-        target_scale: the same for the teacher's.
-        target_softcap: the same for the teacher's.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
     """
 
     function = staticmethod(functional.kl_div_with_logits)
@@ -3383,9 +3390,9 @@ class ProbIoULoss(BoxModule):
 
     Args:
         reduction: "none", "mean" over the pairs, or "sum".
-        eps: of at least 0; a side below it is eps, and below it the root that
-            the loss takes is a line. So gradients stay finite, and equal boxes
-            have none.
+        eps: above 0; a side below it is eps, and below it the root that the
+            loss takes is a line. So gradients stay finite, and equal boxes have
+            none.
         log: take D in place of √(1 - e^-D), the paper's second loss. It does
             not saturate at 1, so that boxes far apart are pulled harder. The
             paper begins with it.
@@ -4097,8 +4104,11 @@ class TotalVariationWithLogitsLoss(TargetModule):
         scale: above 0; the student's logits become scale · x, before the cap.
         softcap: above 0; the student's logits become
             softcap · tanh(x / softcap), before the temperature. None for none.
-        target_scale: the same for the teacher's.
-        target_softcap: the same for the teacher's.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
     """
 
     function = staticmethod(functional.total_variation_with_logits)

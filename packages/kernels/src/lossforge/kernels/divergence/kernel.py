@@ -24,9 +24,10 @@ from lossforge.kernels.rowwise import sweep
 
 
 class Outputs(NamedTuple):
-    """Results of each row: the loss, and the statistics for backward, in units of x / T except Σ h.
+    """Results of each row: the loss, and the statistics for backward.
 
-    stats: maximum and log-sum of the logits; but for top-k also those of the teacher, and Σ h. With KNOWN they are read, but for Σ h.
+    stats: maxima of the logits as read, and log-sums of x / T; but for top-k also those of the teacher, and Σ h. With KNOWN they are
+    read, but for Σ h.
     """
 
     loss: Tensor | None

@@ -30,7 +30,7 @@ def log1p(x):
 
 @triton.jit
 def sides(w1, h1, t1, w2, h2, t2, eps):
-    """Return a₁, b₁, a₂, b₂ and sin²δ of boxes whose sides are ordered alike. A side below eps counts as eps."""
+    """Return a₁, b₁, a₂, b₂ and sin²δ, with the sides of both boxes in one order. A side below eps counts as eps."""
     a1, b1 = larger(tl.abs(w1), eps), larger(tl.abs(h1), eps)
     a2, b2 = larger(tl.abs(w2), eps), larger(tl.abs(h2), eps)
     turned = (a1 - b1) * (a2 - b2) < 0.0
@@ -40,13 +40,13 @@ def sides(w1, h1, t1, w2, h2, t2, eps):
 
 @triton.jit
 def between(s1, s2):
-    """Return (s₁ - s₂)²/2s₁s₂: what (s₁² + s₂²)/2s₁s₂ is above 1."""
+    """Return (s₁ - s₂)²/2s₁s₂ = (s₁² + s₂²)/2s₁s₂ - 1."""
     return 0.5 * ((s1 - s2) / s1) * ((s1 - s2) / s2)
 
 
 @triton.jit
 def spread(a1, b1, a2, b2, square):
-    """Return what det((Σ₁ + Σ₂)/2) / √(det Σ₁ det Σ₂) is above 1. square: sin²δ."""
+    """Return det((Σ₁ + Σ₂)/2) / √(det Σ₁ det Σ₂) - 1. square: sin²δ."""
     across, down = between(a1, a2), between(b1, b2)
     turn = ((a1 - b1) / a1) * ((a1 + b1) / b1) * ((a2 - b2) / a2) * ((a2 + b2) / b2)
     return across + down + across * down + 0.25 * square * turn
@@ -121,7 +121,7 @@ def shared_area(x, y, c, s, w1, h1, half_w, half_h):
 
 @triton.jit
 def slab(x, dx, limit):
-    """Return from where to where -limit < x + t dx < limit for t in [-½, ½], and the share of it that counts: ½ on the limit itself."""
+    """Return the first and last t in [-½, ½] with -limit < x + t dx < limit, and the share of this range that counts: ½ on the limit."""
     parallel = tl.abs(dx) < 1e-30
     step = tl.where(parallel, 1.0, dx)
     a, b = (limit - x) / step, (-limit - x) / step
@@ -142,7 +142,7 @@ def inner_edge(x, y, dx, dy, half_w, half_h):
 
 @triton.jit
 def inner_edges(x, y, nx, ny, side, length, half_w, half_h):
-    """Return of two edges at ±side/2 along the normal n: the length within the box of the first, and of the other, and both moments."""
+    """Return the lengths of two edges, at side/2 and -side/2 along the normal n, within the box, and the first moment of each."""
     dx, dy = -ny * length, nx * length
     first, moment_1 = inner_edge(x + 0.5 * side * nx, y + 0.5 * side * ny, dx, dy, half_w, half_h)
     second, moment_2 = inner_edge(x - 0.5 * side * nx, y - 0.5 * side * ny, dx, dy, half_w, half_h)

@@ -6,6 +6,9 @@ from torch import Tensor
 
 from lossforge.kernels.call import FLOAT, NONE, Shape
 
+WIDTH = 5
+"""Numbers of a box."""
+
 
 class RotatedCall(NamedTuple):
     """A loss of pairs of rotated boxes (..., 5), with weights that broadcast to (...).

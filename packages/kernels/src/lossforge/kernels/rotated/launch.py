@@ -7,11 +7,9 @@ from lossforge.kernels.elementwise.launch import OneLaunch, Wanted, launch_of_ti
 from lossforge.kernels.engine.launch import Launch
 from lossforge.kernels.engine.layout import Strided, constants
 from lossforge.kernels.engine.template import Launches
-from lossforge.kernels.rotated.call import RotatedCall
+from lossforge.kernels.rotated.call import WIDTH, RotatedCall
 from lossforge.kernels.rotated.kernel import RotatedPairs, rotated_kernel
 
-WIDTH = 5
-"""Numbers of a box."""
 PAIRS, WARPS = 128, 4
 """Pairs of a tile: a lane has one, because a formula and its ten derivatives take most of its registers."""
 

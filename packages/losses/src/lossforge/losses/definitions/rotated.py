@@ -85,7 +85,7 @@ def probiou_loss(
     boxes1: Tensor,
     boxes2: Tensor,
     reduction: Reduction = "none",
-    eps: NonNegative = 1e-7,
+    eps: Positive = 1e-7,
     *,
     log: bool = False,
     **options: Unpack[WeightedOptions],
@@ -105,7 +105,7 @@ def probiou_loss(
         log: take D in place of √(1 - e^-D), the paper's second loss. It does not saturate at 1, so that boxes far apart are pulled
             harder. The paper begins with it.
     """
-    return rotated_loss("probiou_log" if log else "probiou", boxes1, boxes2, reduction, eps, options)
+    return rotated_loss("probiou_log" if log else "probiou", boxes1, boxes2, reduction, eps, options, above_0=True)
 
 
 def shaped(distance, eps, kind, tau):
@@ -160,7 +160,7 @@ def gwd_loss(
     boxes1: Tensor,
     boxes2: Tensor,
     reduction: Reduction = "none",
-    eps: NonNegative = 1e-7,
+    eps: Positive = 1e-7,
     *,
     fun: Shape = "log1p",
     tau: NonNegative = 1.0,
@@ -185,7 +185,7 @@ def gwd_loss(
         normalize: divide d by the geometric mean of the four sides, so that it has no units.
     """
     numbers = _distance_numbers(fun, tau, alpha)
-    return rotated_loss("gwd", boxes1, boxes2, reduction, eps, options, *numbers, float(normalize))
+    return rotated_loss("gwd", boxes1, boxes2, reduction, eps, options, *numbers, float(normalize), above_0=True)
 
 
 def kullback_leibler(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind, tau, alpha, rooted):
@@ -224,7 +224,7 @@ def kld_loss(
     boxes1: Tensor,
     boxes2: Tensor,
     reduction: Reduction = "none",
-    eps: NonNegative = 1e-7,
+    eps: Positive = 1e-7,
     *,
     fun: Shape = "log1p",
     tau: NonNegative = 1.0,
@@ -250,7 +250,7 @@ def kld_loss(
         sqrt: take √D, else D.
     """
     numbers = _distance_numbers(fun, tau, alpha)
-    return rotated_loss("kld", boxes1, boxes2, reduction, eps, options, *numbers, float(sqrt))
+    return rotated_loss("kld", boxes1, boxes2, reduction, eps, options, *numbers, float(sqrt), above_0=True)
 
 
 def kalman(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind):
@@ -297,7 +297,7 @@ def kfiou_loss(
     When not: Leave it alone: it has no gradient in the centres. `probiou` and `kld` have one.
 
     Args:
-        eps: of at least 0; a side below it is eps. So gradients stay finite.
+        eps: of at least 0; a side below it is eps. So gradients stay finite where eps is above 0.
         fun: "none" for 1 - KFIoU, "ln" for -ln KFIoU, "exp" for e^(1 - KFIoU) - 1.
     """
     checks.one_of("fun", fun, ENDS)
@@ -325,7 +325,7 @@ def _column(x: Tensor, y: Tensor, dx: Tensor, dy: Tensor, half_w: Tensor, half_h
 
 @torch.no_grad()
 def _integral(center: tuple[Tensor, Tensor], c: Tensor, s: Tensor, sides: tuple[Tensor, Tensor], box: tuple[Tensor, Tensor]) -> Tensor:
-    """Return -∮ y dx around a box, as for _inner, with x and y kept within a box about 0: the area that they share."""
+    """Return -∮ y dx around a box, with x and y kept within a box about 0: the area that they share. `_inner` explains the arguments."""
     (x, y), (w, h) = center, sides
     dx, dy, ex, ey = c * w, s * w, -s * h, c * h
     x, y = (torch.stack([m - (d + e) / 2, m + (d - e) / 2, m + (d + e) / 2, m + (e - d) / 2], -1) for m, d, e in ((x, dx, ex), (y, dy, ey)))
@@ -335,7 +335,7 @@ def _integral(center: tuple[Tensor, Tensor], c: Tensor, s: Tensor, sides: tuple[
 
 
 def _slab(x: Tensor, dx: Tensor, limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return from where to where x + t dx lies within the limit, for t in [-½, ½], and the share that counts: ½ on the limit itself."""
+    """Return the first and last t in [-½, ½] with x + t dx within the limit, and the share that counts: ½ on the limit itself."""
     parallel, half = dx.abs() < 1e-30, torch.full_like(dx, 0.5)
     step = torch.where(parallel, torch.ones_like(dx), dx)
     a, b = (limit - x) / step, (-limit - x) / step

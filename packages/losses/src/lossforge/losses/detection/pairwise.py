@@ -168,7 +168,7 @@ def probabilistic_box_iou(boxes1: Tensor, boxes2: Tensor, *, eps: float = 1e-7) 
     Args:
         boxes1: (..., N, 5), of a floating dtype: (cx, cy, w, h, angle in radians).
         boxes2: (..., M, 5), whose leading dimensions broadcast with those of boxes1.
-        eps: of at least 0; a side below it is eps, and below it the root is a line.
+        eps: above 0; a side below it is eps, and below it the root is a line.
 
     Returns:
         (..., N, M), in float32 (float64 for float64).

@@ -91,7 +91,7 @@ def classes_a_chunk(call: Any) -> int:
 
 
 def _evenly(whole: int, most: int) -> int:
-    """Return into parts of how many the whole is cut, as even as multiples of ALIGNED let; no more than `most`, but at least ALIGNED."""
+    """Return the size of equal parts of `whole`, a multiple of ALIGNED of at most `most`, but at least ALIGNED."""
     parts = -(-whole // max(most, ALIGNED))
     return min(-(-whole // parts // ALIGNED) * ALIGNED, whole)
 

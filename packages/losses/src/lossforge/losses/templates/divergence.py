@@ -239,8 +239,10 @@ DOCS = TemplateDocs(
         "ignore_index": "label of the rows that are left out.",
         "scale": "above 0; the student's logits become scale · x, before the cap.",
         "softcap": "above 0; the student's logits become softcap · tanh(x / softcap), before the temperature. None for none.",
-        "target_scale": "the same for the teacher's.",
-        "target_softcap": "the same for the teacher's.",
+        "target_scale": "above 0; the teacher's logits become target_scale · x, before the cap.",
+        "target_softcap": (
+            "above 0; the teacher's logits become target_softcap · tanh(x / target_softcap), before the temperature. None for none."
+        ),
     },
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     example=("student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)", "student, teacher"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lossforge.kernels.rotated.call import RotatedCall
+from lossforge.kernels.rotated.call import WIDTH, RotatedCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
@@ -14,20 +14,24 @@ from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, counted, reduced_call
 from lossforge.losses.reference.infinite import with_call
 
-WIDTH = 5
-"""Numbers of a box."""
-
 
 def rotated_loss(
-    formula: str, boxes1: Tensor, boxes2: Tensor, reduction: str, eps: float, options: WeightedOptions, *hyper: float
+    formula: str,
+    boxes1: Tensor,
+    boxes2: Tensor,
+    reduction: str,
+    eps: float,
+    options: WeightedOptions,
+    *hyper: float,
+    above_0: bool = False,
 ) -> CheckedCall[RotatedCall]:
-    """Check arguments. hyper: what the formula takes after eps."""
+    """Check arguments. hyper: what the formula takes after eps. above_0: whether eps must not be 0, because a root divides by its own."""
     checks.whole("boxes1", boxes1)
     checks.floating_beside("boxes2", boxes2, boxes1, "boxes1")
     shape = boxes1.shape
     checks.fits("boxes1", boxes1, boxes1.ndim > 0 and shape[-1] == WIDTH, "have shape (..., 5)")
     checks.fits("boxes2", boxes2, boxes2.shape == shape, "have the shape of boxes1, {}", shape)
-    numbers = [checks.number("eps", eps, 0.0), *hyper]
+    numbers = [checks.number("eps", eps, 0.0, exclusive=above_0), *hyper]
     divisor = check_options(boxes1, reduction, options, WeightedOptions, "boxes1")
     weight = broadcast_weight(options, boxes1, "boxes1", shape[:-1], "hold one weight a pair and broadcast to")
     call = RotatedCall(formula, boxes1, boxes2, weight, hyper=numbers, reduction=reduction)
@@ -100,10 +104,10 @@ DOCS = TemplateDocs(
             "(..., 5), of a floating dtype: centre x and y, width, height, and the angle in radians by which the box is turned from the x "
             "axis to the y axis; gets a gradient. A negative side counts as its absolute value."
         ),
-        "boxes2": "(..., 5), likewise; gets a gradient, too.",
+        "boxes2": "(..., 5), as boxes1; gets a gradient, too.",
         "reduction": '"none", "mean" over the pairs, or "sum".',
         "eps": (
-            "of at least 0; a side below it is eps, and below it the root that the loss takes is a line. So gradients stay finite, and "
+            "above 0; a side below it is eps, and below it the root that the loss takes is a line. So gradients stay finite, and "
             "equal boxes have none."
         ),
         "weight": (
