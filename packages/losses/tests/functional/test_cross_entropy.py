@@ -271,6 +271,7 @@ def test_a_probability_of_zero(mode, device):
     [
         ({"label_smoothing": 0.1, "token_weight": "entropy"}, ValueError, "token_weight excludes label_smoothing"),
         ({"target": torch.rand(3, 4), "token_weight": "probability"}, TypeError, "target must hold class indices where token_weight"),
+        ({"input": "x", "token_weight": "entropy"}, TypeError, "input must be a tensor, got str"),
         ({"token_weight": "certainty"}, ValueError, "token_weight must be .*probability.*entropy.*, got 'certainty'"),
         ({"label_smoothing": 0.1}, ValueError, r"token_weight excludes label_smoothing, got label_smoothing=0\.1"),
         ({"target_b": torch.tensor([1, 2, 0]), "lam": 0.5}, ValueError, "token_weight excludes target_b"),
@@ -281,6 +282,6 @@ def test_a_probability_of_zero(mode, device):
     ],
 )
 def test_refused_weights_a_row(options, error, message):
-    given = {"target": torch.tensor([0, 1, 2]), "token_weight": torch.ones(3), **options}
+    given = {"input": torch.randn(3, 4), "target": torch.tensor([0, 1, 2]), "token_weight": torch.ones(3), **options}
     with pytest.raises(error, match=message):
-        cross_entropy(torch.randn(3, 4), **given)
+        cross_entropy(**given)

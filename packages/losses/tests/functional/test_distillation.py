@@ -180,6 +180,7 @@ X, ONE = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
         (lambda: dkd_loss(X, X, ONE, temperature=1e25), "temperature² must be at most"),
         (lambda: dkd_loss(X, X, ONE, reduction="batchmean"), "reduction must be one of 'none', 'mean', 'sum', got 'batchmean'"),
         (lambda: channel_wise_kl_div(X, X), r"input must have shape \(N, C, d…\) with at least one dimension of pixels, got \(3, 4\)"),
+        (lambda: channel_wise_kl_div(*[X.new_zeros(2, 3, 0, 5)] * 2), r"input must have at least one pixel, .* got \(2, 3, 0, 5\)"),
         (lambda: channel_wise_kl_div(X[None], X), r"target_logits must have the shape of input, \(1, 3, 4\), got \(3, 4\)"),
         (lambda: dist_loss(X[0], X[0]), r"input must have shape \(N, C\) or \(N, C, d…\) with at least one class, got \(4,\)"),
         (lambda: dist_loss(X, X[:2]), r"target_logits must have the shape of input"),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from linear_calls import launches_of
 
 from lossforge import kernels
-from lossforge.losses import dpo_loss, grpo_loss, linear_objective, sequence_logps
+from lossforge.losses import dpo_loss, grpo_loss, linear_objective, linear_selective_log_softmax, sequence_logps
 from lossforge.losses.testing import error
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -178,9 +178,32 @@ def test_refused(device):
     assert held.grad is not None
     refused(ValueError, "independent must be", independent="rows")
     refused(ValueError, "even dimension 0 for pairs", independent="pairs", input=x[:3], index=index[:3])
+    flat = {"independent": "pairs", "shift": 1, "input": x[0, :4], "index": index[0, :4]}
+    refused(
+        ValueError, r'index must have shape \(2N, T\), a sequence each, where independent="pairs" and shift is not 0, got \(4,\)', **flat
+    )
     refused(ValueError, r"index must have shape \(4, 5\)", index=index[:, :3])
     refused(TypeError, "index must", index=index.float())
     refused(ValueError, "gradient must be", gradient="never")
+
+
+def test_shifted_pairs(device):
+    (x, w, b), index = layer(device)
+    objective = objectives(device)["dpo"][1]
+    found = linear_objective(x, w, index, objective, b, independent="pairs", shift=1, chunk=2 * T)
+    after = torch.cat([index[:, 1:], torch.full_like(index[:, :1], -100)], 1)
+    expected, gradients = exact((x, w, b), after, objective, False)
+    assert error(found, expected) < 2e-6
+    for got, right in zip(torch.autograd.grad(3 * found, (x, w, b)), gradients, strict=True):
+        assert error(got, right) < 2e-5
+
+
+def test_an_index_out_of_range_is_named():
+    (x, w, b), index = layer("cpu")
+    index[0, 1] = len(w)
+    for call in (lambda: linear_objective(x, w, index, torch.sum, b), lambda: linear_selective_log_softmax(x, w, index, b)):
+        with pytest.raises(IndexError, match=f"index must hold 0 to {len(w) - 1}, or -100 where ignored, got {len(w)}"):
+            call()
 
 
 @pytest.mark.gpu

@@ -145,6 +145,30 @@ def cross_entropy(
     return rowwise_results(call, row_options, finish, probabilities=True)
 
 
+def cross_entropy_of_index(
+    input: Tensor,
+    target: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    return_entropy: bool,
+    ignore_index: int,
+    validate: bool | None,
+    reduction: Reduction = "none",
+    group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None,
+) -> CheckedCall[RowwiseCall, Tensor | CrossEntropyOutput]:
+    """Check a call of `cross_entropy` whose class indices are the argument `index` of a public function, as messages then say."""
+    call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction)
+    call = call._replace(outputs=[False, False, return_entropy, *[False] * 4])
+    options: RowOptions = {"scale": scale, "softcap": softcap, "validate": validate}
+    finish = _output if return_entropy else first
+    if group is not None:
+        return over_processes(call, options, group, classes, finish, "index")
+    without_group(classes)
+    return rowwise_results(call, options, finish, target_name="index")
+
+
 def _output(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
     loss, *others = results
     assert loss is not None
@@ -160,6 +184,7 @@ def _weighed_by_itself(call: RowwiseCall, weight: str) -> RowwiseCall:
     checks.one_of("token_weight", weight, WEIGHTS)
     if weight == "probability":
         return call._replace(loss=BY_PROBABILITY)
-    classes = min(call.x.shape[of_classes(call.x)], LARGEST)
+    dim = of_classes(call.x)
+    classes = min(call.x.shape[dim], LARGEST)
     z_loss, lse, _, *others = call.outputs
     return call._replace(entropy_weight=1.0 / math.log(max(classes, 2)), outputs=[z_loss, lse, True, *others])

@@ -365,10 +365,12 @@ def channel_wise_kl_div(
     """
     checks.whole("input", input)
     checks.fits("input", input, input.ndim > 2, "have shape (N, C, d…) with at least one dimension of pixels")
+    pixels = 0 not in input.shape[2:] or 0 in input.shape[:2]
+    checks.fits("input", input, pixels, "have at least one pixel, shape (N, C, d…)")
     checks.floating_beside("target_logits", target_logits, input)
     checks.fits("target_logits", target_logits, target_logits.shape == input.shape, "have the shape of input, {}", input.shape)
-    pixels, teacher = (t.flatten(2).transpose(1, 2) for t in (input, target_logits))
-    call = DivergenceCall("kl", pixels, teacher, temperature=temperature, reduction=reduction)
+    student, teacher = (t.flatten(2).transpose(1, 2) for t in (input, target_logits))
+    call = DivergenceCall("kl", student, teacher, temperature=temperature, reduction=reduction)
     return divergence_loss(call, {**options}, True)
 
 

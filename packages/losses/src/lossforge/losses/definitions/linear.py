@@ -15,7 +15,7 @@ from torch import Tensor
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, public
 from lossforge.losses.base.record import SCALAR, SETTINGS, Keeping, TemplateDocs
-from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy
+from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy, cross_entropy_of_index
 from lossforge.losses.definitions.divergence import (
     js_div_with_logits,
     kl_div_with_logits,
@@ -253,7 +253,7 @@ def linear_selective_log_softmax(
     given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": return_entropy, **shards}
     given |= _softened(temperature, softcap, scale)
     if not several:
-        return fused(cross_entropy, head, {**given, "target": index}, linear, ("target",), finish=_logps)
+        return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish=_logps)
     if shards:
         raise ValueError(f"index must have one token a row where group is given, shape {tuple(lead)}, got {tuple(index.shape)}")
     index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
@@ -300,7 +300,8 @@ def linear_objective(
     objective is called once a chunk. Log-probabilities of later chunks are then 0, so that a chunk's derivatives must not depend on them:
     `independent` says which tokens belong together. Where it is wrong, the result is nan. The last call has all log-probabilities.
 
-    Four products are taken where a chunk does not hold what belongs together, and where `gradient` says so.
+    Four products are taken where a chunk does not hold what belongs together, where `gradient` says so, under torch.compile, for tensors
+    that the kernels do not serve (on the CPU), for float16 unless `gradient` is "forward", and for subclasses of torch.Tensor.
 
     Args:
         index: tokens (…), of any integer dtype.
@@ -341,6 +342,8 @@ def linear_objective(
     together = {None: None, "tokens": 1}.get(independent, math.prod(lead[1:]))
     if independent == "pairs":
         checks.fits("input", input, len(lead) > 0 and lead[0] % 2 == 0, "have an even dimension 0 for pairs, one half chosen")
+        sequences = len(lead) > 1 or linear.get("shift", 0) == 0
+        checks.fits("index", index, sequences, 'have shape (2N, T), a sequence each, where independent="pairs" and shift is not 0')
         head, index, together = head.with_input(_in_pairs(head.input)), _in_pairs(index), 2 * math.prod(lead[1:])
     given = {"ignore_index": ignore_index, "validate": validate, "return_entropy": entropy, "target": index}
     given |= _softened(temperature, softcap, scale)
@@ -350,7 +353,7 @@ def linear_objective(
         return objective(*[_in_halves(t) if independent == "pairs" else t for t in tensors])
 
     whole = Objective(of, together, entropy, gradient)
-    return fused(cross_entropy, head, given, linear, ("target",), finish=_logps, objective=whole)
+    return fused(cross_entropy_of_index, head, given, linear, ("target",), finish=_logps, objective=whole)
 
 
 def _in_pairs(t: Tensor) -> Tensor:

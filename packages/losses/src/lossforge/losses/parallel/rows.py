@@ -67,11 +67,17 @@ class Joining(NamedTuple):
 
 
 def over_processes(
-    call: RowwiseCall[Any], options: RowOptions, group: Any, classes: int | None, finish: Callable[[Sequence[Tensor | None]], Any]
+    call: RowwiseCall[Any],
+    options: RowOptions,
+    group: Any,
+    classes: int | None,
+    finish: Callable[[Sequence[Tensor | None]], Any],
+    target_name: str = "target",
 ) -> CheckedCall[RowwiseCall[Any], Any]:
     """Return the checked call of this process's classes, whose finish joins its results with those of the others.
 
     call: with the function's arguments as they are. finish: from the results of all classes to what the function returns.
+    target_name: in messages.
     """
     x = call.x
     if options.get("gradient") == "forward" and not isinstance(x, Head):
@@ -90,7 +96,7 @@ def over_processes(
         target = own_target = shards.trimmed(target, dim)
     else:
         allowed, rows = checks.Allowed(0, shards.classes, ignore_index, options.get("validate")), rows_of(x, dim)
-        target = checks.indices("target", target, x, allowed, rows).long()
+        target = checks.indices(target_name, target, x, allowed, rows).long()
         own_target = shards.mine(target, ignore_index)
         if target_b is not None:
             target_b = checks.indices("target_b", target_b, x, allowed, rows).long()
