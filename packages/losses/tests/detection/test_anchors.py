@@ -190,6 +190,54 @@ def test_dynamic_assignment(assign, topk, dtype, at_once, device, monkeypatch):
     checked(assign(*given), index, quality, given[4], given[5])
 
 
+@pytest.mark.parametrize("assign", [simota_assign, rtmdet_assign])
+def test_a_prediction_that_is_nan_takes_no_part(assign, device):
+    """The other anchors are assigned as without it."""
+    labels, targets, mask = boxes(6)
+    (middle, stride), (logits, predicted) = points(), predictions(7)
+    given = on(device, torch.float32, logits.sigmoid(), predicted, middle, stride, labels, targets, mask)
+    lost = assign(*given).foreground[0].nonzero()[0].item()
+    outside = given[2].clone()
+    outside[lost] = -1000
+    expected = assign(*given[:2], outside, *given[3:])
+    assert expected.foreground.sum() > 5
+    for of_boxes in (True, False):
+        broken = [t.clone() for t in given[:2]]
+        broken[of_boxes][:, lost] = math.nan
+        found = assign(*broken, *given[2:])
+        assert torch.equal(found.box_index, expected.box_index)
+        torch.testing.assert_close(found.quality, expected.quality)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_box_that_is_not_finite_counts_as_padding(value, device):
+    labels, targets, mask = boxes(6)
+    given = on(device, torch.float32, anchors_of(0), *points(), *predictions(7), labels, targets, mask)
+    broken, without = given[6].clone(), given[7].clone()
+    broken[0, 1], without[0, 1] = value, False
+    for found, expected in zip(every(*given[:6], broken, given[7]), every(*given[:6], given[6], without), strict=True):
+        assert torch.equal(found.box_index, expected.box_index)
+        assert torch.equal(found.boxes, expected.boxes)
+        assert found.foreground[0].any()
+
+
+def test_iou_of_anchors_in_float16(device):
+    """Their areas are beyond float16."""
+    anchors = torch.tensor([[0, 0, 400, 400], [500, 500, 1000, 1000.0]], device=device)
+    targets, labels = torch.tensor([[[0, 0, 400, 300.0]]], device=device), torch.tensor([[1]], device=device)
+    for style in ("torchvision", "mmdetection"):
+        assert max_iou_assign(anchors.half(), labels, targets.half(), style=style).quality.tolist() == [[0.75, 0.0]]
+
+
+def test_rtmdet_takes_an_anchor_at_any_cost(device):
+    """The only anchor of a wide box is 20 strides, or 60, from its centre: 10^17, and more than float32 holds."""
+    for strides in (20, 60):
+        targets = torch.tensor([[[0, 0, 1000, 10.0]]], device=device)
+        anchors = torch.tensor([[500.0 - 8 * strides, 5], [2000, 5]], device=device)
+        given = torch.zeros(1, 2, 3, device=device), targets.expand(1, 2, 4), anchors, torch.full((2,), 8.0, device=device)
+        assert rtmdet_assign(*given, torch.tensor([[1]], device=device), targets).box_index.tolist() == [[0, -1]]
+
+
 def test_no_boxes_and_no_anchors(device):
     labels, targets = torch.zeros(2, 0, dtype=torch.int64, device=device), torch.zeros(2, 0, 4, device=device)
     (middle, stride), (logits, predicted) = (on(device, torch.float32, *ts) for ts in (points(), predictions(0)))
@@ -263,7 +311,10 @@ OF_COSTS = dict(zip(("scores", "boxes", "anchors", "strides"), (*predictions(0),
         (ValueError, "style must be one of 'torchvision', 'mmdetection', got 'mmdet'", OF_IOU, {"style": "mmdet"}),
         (ValueError, r"labels must have shape \(2, 7\) or \(2, 7, 1\), got \(2, 6\)", OF_IOU, {"labels": torch.zeros(2, 6).long()}),
         (ValueError, r"target_boxes must have shape \(B, G, 4\), got \(7, 4\)", OF_IOU, {"target_boxes": torch.rand(7, 4)}),
-        (IndexError, "labels", OF_IOU, {"labels": torch.full((2, 7), -1)}),
+        (IndexError, r"labels must be at least 0, got -1 at row \(0, 0\)", OF_IOU, {"labels": torch.full((2, 7), -1)}),
+        (ValueError, r"anchors must have shape \(A, 4\) or \(2, A, 4\), got \(4,\)", OF_IOU, {"anchors": torch.rand(4)}),
+        (TypeError, "levels must be a sequence of numbers, got int", OF_LEVELS, {"levels": 2}),
+        (TypeError, "levels must be a sequence of numbers, got NoneType", OF_LEVELS, {"levels": None}),
         (ValueError, r"levels must be at least 1 and sum to the number of anchors, 80, got \[64, 15\]", OF_LEVELS, {"levels": [64, 15]}),
         (ValueError, "topk must be at least 1, got 0", OF_LEVELS, {"topk": 0}),
         (ValueError, "topk must be at least 1, got 0", (rtmdet_assign, OF_COSTS), {"topk": 0}),

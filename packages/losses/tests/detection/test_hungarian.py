@@ -98,6 +98,9 @@ def test_mistakes(device):
         (lambda: hungarian_assign(cost, [4, -1]), ValueError, r"counts must hold 2 numbers of at least 0 with the sum 3, got \[4, -1\]"),
         (lambda: hungarian_assign(cost, cost[0]), TypeError, "counts must be of an integer dtype, got torch.float32"),
         (lambda: hungarian_assign(cost, torch.tensor(3, device=device)), ValueError, r"counts must have shape \(B,\), got \(\)"),
+        (lambda: hungarian_assign(cost, 2), TypeError, "counts must be a sequence of numbers, got int"),
+        (lambda: hungarian_match(cost, 2), TypeError, "counts must be a sequence of numbers, got int"),
+        (lambda: hungarian_match(cost, torch.tensor(2)), ValueError, r"counts must have shape \(B,\), got \(\)"),
         (lambda: hungarian_match(cost, [2]), ValueError, r"counts must hold 1 numbers of at least 0 with the sum 3, got \[2\]"),
         (lambda: hungarian_match(cost[0], [3]), ValueError, r"cost must have shape \(Q, T\) or \(G, Q, T\), got \(3,\)"),
     ):

@@ -226,6 +226,14 @@ def whole_number(name: str, value: object) -> int:
     return value  # type: ignore[return-value]  # traced numbers behave as integers
 
 
+def several(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return the members of a sequence of numbers."""
+    if not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
+        shape = f" of shape {tuple(values.shape)}" if hasattr(values, "shape") else ""
+        raise TypeError(f"{name} must be a sequence of numbers, got {type(values).__name__}{shape}")
+    return list(values)
+
+
 def flag(name: str, value: object) -> bool:
     found = value if isinstance(value, Tensor) and value.ndim else of_host(name, value)
     if not isinstance(found, bool):
@@ -372,16 +380,21 @@ def indices(
     return t if t.dtype in dtypes else t.long()
 
 
-def in_range(name: str, t: Tensor, low: int, end: int, ignored: int | None) -> None:
+def in_range(name: str, t: Tensor, low: int, end: int | None, ignored: int | None) -> None:
+    """Check the values of a tensor of integers. end: below which they must be; None for no limit."""
     t = t.long()
-    outside = (t < low) | (t >= end)
+    outside = t < low
+    if end is not None:
+        outside |= t >= end
     if ignored is not None:
         outside &= t != ignored
     if outside.any():
         at = outside.nonzero()[0].tolist()
-        allowed = f"{low} to {end - 1}" + ("" if ignored is None else f", or {ignored} where ignored")
-        meant = ONE_CLASS if end == 1 and low < 0 else ""
-        raise IndexError(f"{name} must hold {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}{meant}")
+        allowed = (f"be at least {low}" if end is None else f"hold {low} to {end - 1}") + (
+            "" if ignored is None else f", or {ignored} where ignored"
+        )
+        meant = ONE_CLASS if name == "target" and end == 1 and low < 0 else ""
+        raise IndexError(f"{name} must {allowed}, got {int(t[tuple(at)])} at row {at[0] if len(at) == 1 else tuple(at)}{meant}")
 
 
 def unflipped(name: str, boxes: Tensor, centered: bool) -> None:

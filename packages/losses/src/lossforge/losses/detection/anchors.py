@@ -24,14 +24,12 @@ IGNORED = -100
 """Its label."""
 OUTSIDE = 1e5
 """What SimOTA adds to the cost of an anchor that lies outside of the box or of its centre region."""
-FAR = 1e9
-"""The cost of an anchor that cannot be chosen."""
 AT_ONCE = 1 << 22
 """Pairs of box and anchor that are compared at once."""
 
 
 class Boxes(NamedTuple):
-    """Boxes (B, G, 4) with labels (B, G), and which count: they are not padding."""
+    """Boxes (B, G, 4) with labels (B, G), and which count: they are finite and not padding."""
 
     corners: Tensor
     labels: Tensor
@@ -60,7 +58,8 @@ def max_iou_assign(
     Args:
         anchors: (A, 4) or (B, A, 4), boxes (x1, y1, x2, y2), of a floating dtype.
         labels: (B, G) or (B, G, 1), the classes of the boxes, of any integer dtype.
-        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number.
+        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number. A box that is not finite
+            counts as padding.
         mask: (B, G) or (B, G, 1), nonzero where a box is one, 0 where it is padding; None: all are.
         positive: the least u of a positive anchor. RetinaNet takes 0.5, an RPN 0.7.
         negative: u of background is below it, at most `positive`. RetinaNet takes 0.4, an RPN 0.3.
@@ -93,9 +92,9 @@ def max_iou_assign(
     if negative > positive:
         raise ValueError(f"negative must be at most positive, {positive}, got {negative}")
     batch = len(given.corners)
-    fits = anchors.shape in ((*anchors.shape[-2:-1], 4), (batch, *anchors.shape[-2:-1], 4))
+    fits = anchors.ndim in (2, 3) and anchors.shape[-1] == 4 and (anchors.ndim == 2 or anchors.shape[0] == batch)
     checks.fits("anchors", anchors, fits, "have shape (A, 4) or ({}, A, 4)", batch)
-    anchors = anchors.detach().expand(batch, -1, 4)
+    anchors = accurate(anchors.detach()).expand(batch, -1, 4)
     most, index = _nothing(given, anchors.shape[1], -1.0)
     tops = []
     for start, part in _parts(given, anchors.shape[1]):
@@ -138,7 +137,8 @@ def atss_assign(
         anchors: (A, 4), boxes (x1, y1, x2, y2), level by level, of a floating dtype.
         levels: how many anchors each level has, in their order.
         labels: (B, G) or (B, G, 1), the classes of the boxes, of any integer dtype.
-        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number.
+        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number. A box that is not finite
+            counts as padding.
         mask: (B, G) or (B, G, 1), nonzero where a box is one, 0 where it is padding; None: all are.
         topk: candidates of a level, at least 1; all anchors of a level that has fewer.
         margin: how far from a box's sides the centre of an anchor must be to be inside, in the units of the boxes.
@@ -164,7 +164,7 @@ def atss_assign(
     given = _boxes(anchors, "anchors", labels, target_boxes, mask)
     checks.fits("anchors", anchors, anchors.shape == (*anchors.shape[:1], 4), "have shape (A, 4)")
     topk, margin = checks.whole_number("topk", topk), checks.number("margin", margin, 0.0)
-    levels = [checks.whole_number("levels", n) for n in levels]
+    levels = [checks.whole_number("levels", n) for n in checks.several("levels", levels)]
     count = len(anchors)
     if topk < 1:
         raise ValueError(f"topk must be at least 1, got {topk}")
@@ -214,11 +214,12 @@ def simota_assign(
 
     Args:
         scores: (B, A, C), probabilities in [0, 1]; YOLOX takes √(class · objectness).
-        boxes: (B, A, 4), predicted (x1, y1, x2, y2), in the units of the anchors.
+        boxes: (B, A, 4), predicted (x1, y1, x2, y2), in the units of the anchors. An anchor whose box is not finite takes no part.
         anchors: (A, 2), the points (x, y) of the anchors.
         strides: (A,), the stride of each anchor's level.
         labels: (B, G) or (B, G, 1), the classes of the boxes, of any integer dtype.
-        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number.
+        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number. A box that is not finite
+            counts as padding.
         mask: (B, G) or (B, G, 1), nonzero where a box is one, 0 where it is padding; None: all are.
         topk: the most anchors of a box, at least 1.
         radius: half the side of the square about a box's centre, in strides.
@@ -281,11 +282,12 @@ def rtmdet_assign(
 
     Args:
         scores: (B, A, C), logits.
-        boxes: (B, A, 4), predicted (x1, y1, x2, y2), in the units of the anchors.
+        boxes: (B, A, 4), predicted (x1, y1, x2, y2), in the units of the anchors. An anchor whose box is not finite takes no part.
         anchors: (A, 2), the points (x, y) of the anchors.
         strides: (A,), the stride of each anchor's level.
         labels: (B, G) or (B, G, 1), the classes of the boxes, of any integer dtype.
-        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number.
+        target_boxes: (B, G, 4), the boxes (x1, y1, x2, y2), each image's padded to the same number. A box that is not finite
+            counts as padding.
         mask: (B, G) or (B, G, 1), nonzero where a box is one, 0 where it is padding; None: all are.
         topk: the most anchors of a box, at least 1.
         radius: the distance, in strides, from which on the prior costs more than 1.
@@ -351,10 +353,11 @@ def _boxes(like: Tensor, name: str, labels: Tensor, target_boxes: Tensor, mask: 
             raise ValueError(f"{what} must have shape ({batch}, {several}) or ({batch}, {several}, 1), got {tuple(t.shape)}")
         flat.append(t.reshape(batch, several))
     label, counts = flat[0].long(), flat[1] != 0
-    most = torch.iinfo(torch.int64).max if classes is None else classes
     if checks.known(labels) and labels.device.type == "cpu":
-        checks.in_range("labels", torch.where(counts, label, 0), 0, most, None)
-    counts = counts & (label >= 0) & (label < most)
+        checks.in_range("labels", torch.where(counts, label, 0), 0, classes, None)
+    counts = counts & (label >= 0) & target_boxes.isfinite().all(2)
+    if classes is not None:
+        counts = counts & (label < classes)
     return Boxes(accurate(target_boxes.detach()), label, counts)
 
 
@@ -396,18 +399,22 @@ def _dynamic(
     some = torch.zeros(batch, count, dtype=torch.bool, device=predicted.boxes.device)
     for _, part in _parts(given, count):
         some = some | (takes_part(part) & part.counts.unsqueeze(2)).any(1)
-    least, nearest = _nothing(given, count, -FAR)
+    some &= predicted.boxes.isfinite().all(2)
+    least, nearest = _nothing(given, count, -torch.inf)
     times, owner = torch.zeros_like(nearest), torch.full_like(nearest, -1)
     width = min(topk, count)
     place = torch.arange(width, device=some.device)
     for start, part in _parts(given, count):
         allowed = some.unsqueeze(1) & part.counts.unsqueeze(2)
         u = torch.where(allowed, _overlaps(part, predicted.boxes), 0.0)
-        price = torch.where(allowed, cost(part, u), FAR)
+        price = cost(part, u)
+        allowed = allowed & ~price.isnan()  # of scores; topk would take nan for the largest
+        u = torch.where(allowed, u, 0.0)
+        price = torch.where(allowed, price.clamp(max=torch.finfo(price.dtype).max), torch.inf)
         least, nearest = _better(least, nearest, -price, start)
         take = u.topk(width, 2).values.sum(2).long().clamp(min=1)
-        lowest, anchor = price.topk(width, 2, largest=False)
-        taken = (place < take.unsqueeze(2)) & (lowest < FAR)
+        anchor = price.topk(width, 2, largest=False).indices
+        taken = (place < take.unsqueeze(2)) & allowed.gather(2, anchor)
         number = torch.arange(start, start + u.shape[1], device=u.device).view(1, -1, 1).expand_as(anchor)
         flat = anchor.flatten(1)
         times = times.scatter_add(1, flat, taken.long().flatten(1))

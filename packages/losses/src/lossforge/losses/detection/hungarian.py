@@ -47,9 +47,7 @@ def hungarian_assign(cost: Tensor, counts: Sequence[int] | Tensor) -> Tensor:
     """
     checks.whole("cost", cost)
     checks.fits("cost", cost, cost.ndim in (2, 3), "have shape (Q, T) or (G, Q, T)")
-    if isinstance(counts, Tensor):
-        checks.fits("counts", counts, counts.ndim == 1, "have shape (B,)")
-    of_image = counts_on_device(counts, len(counts), cost.shape[-1], cost, "cost")
+    of_image = counts_on_device(counts, None, cost.shape[-1], cost, "cost")
     costs = cost.detach().resolve_neg()
     costs = costs if cost.ndim == 3 else costs.unsqueeze(0)
     if kernels_apply(costs) or torch.compiler.is_compiling():  # traced, scipy runs within the operator
@@ -86,7 +84,7 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
     """
     checks.whole("cost", cost)
     checks.fits("cost", cost, cost.ndim in (2, 3), "have shape (Q, T) or (G, Q, T)")
-    numbers = counts_on_host(counts, len(counts), cost.shape[-1])
+    numbers = counts_on_host(counts, None, cost.shape[-1])
     found = []
     for box, first in zip(hungarian_assign(cost, numbers).flatten(1).cpu(), itertools.accumulate(numbers, initial=0), strict=False):
         queries = (box >= 0).nonzero().view(-1)
