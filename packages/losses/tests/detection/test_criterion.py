@@ -169,6 +169,34 @@ def test_factors_of_layers_with_denoising_and_groups(device):
     torch.testing.assert_close(both - without, distance)
 
 
+def test_denoising_places_that_do_not_exist(device):
+    """On CPU they raise. Elsewhere, and where the values are not known yet, the loss and gradient of their queries are nan."""
+    logits, boxes, labels, targets = problem(device, dtype=torch.float32)
+    box = torch.tensor([[-1, 0, 1], [2, 3, 4], [-2, 5, 14]], device=device)
+    criterion, plain = DetrCriterion("varifocal"), torch.compile(DetrCriterion("varifocal"), fullgraph=True, backend="eager")
+    counts = torch.tensor(COUNTS, device=device)
+
+    def call(function, box):
+        x, b = (t.detach()[:2, :, :3].clone().requires_grad_() for t in (logits, boxes))
+        losses = function(logits, boxes, labels, targets, counts, denoising=DenoisingQueries(x, b, box, 2))
+        return losses, gradients(losses, x, b)
+
+    torch._dynamo.reset()  # which counts the compiled functions of all tests before
+    wrong, found = call(plain, box)
+    assert all(value.isnan() for value in wrong.values())
+    _, expected = call(criterion, box.where((box >= -1) & (box < 5), -1))
+    for ours, right in zip(found, expected, strict=True):
+        assert ours[:, 2].isnan().all()
+        torch.testing.assert_close(ours[:, :2], right[:, :2])
+    if device == "cpu":
+        for place, given in ((-2, box), (5, box.clamp(min=-1)), (14, box.where((box != -2) & (box != 5), 0).int())):
+            with pytest.raises(IndexError, match=rf"denoising.box must hold -1 to 4, got {place} at row \(2, "):
+                call(criterion, given)
+        one = DenoisingQueries(logits[:, :1], boxes[:, :1], torch.tensor([[0, -1, 1, 0, 0, 0, 0, 0]]), 1)
+        with pytest.raises(IndexError, match=r"denoising.box must hold -1 to 0, got 1 at row \(0, 2\)$"):
+            criterion(logits[:, :1], boxes[:, :1], labels[:1], targets[:1], [1], denoising=one)
+
+
 def test_groups_are_of_training(device):
     given = problem(device, dtype=torch.float32)
     criterion, plain = DetrCriterion(num_groups=2), DetrCriterion()
@@ -184,6 +212,15 @@ def test_a_batch_without_boxes(class_loss, device):
     assert found["loss_class"] > 0
     assert found["loss_bbox"] == found["loss_giou"] == 0
     assert all(g.isfinite().all() for g in gradients(found, logits, boxes))
+
+
+@pytest.mark.parametrize("class_loss", ["focal", "varifocal", "mal", "ia_bce", "cross_entropy"])
+def test_a_batch_without_images(class_loss, device):
+    logits, boxes, labels, targets = problem(device, counts=[1], dtype=torch.float32)
+    empty = [t.detach()[:, :0].requires_grad_() for t in (logits, boxes)]
+    found = DetrCriterion(class_loss)(*empty, labels[:0], targets[:0], [])
+    assert [value.item() for value in found.values()] == [0, 0, 0]
+    assert [g.shape for g in gradients(found, *empty)] == [t.shape for t in empty]
 
 
 def test_half_precision_beside_boxes_in_float32(device):
@@ -272,6 +309,17 @@ def test_mistakes(device):
         ({}, {"logits": logits[0, 0]}, ValueError, r"logits must have shape \(L, B, Q, C\) or \(B, Q, C\), got \(8, 4\)"),
         ({}, {"boxes": boxes[0]}, ValueError, r"boxes must have shape \(3, 3, 8, 4\), got \(3, 8, 4\)"),
         ({}, {"counts": [3, 2]}, ValueError, r"counts must hold 3 numbers of at least 0 with the sum 5, got \[3, 2\]"),
+        ({}, {"labels": labels[:, None]}, ValueError, r"labels must have shape \(T,\), got \(5, 1\)"),
+        ({}, {"labels": labels.tolist()}, TypeError, "labels must be a tensor, got list"),
+        ({}, {"labels": labels.float()}, TypeError, "labels must be of an integer dtype, got torch.float32"),
+        ({}, {"counts": 3}, TypeError, "counts must be a sequence of numbers, got int"),
+        ({}, {"labels": labels[:1], "target_boxes": targets[0]}, ValueError, r"target_boxes must have shape \(1, 4\), got \(4,\)"),
+        ({}, {"target_boxes": targets[:4]}, ValueError, r"target_boxes must have shape \(5, 4\), got \(4, 4\)"),
+        ({}, {"target_boxes": targets.int()}, TypeError, "target_boxes must be of a floating dtype, got torch.int32"),
+        ({"cost_alpha": 2}, {}, ValueError, "cost_alpha must be finite and at least 0 and at most 1, got 2"),
+        ({"cost_gamma": -1}, {}, ValueError, "cost_gamma must be finite and at least 0, got -1"),
+        ({"cost_giou": "2"}, {}, TypeError, "cost_giou must be a number, got str"),
+        ({"layer_weights": 1.0}, {}, TypeError, "layer_weights must be a sequence of numbers, got float"),
         ({"num_groups": 3}, {}, ValueError, r"logits must have queries in num_groups=3 groups of equal size, got \(3, 3, 8, 4\)"),
         ({"layer_weights": [1, 2]}, {}, ValueError, r"layer_weights must have one number for each of 3 layers, got \(2,\)"),
         (

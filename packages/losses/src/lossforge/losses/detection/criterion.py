@@ -41,7 +41,8 @@ class DenoisingQueries(NamedTuple):
     Attributes:
         logits: (L, B, D, C), of at most as many layers as the other queries have, the last of them.
         boxes: (L, B, D, 4), predicted.
-        box: (B, D), of any integer dtype: the box of each query, its place among all T; -1 for background and padding.
+        box: (B, D), of any integer dtype: the box of each query, its place among all T; -1 for background and padding. On CPU a place that
+            does not exist raises. On CUDA the loss of that query and its gradient are nan.
         groups: how often each box occurs, by which its losses are divided.
     """
 
@@ -141,11 +142,15 @@ class DetrCriterion(nn.Module):
             checks.number(name, value, 0.0)
             for name, value in (("class_coef", class_coef), ("bbox_coef", bbox_coef), ("giou_coef", giou_coef))
         )
-        self.cost_class, self.cost_bbox, self.cost_giou = cost_class, cost_bbox, cost_giou
-        self.cost_alpha, self.cost_gamma, self.alpha, self.gamma = cost_alpha, cost_gamma, alpha, gamma
+        self.cost_class, self.cost_bbox, self.cost_giou = (
+            checks.number(name, value) for name, value in (("cost_class", cost_class), ("cost_bbox", cost_bbox), ("cost_giou", cost_giou))
+        )
+        self.cost_alpha, self.cost_gamma = checks.number("cost_alpha", cost_alpha, 0.0, 1.0), checks.number("cost_gamma", cost_gamma, 0.0)
+        self.alpha, self.gamma = alpha, gamma
         self.background_weight = checks.number("background_weight", background_weight, 0.0, exclusive=True)
-        weights = None if layer_weights is None else torch.tensor([checks.number("layer_weights", w, 0.0) for w in layer_weights])
-        self.register_buffer("layer_weights", weights)
+        if layer_weights is not None:
+            layer_weights = [checks.number("layer_weights", w, 0.0) for w in checks.several("layer_weights", layer_weights)]
+        self.register_buffer("layer_weights", None if layer_weights is None else torch.tensor(layer_weights))
 
     def forward(
         self,
@@ -174,12 +179,16 @@ class DetrCriterion(nn.Module):
 
         Raises:
             TypeError, ValueError: an argument is wrong; the message names it.
-            IndexError: on CPU, a class does not exist.
+            IndexError: on CPU, a class or a place in denoising.box does not exist.
         """
         logits, boxes = _with_layers(logits, boxes)
         layers, images, queries, classes = logits.shape
         groups = self.num_groups if self.training else 1
         checks.fits("logits", logits, queries % groups == 0, "have queries in num_groups={} groups of equal size", groups)
+        checks.integer("labels", labels)
+        checks.fits("labels", labels, labels.ndim == 1, "have shape (T,)")
+        checks.floating_beside("target_boxes", target_boxes, logits, "logits")
+        checks.fits("target_boxes", target_boxes, target_boxes.shape == (len(labels), 4), "have shape {}", (len(labels), 4))
         of_image = counts_on_device(counts, images, len(labels), logits, "logits").repeat(layers)
         every_label, every_box = labels.repeat(layers), target_boxes.repeat(layers, 1)
         softmax = self.class_loss == "cross_entropy"
@@ -199,7 +208,7 @@ class DetrCriterion(nn.Module):
         box = hungarian_assign(cost.unflatten(0, (groups, queries // groups)), of_image)
         rows = Rows(logits.flatten(0, 2), boxes.flatten(0, 2), box.flatten(), self._weights(layers, layers, images * queries))
         if denoising is not None:
-            rows = self._joined(rows, denoising, logits, groups)
+            rows = self._joined(rows, denoising, logits, groups, len(labels))
         # the last place, which -1 names, stands for no box
         label = F.pad(every_label.long(), (0, 1), value=classes - 1 if softmax else -1)[rows.box]
         target, found = F.pad(every_box, (0, 0, 0, 1))[rows.box], rows.box >= 0
@@ -223,8 +232,8 @@ class DetrCriterion(nn.Module):
         checks.fits("layer_weights", self.layer_weights, len(self.layer_weights) == layers, "have one number for each of {} layers", layers)
         return self.layer_weights[layers - last :].repeat_interleave(rows)
 
-    def _joined(self, rows: Rows, denoising: DenoisingQueries, logits: Tensor, groups: int) -> Rows:
-        """Return the rows with those of denoising queries after them, which have a divisor of their own."""
+    def _joined(self, rows: Rows, denoising: DenoisingQueries, logits: Tensor, groups: int, total: int) -> Rows:
+        """Return the rows with those of denoising queries after them, which have a divisor of their own. total: of boxes."""
         if self.class_loss == "cross_entropy":
             raise ValueError("denoising goes with the losses of a sigmoid, got class_loss='cross_entropy'")
         x, boxes, box, times = denoising
@@ -239,6 +248,11 @@ class DetrCriterion(nn.Module):
         checks.integer("denoising.box", box)
         checks.beside("denoising.box", box, logits, "logits")
         checks.fits("denoising.box", box, box.shape == shape[1:3], "have shape {}", shape[1:3])
+        if checks.known(box) and box.device.type == "cpu":
+            checks.in_range("denoising.box", box, -1, total, None)
+        box = box.long()
+        exists = (box >= -1) & (box < total)
+        box, factor = torch.where(exists, box, -1), torch.where(exists, 1.0, torch.nan)
         times = checks.whole_number("denoising.groups", times)
         if times < 1:
             raise ValueError(f"denoising.groups must be at least 1, got {times}")
@@ -250,14 +264,15 @@ class DetrCriterion(nn.Module):
             torch.cat([rows.logits, x.flatten(0, 2)]),
             torch.cat([rows.boxes, boxes.flatten(0, 2)]),
             torch.cat([rows.box, box.flatten().repeat(len(x))]),
-            torch.cat([weight, own * (groups / times)]),
+            torch.cat([weight, own * factor.flatten().repeat(len(x)) * (groups / times)]),
         )
 
     def _of_classes(self, rows: Rows, label: Tensor, target: Tensor, found: Tensor, layers: int, divisor: float | Tensor) -> Tensor:
         loss, options = OF_CLASSES[self.class_loss]
         if self.class_loss == "cross_entropy":
             weight = torch.where(found, 1.0, self.background_weight)
-            mean = weight.sum() / (layers * self.class_coef)  # all layers have as many queries with a box
+            # all layers have as many queries with a box; without queries the loss is 0
+            mean = weight.sum() / (layers * self.class_coef) if len(label) else 1.0
             return loss(rows.logits, label, token_weight=weight if rows.weight is None else weight * rows.weight, normalizer=mean)
         given: dict[str, Any] = {"alpha": self.alpha, "gamma": self.gamma}
         given = {name: value for name, value in given.items() if value is not None} | dict(options)
