@@ -1,5 +1,7 @@
 """Decoupled, channel-wise and relational distillation against their papers' formulas: values, gradients, layouts, edges, messages."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -192,6 +194,53 @@ def test_refused_arguments(call, said):
         call()
 
 
-def test_classes_out_of_range():
+def test_classes_out_of_range(device, monkeypatch):
+    """An error where values are read; unchecked, value and gradient of that row are nan."""
+    x, teacher, target = drawn(3, 4, device=device)
+    target[2] = 4
     with pytest.raises(IndexError, match="target must hold 0 to 3, got 4 at row 2"):
-        dkd_loss(X, X, torch.tensor([0, 1, 4]))
+        dkd_loss(x, teacher, target, validate=True)
+    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    value, gradient = gradient_of(dkd_loss, x, teacher, target, reduction="none")
+    exact, g_exact = gradient_of(dkd_loss, x[:2], teacher[:2], target[:2], reduction="none")
+    assert value[2].isnan()
+    assert gradient[2].isnan().all()
+    torch.testing.assert_close(value[:2], exact)
+    torch.testing.assert_close(gradient[:2], g_exact)
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "options", "value", "gradient"),
+    [
+        ([1, -INF], [1, 2], {}, INF, [0.7310586, 0]),  # the teacher's share of the other class; a logit of -inf gets none
+        ([1, -INF], [1, -INF], {}, 0.0, [0, 0]),
+        ([1, -INF, 0], [1, 2, 1], {"beta": 0.0}, 0.5848025, [0.5191171, 0, -0.5191171]),
+        ([-INF, 1, 0], [1, 0, 1], {"alpha": 0.0, "beta": 1.0}, 0.4621172, [0, 0.4621172, -0.4621172]),
+    ],
+    ids=str,
+)
+def test_decoupled_of_infinite_logits(student, teacher, options, value, gradient, device):
+    student, teacher = (torch.tensor([t], device=device, dtype=torch.float32) for t in (student, teacher))
+    target = torch.tensor([0], device=device)
+    for path in (contextlib.nullcontext, plain_torch):
+        with path():
+            found, g = gradient_of(dkd_loss, student, teacher, target, temperature=1.0, **options)
+        torch.testing.assert_close(found, torch.tensor(value, device=device), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(g, torch.tensor([gradient], device=device, dtype=torch.float32), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.0}, {"gamma": 0.0}], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_relations_that_do_not_vary_have_derivatives(rows, options, device):
+    """Of one row, and of rows of equal probabilities: of the first and the second order, finite."""
+    x = torch.zeros(rows, 4, device=device, dtype=torch.float64, requires_grad=True)
+    teacher = drawn(rows, 4, device=device)[1].double()
+    loss = dist_loss(x, teacher, **options)
+    torch.testing.assert_close(loss, torch.full_like(loss, sum({"beta": 1.0, "gamma": 1.0, **options}.values())))
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum() + first.sum(), x)
+    assert first.isfinite().all()
+    assert second.isfinite().all()

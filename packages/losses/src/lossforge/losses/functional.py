@@ -5117,7 +5117,7 @@ def channel_wise_kl_div(
         input: the student's logits or features (N, C, d…), with at least one
             dimension of pixels, of any floating dtype.
         target_logits: the teacher's, in the shape of input, of any floating
-            dtype.
+            dtype. Where it requires grad, it gets a gradient as well.
         temperature: T above 0.
         reduction: "mean" over samples and channels, as the paper has it;
             "batchmean": Σ / N; "sum"; "none", (N, C).
@@ -5148,14 +5148,16 @@ def channel_wise_kl_div(
 @checks.named
 def dkd_loss(
     input: Tensor, target_logits: Tensor, target: Tensor, alpha: float = 1.0, beta: float = 8.0, temperature: float = 4.0,
-    reduction: Reduction = "mean", *, empty: Empty = "nan",
+    reduction: Reduction = "mean", *, empty: Empty = "nan", validate: bool | None = None,
 ) -> Tensor:
     """Decoupled knowledge distillation (DKD; Zhao et al. 2022, arXiv 2203.08679).
 
     L = T² (α KL(v ‖ u) + β KL(q ‖ p)), p and q the softmaxes of input / T and
     target_logits / T over all classes but the target's; u and v the
     probabilities of the target's class and of the others together, (u_t,
-    1 - u_t).
+    1 - u_t). A term whose coefficient is 0 is left out; the second also in a
+    row where student or teacher has -inf for all classes but the target's,
+    because these then have no softmax.
 
     KL(teacher ‖ student) itself is α = 1 and β = 1 - v_t, so that a teacher
     that is sure silences what it knows of the other classes. Here β is the same
@@ -5170,7 +5172,7 @@ def dkd_loss(
     Args:
         input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
         target_logits: the teacher's, in the shape of input, of any floating
-            dtype.
+            dtype. Where it requires grad, it gets a gradient as well.
         target: class indices of any integer dtype, in the shape of input
             without the classes.
         alpha: α of at least 0, the weight of the target's class against the
@@ -5179,6 +5181,7 @@ def dkd_loss(
         temperature: T above 0.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        validate: check class indices on CUDA too, which waits for the device.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5186,6 +5189,7 @@ def dkd_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -5195,7 +5199,9 @@ def dkd_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.divergence.dkd_loss(input, target_logits, target, alpha, beta, temperature, reduction, empty=empty)
+    return definitions.divergence.dkd_loss(
+        input, target_logits, target, alpha, beta, temperature, reduction, empty=empty, validate=validate,
+    )
 
 
 @checks.named
@@ -5219,7 +5225,7 @@ def dist_loss(input: Tensor, target_logits: Tensor, beta: float = 1.0, gamma: fl
     Args:
         input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
         target_logits: the teacher's, in the shape of input, of any floating
-            dtype.
+            dtype. Where it requires grad, it gets a gradient as well.
         beta: β of at least 0, the weight of relations among the classes of a
             row.
         gamma: γ of at least 0, the weight of relations among the rows of a

@@ -917,11 +917,13 @@ class DKDLoss(LossModule):
         temperature: T above 0.
         reduction: "mean" over the rows, "sum", or "none" for one value a row.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        validate: check class indices on CUDA too, which waits for the device.
     """
 
     function = staticmethod(functional.dkd_loss)
-    shared = {"empty": "nan"}
+    shared = {"empty": "nan", "validate": None}
     reduction: Reduction
+    validate: bool | None
     alpha: float
     beta: float
     temperature: float
@@ -929,8 +931,9 @@ class DKDLoss(LossModule):
     @constructor
     def __init__(
         self, alpha: float = 1.0, beta: float = 8.0, temperature: float = 4.0, reduction: Reduction = "mean", *, empty: Empty = "nan",
+        validate: bool | None = None,
     ) -> None:
-        super().__init__(reduction=reduction, empty=empty, alpha=alpha, beta=beta, temperature=temperature)
+        super().__init__(reduction=reduction, empty=empty, validate=validate, alpha=alpha, beta=beta, temperature=temperature)
 
     def forward(self, input: Tensor, target_logits: Tensor, target: Tensor, **per_call: Any) -> Tensor:
         return self.compute(input, target_logits, target, **per_call)

@@ -27,6 +27,12 @@ class MeanOptions(TypedDict, total=False):
     empty: Empty
 
 
+class CheckedMeanOptions(MeanOptions, total=False):
+    """validate: check class indices on CUDA too, which waits for the device."""
+
+    validate: bool | None
+
+
 class ScalarOptions(MeanOptions, total=False):
     """Options of losses that return a scalar alone."""
 

@@ -20,8 +20,8 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import (
     CappedDivergenceOptions,
+    CheckedMeanOptions,
     DivergenceOptions,
-    MeanOptions,
     SharedOptions,
     WeightedElementwiseOptions,
     of_classes,
@@ -357,6 +357,7 @@ def channel_wise_kl_div(
 
     Args:
         input: the student's logits or features (N, C, d…), with at least one dimension of pixels, of any floating dtype.
+        target_logits: the teacher's, in the shape of input, of any floating dtype. Where it requires grad, it gets a gradient as well.
         reduction: "mean" over samples and channels, as the paper has it; "batchmean": Σ / N; "sum"; "none", (N, C).
 
     Examples:
@@ -374,13 +375,18 @@ def channel_wise_kl_div(
     return divergence_loss(call, {**options}, True)
 
 
-def _log_odds(logits: Tensor, others: Tensor, own: Tensor, temperature: float) -> Tensor:
-    """Return ln(p / (1 - p)) of each row's own class. others: the logits, with -inf for the own class."""
+def _log_odds(logits: Tensor, others: Tensor, own: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return ln(p / (1 - p)) of each row's own class, and where it is +inf because all other logits are -inf.
+
+    others: the logits, with -inf for the own class.
+    """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     top = others.detach().argmax(1, keepdim=True)
-    call = RowwiseCall("cross_entropy", others, top.squeeze(1), reduction="none")
-    ahead = logits.gather(1, own).to(dtype) - others.gather(1, top).to(dtype)  # a common offset of the logits cancels
-    return ahead.squeeze(1) / temperature - compute(rowwise_loss(call, {"scale": 1.0 / temperature}))
+    logit, most = (t.gather(1, at).squeeze(1).to(dtype) for t, at in ((logits, own), (others, top)))
+    alone = (most == -torch.inf) & (logit > -torch.inf)
+    call = RowwiseCall("cross_entropy", others, torch.where(alone, -100, top.squeeze(1)), ignore_index=-100, reduction="none")
+    # a common offset of the logits cancels in their difference
+    return (logit - most) / temperature - compute(rowwise_loss(call, {"scale": 1.0 / temperature, "validate": False})), alone
 
 
 @public(
@@ -395,12 +401,13 @@ def dkd_loss(
     beta: NonNegative = 8.0,
     temperature: Positive = 4.0,
     reduction: Reduction = "mean",
-    **options: Unpack[MeanOptions],
+    **options: Unpack[CheckedMeanOptions],
 ) -> Tensor:
     """Decoupled knowledge distillation (DKD; Zhao et al. 2022, arXiv 2203.08679).
 
     L = T² (α KL(v ‖ u) + β KL(q ‖ p)), p and q the softmaxes of input / T and target_logits / T over all classes but the target's; u and v
-    the probabilities of the target's class and of the others together, (u_t, 1 - u_t).
+    the probabilities of the target's class and of the others together, (u_t, 1 - u_t). A term whose coefficient is 0 is left out; the
+    second also in a row where student or teacher has -inf for all classes but the target's, because these then have no softmax.
 
     KL(teacher ‖ student) itself is α = 1 and β = 1 - v_t, so that a teacher that is sure silences what it knows of the other classes. Here
     β is the same for all rows. The target's class is left out of the sums before they are computed, so that 1 - u_t keeps its digits.
@@ -411,6 +418,7 @@ def dkd_loss(
 
     Args:
         input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
+        target_logits: the teacher's, in the shape of input, of any floating dtype. Where it requires grad, it gets a gradient as well.
         target: class indices of any integer dtype, in the shape of input without the classes.
         alpha: α of at least 0, the weight of the target's class against the others.
         beta: β of at least 0, the weight of the other classes among each other.
@@ -427,23 +435,26 @@ def dkd_loss(
     checks.floating_beside("target_logits", target_logits, input)
     checks.fits("target_logits", target_logits, target_logits.shape == input.shape, "have the shape of input, {}", input.shape)
     classes = input.shape[1]
-    index = checks.indices("target", target, input, checks.Allowed(0, classes, None, None), rows_of(input, 1)).long()
+    index = checks.indices("target", target, input, checks.Allowed(0, classes, None, options.get("validate")), rows_of(input, 1)).long()
     alpha, beta = checks.number("alpha", alpha, 0.0), checks.number("beta", beta, 0.0)
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     checks.factor("temperature²", temperature * temperature)
-    checks.only(MeanOptions.__annotations__, options, "the loss")
+    checks.only(CheckedMeanOptions.__annotations__, options, "the loss")
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
     own = index.clamp(0, classes - 1).unsqueeze(1)
     student, teacher = (t.scatter(1, own, -torch.inf) for t in (input, target_logits))
-    call = DivergenceCall("kl", student, teacher, temperature=temperature, reduction="none")
-    among = compute(divergence_loss(call, {}, True))
-    log_p, log_q = (
-        F.logsigmoid(torch.stack([odds, -odds]))
-        for odds in (_log_odds(input, student, own, temperature), _log_odds(target_logits, teacher, own, temperature))
-    )
-    against = torch.where(log_q == -torch.inf, 0.0, log_q.exp() * (log_q - log_p)).sum(0)
-    each = torch.where(index == own.squeeze(1), alpha * temperature * temperature * against + beta * among, torch.nan)
+    odds_p, alone_p = _log_odds(input, student, own, temperature)
+    odds_q, alone_q = _log_odds(target_logits, teacher, own, temperature)
+    parts: list[Tensor] = []
+    if checks.nonzero(beta):
+        call = DivergenceCall("kl", student, teacher, temperature=temperature, reduction="none")
+        parts.append(beta * compute(divergence_loss(call, {"weight": ~(alone_p | alone_q)}, True)))
+    if checks.nonzero(alpha) or not parts:
+        log_p, log_q = (F.logsigmoid(torch.stack([odds, -odds])) for odds in (odds_p, odds_q))
+        against = torch.where(log_q == -torch.inf, 0.0, log_q.exp() * (log_q - log_p)).sum(0)
+        parts.append(alpha * temperature * temperature * against)
+    each = torch.where(index == own.squeeze(1), 1.0, torch.nan) * sum(parts)  # a factor of nan makes the gradient nan as well
     if reduction == "none":
         return each
     empty = options.get("empty") == "zero" and each.numel() == 0
@@ -460,7 +471,8 @@ PLAIN = TemplateDocs(
 def _correlation(x: Tensor, y: Tensor) -> Tensor:
     """Return the mean of Pearson's correlation of the rows of x and y."""
     x, y = (t - t.mean(1, keepdim=True) for t in (x, y))
-    lengths = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
+    squares = x.square().sum(1) * y.square().sum(1)
+    lengths = squares.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # at 0 the root has no derivative
     return ((x * y).sum(1) / (lengths + 1e-8)).mean()
 
 
@@ -485,6 +497,7 @@ def dist_loss(
 
     Args:
         input: the student's logits (N, C) or (N, C, d…), of any floating dtype.
+        target_logits: the teacher's, in the shape of input, of any floating dtype. Where it requires grad, it gets a gradient as well.
         beta: β of at least 0, the weight of relations among the classes of a row.
         gamma: γ of at least 0, the weight of relations among the rows of a class.
         temperature: T above 0.
@@ -506,4 +519,8 @@ def dist_loss(
     dtype = torch.promote_types(torch.promote_types(input.dtype, target_logits.dtype), torch.float32)
     rows = (t.movedim(1, -1).flatten(0, -2).to(dtype) for t in (input, target_logits))
     p, q = (relative(t, 1).div(temperature).softmax(1) for t in rows)
-    return temperature**2 * (beta * (1 - _correlation(p, q)) + gamma * (1 - _correlation(p.T, q.T)))
+    total = 0.0 * p.sum()
+    for factor, x, y in ((beta, p, q), (gamma, p.T, q.T)):
+        if checks.nonzero(factor):
+            total = total + factor * (1 - _correlation(x, y))
+    return temperature**2 * total
