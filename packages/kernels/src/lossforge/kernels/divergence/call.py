@@ -36,6 +36,12 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
     empty_is_zero: bool = False
 
     @property
+    def caps(self) -> tuple[float | None, ...]:
+        """Scale and cap of the logits of student and teacher; None for none."""
+        scales = [None if scale == 1.0 else scale for scale in (self.logit_scale, self.target_scale)]
+        return scales[0], self.softcap, scales[1], self.target_softcap
+
+    @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
 

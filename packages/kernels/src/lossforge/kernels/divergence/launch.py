@@ -29,11 +29,7 @@ C = TypeVar("C", DivergenceCall, TopKCall)
 
 def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
     rates = 1.0 / call.temperature, math.log2(math.e) / call.temperature
-    caps: tuple[float | None, ...] = ()
-    if isinstance(call, DivergenceCall):
-        scales = [None if scale == 1.0 else scale for scale in (call.logit_scale, call.target_scale)]
-        caps = scales[0], call.softcap, scales[1], call.target_softcap
-    return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index, *caps)
+    return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index, *call.caps)
 
 
 def _make(

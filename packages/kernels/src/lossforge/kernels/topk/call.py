@@ -32,6 +32,10 @@ class TopKCall(NamedTuple, Generic[L]):
     empty_is_zero: bool = False
 
     @property
+    def caps(self) -> tuple[float | None, ...]:
+        return ()  # its logits have neither scale nor cap
+
+    @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
 

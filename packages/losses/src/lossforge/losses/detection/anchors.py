@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.detection.assignment import Assignment
+from lossforge.losses.detection.assignment import Assignment, labels_and_mask
 from lossforge.losses.detection.pairwise import box_iou
 from lossforge.losses.reference import accurate
 
@@ -342,19 +342,8 @@ def _boxes(like: Tensor, name: str, labels: Tensor, target_boxes: Tensor, mask: 
     checks.integer("labels", labels)
     checks.fits("target_boxes", target_boxes, target_boxes.ndim == 3 and target_boxes.shape[2] == 4, "have shape (B, G, 4)")
     batch, several = target_boxes.shape[:2]
-    flat = []
-    for what, t in (("labels", labels), ("mask", mask)):
-        if t is None:
-            flat.append(torch.ones(batch, several, dtype=torch.bool, device=like.device))
-            continue
-        checks.tensor(what, t)
-        checks.beside(what, t, like, name)
-        if t.shape != (batch, several) and t.shape != (batch, several, 1):
-            raise ValueError(f"{what} must have shape ({batch}, {several}) or ({batch}, {several}, 1), got {tuple(t.shape)}")
-        flat.append(t.reshape(batch, several))
-    label, counts = flat[0].long(), flat[1] != 0
-    if checks.known(labels) and labels.device.type == "cpu":
-        checks.in_range("labels", torch.where(counts, label, 0), 0, classes, None)
+    label, counts = labels_and_mask(labels, mask, (batch, several), classes, like, name)
+    label = label.long()
     counts = counts & (label >= 0) & target_boxes.isfinite().all(2)
     if classes is not None:
         counts = counts & (label < classes)

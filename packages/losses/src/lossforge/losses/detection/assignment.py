@@ -168,18 +168,28 @@ def _checked(
     several = target_boxes.shape[1]
     for name, t, shape in (("boxes", boxes, (batch, count, width)), ("anchors", anchors, (count, 2))):
         checks.fits(name, t, t.shape == shape, "have shape {}", shape)
-    mask = torch.ones(batch, several, dtype=torch.bool, device=scores.device) if mask is None else mask
-    flat = []
-    for name, t in (("labels", labels), ("mask", mask)):
-        checks.tensor(name, t)
-        checks.beside(name, t, scores, "scores")
-        if t.shape != (batch, several) and t.shape != (batch, several, 1):  # `in` is False for a traced size
-            raise ValueError(f"{name} must have shape ({batch}, {several}) or ({batch}, {several}, 1), got {tuple(t.shape)}")
-        flat.append(t.reshape(batch, several))
-    if checks.known(labels) and labels.device.type == "cpu":
-        checks.in_range("labels", torch.where(flat[1] != 0, flat[0].long(), 0), 0, classes, None)
+    label, counts = labels_and_mask(labels, mask, (batch, several), classes, scores, "scores")
     scores, boxes, anchors, target_boxes = (t.detach().resolve_neg() for t in (scores, boxes, anchors, target_boxes))
-    return scores, boxes, anchors, flat[0], target_boxes, (flat[1] != 0).to(torch.int8)
+    return scores, boxes, anchors, label, target_boxes, counts.to(torch.int8)
+
+
+def labels_and_mask(
+    labels: Tensor, mask: Tensor | None, shape: tuple[int, int], classes: int | None, like: Tensor, name: str
+) -> tuple[Tensor, Tensor]:
+    """Check the boxes' labels, of `classes` where known, and which boxes count; return both as (B, G). like: a tensor, called `name`."""
+    batch, several = shape
+    mask = torch.ones(batch, several, dtype=torch.bool, device=like.device) if mask is None else mask
+    flat = []
+    for what, t in (("labels", labels), ("mask", mask)):
+        checks.tensor(what, t)
+        checks.beside(what, t, like, name)
+        if t.shape != (batch, several) and t.shape != (batch, several, 1):  # `in` is False for a traced size
+            raise ValueError(f"{what} must have shape ({batch}, {several}) or ({batch}, {several}, 1), got {tuple(t.shape)}")
+        flat.append(t.reshape(batch, several))
+    counts = flat[1] != 0
+    if checks.known(labels) and labels.device.type == "cpu":
+        checks.in_range("labels", torch.where(counts, flat[0].long(), 0), 0, classes, None)
+    return flat[0], counts
 
 
 def assignment_reference(

@@ -146,6 +146,12 @@ def _check_graph(value: Tensor, leaves: Sequence[Tensor]) -> None:
         todo += following
 
 
+def _with_tensors(layer: Head, made: Callable[[Tensor], Tensor]) -> Head:
+    """Return a layer whose input, weight and bias are made of its own."""
+    bias = None if layer.bias is None else made(layer.bias)
+    return layer._replace(input=made(layer.input), weight=made(layer.weight), bias=bias)
+
+
 class _Computation:
     """The gradients of a layer by an objective."""
 
@@ -155,7 +161,7 @@ class _Computation:
     def gradients(self, wanted: Sequence[bool]) -> list[Tensor | None]:
         """Return the gradients of input, weight and bias that are wanted."""
         call = self.checked.call
-        layer = Head(*[None if t is None else t.detach() for t in call.x[:3]], *call.x[3:])  # type: ignore[arg-type]
+        layer = _with_tensors(call.x, Tensor.detach)
         written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
         forward(call._replace(x=layer), None, written, False, slopes=self.slopes)
         return written
@@ -163,7 +169,7 @@ class _Computation:
     def differentiable(self, wanted: Sequence[bool], grad_output: Tensor) -> list[Tensor | None]:
         """Return the gradients for that of the value, to be differentiated again."""
         call = self.checked.call
-        layer = Head(*[None if t is None else t.view_as(t) for t in call.x[:3]], *call.x[3:])  # type: ignore[arg-type]
+        layer = _with_tensors(call.x, lambda t: t.view_as(t))
         value = self.objective.of(compute(self.checked._replace(call=call._replace(x=layer))))
         inputs = [t for t, want in zip(layer[:3], wanted, strict=True) if want and t is not None]
         found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
