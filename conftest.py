@@ -24,6 +24,10 @@ if sys.dont_write_bytecode and not Path(getattr(pytest.__spec__, "cached", None)
 # oneDNN's bfloat16 weight gradient of a 3×3 convolution over 1×1 pixels is now and then not finite with AVX-512; with AVX2 it is right
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+# torch.compile tries vector instructions, and compiles, in processes that import torch, which takes longer than its code
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # programs that tests start share the cores with the other workers
 
@@ -42,7 +46,9 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case, not only one for each value of each parameter of a test")
-    parser.addoption("--ci", action="store_true", help="run each test with each value of each parameter, whatever its marker `each` names")
+    parser.addoption(
+        "--ci", action="store_true", help="run each test with each value of each parameter; a marker `each` holds with ci=True alone"
+    )
     parser.addoption(
         "--tenth",
         type=int,
@@ -71,9 +77,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 def values(case: pytest.Function) -> set[Any]:
     """What a case has of its test's parameters: each value, and each loss's dtype. A case of the benchmarks counts as its loss.
 
-    The marker `each` names the parameters that matter without --ci; "template" among them is that of the loss.
+    The marker `each` names the parameters that matter, with --ci only where it says ci=True; "template" among them is that of the loss.
     """
-    each = None if case.config.option.ci else case.get_closest_marker("each")
+    each = case.get_closest_marker("each")
+    if each and case.config.option.ci and not each.kwargs.get("ci"):
+        each = None
 
     def value(given: Any) -> tuple[type, Any]:
         given = getattr(given, "loss", given)

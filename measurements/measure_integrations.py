@@ -19,7 +19,6 @@ import random
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from measuring import Request, free_memory, peak_mib, relative
 from torch import Tensor
 from torch.utils import _pytree
 
+from lossforge.bench import measure as bench_measure
 from lossforge.bench.measure import synchronize
 
 PARTS = ("trl", "trainer", "detectors", "open_clip")
@@ -183,16 +183,7 @@ def clocked(step: Callable[[], object], device: torch.device, sizes: Sizes, what
 
 def waits(call: Callable[[], object]) -> int | None:
     """Count how often a call waits for the device; None without a GPU."""
-    if not torch.cuda.is_available():
-        return None
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            call()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in said)
+    return bench_measure.waits(call) if torch.cuda.is_available() else None
 
 
 def ours(module: str, *given: Any) -> Context:

@@ -1,7 +1,8 @@
 """Measure the cases of the bench by every contender.
 
 `losses`: all cases but the scaling and the fused ones. Each GPU of the machine measures a share of them; then the first GPU alone measures
-the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU.
+the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU. `objectives`: cross entropy by how
+its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in about five minutes.
 
 First many processes compile what the contenders compile. Then one process a GPU measures case after case and saves its file after each.
 Where a contender of a fused loss breaks the process or its use of the GPU, or stalls, another process goes on from that case without it.
@@ -32,7 +33,8 @@ from lossforge.bench.report import Row, load
 from lossforge.bench.run import measure_case, new_report
 
 LARGE, SMALL = ("table", "losses", "variants"), ("small",)
-MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0}
+LAYERS, OBJECTIVES = ("linear", "features"), ("exact", "objectives")
+MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0, "exact": 200.0, "objectives": 200.0}
 COMPILE_SECONDS, FUSED_COMPILE_SECONDS, STALLED_SECONDS = 900.0, 75.0, 60.0
 BROKEN = 3
 """Exit status of a process for which a contender left the GPU unusable."""
@@ -73,9 +75,17 @@ def losses(request: Request) -> int:
 
 
 def linear(request: Request) -> int:
-    compile_all(("linear", "features"), FUSED_COMPILE_SECONDS)
+    return measure_fused(request, LAYERS)
+
+
+def objectives(request: Request) -> int:
+    return measure_fused(request, OBJECTIVES)
+
+
+def measure_fused(request: Request, suites: tuple[str, ...]) -> int:
+    compile_all(suites, FUSED_COMPILE_SECONDS)
     with tempfile.TemporaryDirectory() as place:
-        return measure_all(request, [[Share(Path(place, "0.json"), request.commit, FUSED)]])
+        return measure_all(request, [[Share(Path(place, "0.json"), request.commit, suites)]])
 
 
 def start(work: Any, *arguments: Any) -> BaseProcess:
@@ -159,7 +169,7 @@ def wait(process: BaseProcess, now: Path) -> int | None:
 
 def measure(share: Share, left_out: list[str], where: str) -> None:
     """Measure from the first case on that the file does not have."""
-    device, began, fused = torch.device(where), time.monotonic(), share.suites == FUSED
+    device, began, fused = torch.device(where), time.monotonic(), share.suites[0] in FUSED
     if device.type == "cuda":
         torch.cuda.set_device(device)
     settings = {"suite": share.suites, "milliseconds": FUSED_MILLISECONDS if fused else MILLISECONDS, "gpus": share.of}

@@ -61,6 +61,8 @@ def gains(language_model: Path, detection: Path, throughput: Path) -> str:
     return tables.markdown(("a whole training step", "ours", "without ours"), rows)
 
 
+STEPS = {"retinanet_resnet50": "RetinaNet", "fcos_resnet50": "FCOS", "yolo_resnet50": "YOLO", "detr_resnet50": "DETR"}
+"""What the README calls a model of results/detection.json."""
 CRITERIA = {"yolov8n": "YOLOv8n", "yolo26n": "YOLO26n", "DeformableDetr": "Deformable DETR", "RTDetr": "RT-DETR"}
 """What the README calls a case of results/integrations.json."""
 
@@ -69,20 +71,29 @@ def detector_times(detection: Path, integrations: Path) -> str:
     """Return in two sentences what a step of each detector takes, and what other libraries' criteria take, with our losses and without."""
     steps, criteria = found_in(detection)["steps"], found_in(integrations)["detectors"]
 
-    def listed(runs: Iterable[dict[str, Any]], time: str) -> str:
-        return ", ".join(f"{run[time]:,.1f}" for run in runs) + " ms"
+    def listed(times: Iterable[float]) -> str:
+        return ", ".join(f"{time:,.1f}" for time in times) + " ms"
 
-    ours, torchs = ([run for run in steps["runs"] if run["loss"] == loss] for loss in ("lossforge", "loss.implementation=torch"))
-    fused = [run for run in criteria["runs"] if run["contender"] == "lossforge"]
-    own = [run for run in criteria["runs"] if run["contender"] != "lossforge"]
-    names = ", ".join(CRITERIA.get(run["case"], run["case"]) for run in fused)
+    step = ours_and_theirs(steps["runs"], "model", "loss", "step_ms")
+    criterion = ours_and_theirs(criteria["runs"], "case", "contender", "criterion_ms")
+    *models, last = (STEPS[model] for model in step)
+    cases = ", ".join(CRITERIA[case] for case in criterion)
     return (
-        "A step of RetinaNet, FCOS, YOLO and DETR with ResNet-50 (our trainer, 16 images of 640×640, bf16, "
-        f"{steps['gpu']}): {listed(ours, 'step_ms')}; the same losses in plain torch: {listed(torchs, 'step_ms')}. "
-        f"The criteria of {names} in ultralytics and transformers, forward and backward, with ours "
-        f"({criteria['gpu']}): {listed(fused, 'criterion_ms')}; their own: {listed(own, 'criterion_ms')} "
-        "([whole steps](docs/benchmarks/integrations.md))."
+        f"A step of {', '.join(models)} and {last} with ResNet-50 (our trainer, 16 images of 640×640, bf16, "
+        f"{steps['gpu']}): {listed(ours for ours, _ in step.values())}; the same losses in plain torch: "
+        f"{listed(theirs for _, theirs in step.values())}. "
+        f"The criteria of {cases} in ultralytics and transformers, forward and backward, with ours "
+        f"({criteria['gpu']}): {listed(ours for ours, _ in criterion.values())}; their own: "
+        f"{listed(theirs for _, theirs in criterion.values())} ([whole steps](docs/benchmarks/integrations.md))."
     )
+
+
+def ours_and_theirs(runs: Iterable[dict[str, Any]], of: str, whose: str, time: str) -> dict[str, tuple[float, float]]:
+    """Return our time and the other one of each case. of, whose, time: the fields with a run's case, its side and its time."""
+    times: dict[str, dict[bool, float]] = {}
+    for run in runs:
+        times.setdefault(run[of], {})[run[whose] == "lossforge"] = run[time]
+    return {case: (each[True], each[False]) for case, each in times.items()}
 
 
 def bench(file: Path) -> str:
@@ -247,27 +258,37 @@ retinanet = partial(
 )
 
 
-def assignment(file: Path) -> str:
-    """Return each contender's time for a problem of assignment, and how far its result is plain torch's."""
-    found, rows = found_in(file), []
+def problems(file: Path) -> str:
+    """Return each contender's time for a problem, and how far its result is from the first contender's or from float64."""
+    found, rows, before = found_in(file), [], ""
     for each in found["rows"]:
-        share, agrees = each["problem"].startswith(("task_aligned_assign", "hungarian_match")), each.get("agrees")
-        equal = "other rules" if agrees is None else f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
-        told = {"what": "", "equal": equal, "waits": "waits" if each.get("waits") else ""}
-        if each["contender"] == "torch":
-            told |= {"contender": "plain torch", "what": "`{}` {}".format(*each["problem"].split()), "equal": ""}
-        rows.append({"peak_mib": None, **each, **told})
-    header = " | by | ms | peak MiB | the host | beside plain torch"
-    return f"{source(found)}.\n\n{table(header, '{what} | {contender} | {ms:,.3f} | {peak_mib:,.1f} | {waits} | {equal}', rows)}"
+        problem, agrees, errors = each["problem"], each.get("agrees"), each.get("errors")
+        first, before = problem != before, problem
+        name, _, sizes = problem.partition(" ")
+        share = name.endswith("_assign") or name == "hungarian_match"
+        if errors is not None:
+            beside = f"errors {', '.join(f'{error:.0e}' for error in errors)}"
+        elif first:
+            beside = None
+        elif agrees is None:
+            beside = "" if "waits" not in each else "other rules"
+        else:
+            beside = f"{agrees:.1%} equal" if share else f"off by {agrees:.0e}"
+        floor = each.get("floor_ms")
+        told: dict[str, Any] = {"contender": "plain torch" if each["contender"] == "torch" else each["contender"], "beside": beside}
+        told |= {"what": (f"`{name}` {sizes}" if "_" in name else problem) if first else "", "waits": "waits" if each.get("waits") else ""}
+        told["floor"] = None if floor is None or "ms" not in each else f"{floor / each['ms']:.0%}"
+        rows.append({"peak_mib": None, "operations": None, "ms": None, **each, **told, "failed": each.get("error", "")[:80]})
+    header = " | by | ms | of the floor | peak MiB | operations | the host | beside the first, or float64"
+    cells = "{what} | {contender} | {ms:,.3f} | {floor} | {peak_mib:,.1f} | {operations:,d} | {waits} | {beside}{failed}"
+    return f"{source(found)}.\n\n{table(header, cells, rows)}"
 
 
 def objectives(file: Path) -> str:
-    """Return what objectives of log-probabilities take from hidden states, beside their matrix products alone."""
-    found = found_in(file)
-    alone = f"The products alone: three {found['three_ms']:.2f} ms, four {found['four_ms']:.2f} ms."
-    header = "objective | by | ms | the objective alone, ms | peak MiB | errors: value | input's gradient | weight's"
-    cells = "{objective} | {by} | {ms:.2f} | {tokens_ms:.2f} | {peak_mib:,d} | {value_error:.1e} | {input_error:.1e} | {weight_error:.1e}"
-    return f"{source(found)}. {alone}\n\n{table(header, cells, found['rows'])}"
+    """Return what cross entropies of large logits and objectives of tokens take from hidden states, beside peers and the products alone."""
+    report = load(file)
+    suites = [suite for suite in ("exact", "objectives") if report.by_case(suite)]
+    return "\n\n".join([f"{tables.provenance(report)}.", *(linear.listed(report, suite) for suite in suites), linear.targets(report)])
 
 
 def deviations(file: Path) -> str:
@@ -278,19 +299,59 @@ def deviations(file: Path) -> str:
     return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
 
 
-def spread_vocabulary(file: Path) -> str:
-    """Return what a loss takes whose classes are spread over GPUs, and which share of its part of one GPU's time that is."""
+NUMBERS = {2: "Two", 4: "Four"}
+
+
+SHARES = {(2, "scalar, three products"): 0.95, (2, "scalar, four products"): 0.98, (2, "a row"): 0.98}
+"""The least share of a GPU's part of one GPU's time, by how many GPUs there are and by form."""
+
+
+def spread_vocabulary(*files: Path) -> str:
+    """Return what losses take whose classes are spread over GPUs, and which share of their part of one GPU's time that is."""
+    return "\n\n".join(map(_spread_vocabulary, files))
+
+
+def _spread_vocabulary(file: Path) -> str:
     found = found_in(file)
+    number = NUMBERS[found["gpus"]]
     rows = [{**row, "of_one": row["errors"][0], "of_all": row["errors"][1]} for row in found["rows"]]
+    for row in rows:
+        goal = SHARES.get((found["gpus"], row["form"]))
+        row["goal"] = None if goal is None else f"≥ {goal:.0%}: {'met' if row['share'] >= goal else '**missed**'}"
     header = (
-        "tokens × features × classes | form | one GPU, ms | two, ms | half of one's time by two's | peak MiB: one | two | "
-        "errors of the gradients, input's and weight's: one | two"
+        f"tokens × features × classes | form | one GPU, ms | {number.lower()}, ms | one's time / {found['gpus']} by theirs | goal | "
+        "peak MiB: one | each | errors of the gradients, input's and weight's: one | all"
     )
     cells = (
-        "{rows:d} × {features:d} × {classes:d} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {one_mib:,.0f} | {mib:,.0f} | "
+        "{rows:d} × {features:d} × {classes:d} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {goal} | {one_mib:,.0f} | {mib:,.0f} | "
         "{of_one[0]:.1e}, {of_one[1]:.1e} | {of_all[0]:.1e}, {of_all[1]:.1e}"
     )
-    return f"{source(found, gpus='Two')}.\n\n{table(header, cells, rows)}"
+    tables = [f"{source(found, gpus=number)}.", table(header, cells, rows)]
+    if beside := found.get("beside_fsdp"):
+        header = "blocks × tokens × features × classes | form | GPUs | step, ms | peak MiB a GPU | gradients differ by"
+        cells = (
+            "{blocks:d} × {tokens:d} × {features:d} × {classes:d} | {form} | {processes:d} | {step_ms:.1f} | {peak_mib:,.0f} | {error:.1e}"
+        )
+        about = "A model of bfloat16 that ends in the loss, under AdamW; gradients against one GPU in float32:"
+        tables += [about, table(header, cells, beside)]
+    return "\n\n".join(tables)
+
+
+def spread_contrastive(file: Path) -> str:
+    """Return what contrastive losses of features spread over GPUs take, in a ring and gathered."""
+    found = found_in(file)
+    rows = [
+        {"loss": loss.removesuffix(" again"), "form": form, **each}
+        for loss, forms in found["losses"].items()
+        for form, each in forms.items()
+    ]
+    header = "loss | form | forward, ms | backward, ms | both, ms | peak MiB a GPU | errors: loss | images | texts"
+    cells = (
+        "{loss} | {form} | {forward_ms:.1f} | {backward_ms:.1f} | {ms:.1f} | {mib:,.0f} | "
+        "{errors[0]:.1e} | {errors[1]:.1e} | {errors[2]:.1e}"
+    )
+    about = f"{source(found, gpus=NUMBERS[found['gpus']])}, {found['batch']:,} pairs of {found['width']} features."
+    return f"{about}\n\n{table(header, cells, rows)}"
 
 
 def hungarian(file: Path) -> str:
@@ -527,12 +588,21 @@ def calibration(file: Path) -> str:
 
 
 def detectors(file: Path) -> str:
-    """Return what each detector reached over the seeds, with the interval of the mean, and beside FCOS."""
-    found = found_in(file)["detectors"]
+    """Return what each detector reached over the seeds, with the interval of the mean, and beside FCOS; then variants, where measured."""
+    found = found_in(file)
+    tables = [_over_seeds(found["detectors"], lambda command: "fcos")]
+    if "variants" in found:
+        about = "Variants, each beside the first of its model:"
+        tables += [about, _over_seeds(found["variants"], lambda command: command.split()[1])]
+    return "\n\n".join(tables)
+
+
+def _over_seeds(found: dict[str, Any], base_of: Callable[[str], str]) -> str:
+    """Return what each command reached. base_of: from a command to a part of those that it is compared with, the first of them."""
     runs_of = by("command", sorted(found["runs"], key=lambda run: run["seed"]))
-    baseline = next(command for command in runs_of if "fcos" in command)
+    bases = {command: next(other for other in runs_of if base_of(command) in other) for command in runs_of}
     reached = {command: [run["map"] for run in runs] for command, runs in runs_of.items()}
-    tested, rows = compared(reached, {command: baseline for command in runs_of if command != baseline}), []
+    tested, rows = compared(reached, {command: base for command, base in bases.items() if command != base}), []
     for command, runs in runs_of.items():
         mean = mean_of(reached[command], 0.95)
         others = {name: statistics.mean(run[name] for run in runs) for name in ("map50", "map75")}
@@ -563,15 +633,17 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "detector_steps": (detector_steps, DETECTION),
     "retinanet": (retinanet, DETECTION),
     "integrations": (integrations, RESULTS / "integrations.json"),
-    "assignment": (assignment, RESULTS / "assignment-h200.json"),
+    "assignment": (problems, RESULTS / "assignment-h200.json"),
     **{make.__name__: (make, RESULTS / "matching-h100.json") for make in (hungarian, criterion)},
+    "masks and features": (problems, RESULTS / "masks-and-features-h100.json"),
     "objectives": (objectives, RESULTS / "objectives-h100.json"),
     "deviations": (deviations, RESULTS / "deviations-h100.json"),
-    "spread vocabulary": (spread_vocabulary, RESULTS / "spread-vocabulary-h100.json"),
+    "spread vocabulary": (spread_vocabulary, *(RESULTS / f"spread-vocabulary-h100{gpus}.json" for gpus in ("", "-x4"))),
+    "spread contrastive": (spread_contrastive, RESULTS / "spread-contrastive-h100.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
     "several gpus": (several_gpus, *SEVERAL_GPUS),
-    "speed": (speed, *SEVERAL_GPUS),
+    "speed": (speed, *SEVERAL_GPUS, RESULTS / "speed-h100-x4.json"),
     "fused on several": (fused_on_several, *SEVERAL_GPUS),
     "large model": (large_model, *SEVERAL_GPUS),
 }

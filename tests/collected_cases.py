@@ -14,7 +14,9 @@ LEFT_OUT: list[pytest.Item] = []
 
 def described(item: pytest.Item) -> dict[str, Any]:
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    each = None if item.config.option.ci else item.get_closest_marker("each")
+    each = item.get_closest_marker("each")
+    if each and item.config.option.ci and not each.kwargs.get("ci"):
+        each = None
     of_loss = {name: getattr(value, "loss", value) for name, value in given.items() if not each or name in each.args}
     if each and "template" in each.args:
         of_loss["template"] = given["loss"].template.name

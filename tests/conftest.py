@@ -39,11 +39,11 @@ class Clone:
         self.started: list[Process | subprocess.Popen[str]] = []
 
     def start(self, *words: str, fresh: bool = False, **env: str) -> "Process | subprocess.Popen[str]":
-        """Start the script. fresh: in a new Python, where its start is what is tested; it is also where the environment is."""
+        """Start the script. fresh: in a new Python, where its start is what is tested, or what it reads from the environment then."""
         if not fresh and self.env | env == self.warm.env:
             process = self.warm.start(self.script, words, self.path)
         else:
-            command = [sys.executable, self.script, *words]
+            command = [sys.executable if fresh else self.warm.python(), self.script, *words]
             streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             process = subprocess.Popen(command, cwd=self.path, env=self.env | env, **streams)
         self.started.append(process)
@@ -60,7 +60,7 @@ class Clone:
         if not fresh and self.env | env == self.warm.env:
             ran = self.warm.run(self.script, words, self.path, timeout)
             return Done(ran.returncode, ran.stdout)
-        process = self.start(*words, fresh=True, **env)
+        process = self.start(*words, fresh=fresh, **env)
         output, _ = process.communicate(timeout=timeout)
         return Done(process.returncode, output)
 
@@ -127,6 +127,19 @@ def warm(key_of_the_user: None) -> "Iterator[Warm]":
     process = Warm(environment())
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def torchrun(warm: "Warm") -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a script in two processes of torchrun, which are forks of the warm one, as torchrun itself is."""
+
+    def run(*words: object, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+        python = warm.python()
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, words)]
+        env = warm.env | {"OMP_NUM_THREADS": "1", "PYTHON_EXEC": python} | env
+        return subprocess.run(command, capture_output=True, text=True, timeout=900, env=env, cwd=cwd)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ SMALL = ["suite=small", "shape=64x10,256x1000", "milliseconds=2", "device=cpu"]
 
 def bench(clone, *words, **env):
     clone.script = "experiments/bench.py"
-    return clone.run(*words, TRITON_INTERPRET="0", **env)  # as for someone without a GPU
+    return clone.run(*words, fresh=True, TRITON_INTERPRET="0", **env)  # as for someone without a GPU
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_what_was_measured_outlives_a_kill(new_clone):
 
     clone = new_clone()
     clone.script = "experiments/bench.py"
-    process = clone.start(*SMALL, "out=figures.json", "contenders=lossforge", "tracking=none", TRITON_INTERPRET="0")
+    process = clone.start(*SMALL, "out=figures.json", "contenders=lossforge", "tracking=none", fresh=True, TRITON_INTERPRET="0")
     assert any("1/3" in line for line in process.stdout)
     process.kill()
     process.wait()

@@ -12,8 +12,8 @@ from PIL import Image, TiffImagePlugin
 
 from lab.base.errors import UserError
 from lab.config.settings import Settings
-from lab.data.images import UNREADABLE, ImageBytes
-from lab.data.pixels import alpha_note, measured, read_pixels, shown
+from lab.data.images.files import UNREADABLE, ImageBytes
+from lab.data.images.pixels import alpha_note, measured, read_pixels, shown
 from lab.data.sources.custom import of_channels
 from lab.results.prediction import AskedPrediction, predict
 from lab.run.predict import predictor
@@ -235,8 +235,8 @@ def test_files_that_need_channels_are_named(make_trainer, tmp_path):
 def test_a_header_takes_no_memory_that_the_file_does_not_hold(tmp_path):
     import io
 
-    from lab.data.images import UNREADABLE, ImageBytes
-    from lab.data.pixels import read_pixels
+    from lab.data.images.files import UNREADABLE, ImageBytes
+    from lab.data.images.pixels import read_pixels
 
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 3)})
@@ -254,8 +254,8 @@ def test_a_header_of_a_deep_png_takes_no_memory_that_its_pixels_would_need(tmp_p
     import struct
     import zlib
 
-    from lab.data.images import CorruptError
-    from lab.data.pixels import read_pixels
+    from lab.data.images.files import CorruptError
+    from lab.data.images.pixels import read_pixels
 
     head = struct.pack(">IIBBBBB", 2**20, 2**20, 16, 2, 0, 0, 0)
     chunk = struct.pack(">I", len(head)) + b"IHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))

@@ -516,11 +516,11 @@ def test_of_several_tasks_the_newest_runs_is_compared(journal, look):
 
 def test_help_answers_at_once_and_cfg_prints(clone, without_torch):
     clone.script = "experiments/compare.py"
-    done = clone.run("--help", **without_torch)
+    done = clone.run("--help", fresh=True, **without_torch)
     assert done.status == 0, done.output
     for text in ("sweep=", "baseline=loss=ce", "ui="):
         assert text in done.output
-    done = clone.run("--cfg", "where=loss=ce,data=digits", **without_torch)
+    done = clone.run("--cfg", "where=loss=ce,data=digits", fresh=True, **without_torch)
     assert yaml.safe_load(done.output)["where"] == ["loss=ce", "data=digits"]
 
 

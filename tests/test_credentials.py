@@ -3,7 +3,6 @@
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import postgres
@@ -163,7 +162,7 @@ def holders(*folders: Path) -> list[str]:
 
 
 def sync(clone, *words, **env):
-    command = [sys.executable, "experiments/sync.py", *words]
+    command = [clone.warm.python(), "experiments/sync.py", *words]
     done = subprocess.run(command, cwd=clone.path, env=clone.env | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 

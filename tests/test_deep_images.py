@@ -11,8 +11,8 @@ from PIL import Image, TiffImagePlugin
 import predict
 import train
 from lab.config.detection_schema import CocoConfig
-from lab.data.images import CorruptError, read_rgb
-from lab.data.pixels import dark_note, read_pixels
+from lab.data.images.files import CorruptError, read_rgb
+from lab.data.images.pixels import dark_note, read_pixels
 from lab.data.sets import Norm
 from lab.data.sources.hub import HubSamples
 from lab.tasks.detection.data import load_detection_data

@@ -13,7 +13,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.config.detection_schema import CocoConfig
-from lab.data import images
+from lab.data.images import files as images
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 from lab.tasks.detection.inference import batches

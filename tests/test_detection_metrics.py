@@ -12,7 +12,7 @@ from PIL import Image
 
 from lab.base.drawing import colour_of
 from lab.config.detection_schema import CocoConfig
-from lab.data.coco_file import read_coco
+from lab.data.annotations.coco_file import read_coco
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 from lab.tasks.detection.metrics import DetectionCounts, Found, confusion_of

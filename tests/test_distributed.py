@@ -1,9 +1,6 @@
 """Real processes under torchrun, over gloo: what two train is what one trains on the whole batch, and a fault of one ends both."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from lab.base.seeds import seed_of
 from lab.data.loading import Shares
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # losses of float32, summed in another order
 LOSS = {"rtol": 1e-5, "atol": 1e-5}
 # and weights after four steps at a learning rate of 1e-1
@@ -25,14 +21,8 @@ WEIGHT = {"rtol": 1e-4, "atol": 1e-5}
 EXACT = {"rtol": 0, "atol": 0}
 
 
-def torchrun(*words, timeout=900):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
-    env = kept | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    return subprocess.run([*TORCHRUN, *map(str, words)], capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, torchrun):
     """What both ranks kept of each case, by case."""
     folder = tmp_path_factory.mktemp("ranks")
     digit_files(folder / "nine", 9, 3, ("a",))
@@ -191,7 +181,7 @@ def folder_words(root):
     return [*words, "trainer.device=cpu", "tracking=none", f"trainer.runs={root}/runs"]
 
 
-def test_a_fault_of_one_process_ends_the_run(tmp_path):
+def test_a_fault_of_one_process_ends_the_run(tmp_path, torchrun):
     """An image that is damaged within, in the second rank's part of the first batch."""
     files = sorted((digit_files(tmp_path, 8, 8, ("a", "b")) / "train").rglob("*.png"))
     order = torch.randperm(16, generator=torch.Generator().manual_seed(seed_of(0, 1)))
@@ -209,7 +199,7 @@ def test_a_fault_of_one_process_ends_the_run(tmp_path):
     assert any("rank 1: UserError" in r["values"].get("error", "") for r in records if r["kind"] == "tags")
 
 
-def test_a_fault_of_the_data_is_said_once(tmp_path):
+def test_a_fault_of_the_data_is_said_once(tmp_path, torchrun):
     """All processes come to it, the first one alone speaks, and none leaves the others behind in a barrier."""
     root = digit_files(tmp_path, 4, 4, ("a",))
     (root / "val" / "a" / "0.png").write_bytes(b"no picture")
@@ -232,7 +222,7 @@ def test_a_rest_of_one_sample_trains_under_batch_norm(results):
     assert one["values"]["samples"] == 3
 
 
-def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path):
+def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path, torchrun):
     """The run has two epochs of nine images, five and four, before it goes on with a third."""
 
     def updates_of(folder):
@@ -264,11 +254,11 @@ Trainer.update = killed
 """
 
 
-def test_a_process_that_was_killed_is_named(tmp_path):
+def test_a_process_that_was_killed_is_named(tmp_path, torchrun):
     """The other one only sees a connection that broke off, which is not what a person has to know."""
     (tmp_path / "loss.py").write_text((ROOT / "examples" / "my_loss.py").read_text() + KILLED)
     words = ["model=tiny_vit", "data.image_size=32", "trainer.device=cpu", "tracking=none", f"trainer.runs={tmp_path}/runs"]
-    done = torchrun("experiments/train.py", *words, "loss=custom", f"loss.target={tmp_path}/loss.py:margin_bce", timeout=900)
+    done = torchrun("experiments/train.py", *words, "loss=custom", f"loss.target={tmp_path}/loss.py:margin_bce")
     assert done.returncode == 1
     assert "error: rank 1 was killed: its process ended without a word" in done.stderr, done.stderr
     assert "Connection closed" not in done.stderr
@@ -350,7 +340,7 @@ def test_apps_of_one_process_refuse_torchrun(monkeypatch, capsys):
     assert "--multirun runs in one process" in capsys.readouterr().err
 
 
-def test_a_process_that_waits_in_vain_is_ended(tmp_path):
+def test_a_process_that_waits_in_vain_is_ended(tmp_path, torchrun):
     began = time.monotonic()
     done = torchrun(ROOT / "tests/waiting_worker.py", tmp_path / "ended")
     assert done.returncode == 1

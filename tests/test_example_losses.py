@@ -2,7 +2,9 @@
 
 import functools
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torchvision.ops
@@ -223,17 +225,6 @@ def test_ranking():
         assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y), x.clone().requires_grad_())
 
 
-def test_long_tail():
-    x, y, counts = normal(5, 3).tanh(), torch.tensor([0, 2, 1, 2, 2]), torch.tensor([1000, 100, 10])
-    total = 0.0
-    for row, label in zip(x.tolist(), y.tolist(), strict=True):
-        moved = [30 * (v - (0.5 * (10 / counts[j].item()) ** 0.25 if j == label else 0)) for j, v in enumerate(row)]
-        total += math.log(sum(map(math.exp, moved))) - moved[label]
-    ldam = example("long_tail", "ldam_loss")
-    assert ldam(x, y, counts).item() == pytest.approx(total / 5)
-    assert torch.autograd.gradcheck(lambda x: ldam(x, y, counts, scale=2.0), x.requires_grad_())
-
-
 @pytest.mark.parametrize(("t1", "t2"), [(0.8, 1.2), (0.2, 4.0), (1.0, 1.0)])
 def test_noise(t1, t2):
     """The normaliser by bisection; at t1 = t2 = 1 it is the cross entropy."""
@@ -272,3 +263,44 @@ def test_evidential():
     sampled = -Dirichlet(alpha).sample((200_000,))[:, torch.arange(5), y].log().mean()
     assert risk.item() == pytest.approx(sampled.item(), rel=0.01)
     assert torch.autograd.gradcheck(lambda x: loss(x, y), x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("shape", [(9, 12), (5, 6, 7)], ids=["image", "volume"])
+def test_segmentation(shape):
+    """MONAI's values; of unified focal those without its clamp of probabilities."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        monai = pytest.importorskip("monai.losses")
+    x, y = normal(2, 2, *shape), (normal(2, *shape) > 0.3).long()
+    cldice, unified = (example("segmentation", name) for name in ("soft_cldice_loss", "unified_focal_loss"))
+    one_hot = torch.stack([1 - y, y], 1).double()
+    for iterations in (3, 1):
+        theirs = monai.SoftclDiceLoss(iter_=iterations, include_background=False, smooth=1e-12)
+        assert cldice(x, y, iterations).item() == pytest.approx(theirs(x.softmax(1), one_hot).item())
+    focal, tversky = monai.unified_focal_loss.AsymmetricFocalLoss, monai.unified_focal_loss.AsymmetricFocalTverskyLoss
+    p, given = x.softmax(1), {"delta": 0.6, "gamma": 0.3}
+    expected = 0.2 * focal(**given)(p, one_hot) + 0.8 * tversky(**given)(p, one_hot)
+    assert unified(x, y, 0.2, **given).item() == pytest.approx(expected.item(), rel=1e-5)
+    for loss in (cldice, unified):
+        small = x[..., :4].clone().requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, y[..., :4]), small)
+
+
+def test_depth():
+    """Scale and shift by numpy's least squares; another scale and shift of the prediction changes nothing."""
+    x, y, valid = normal(2, 9, 11).abs(), 3 * normal(2, 11, 9).mT.abs() + 1, normal(2, 9, 11) > -0.5
+    loss = example("depth", "affine_invariant_loss")
+    expected = 0.0
+    for a, b, m in zip(x, y, valid, strict=True):
+        line = torch.stack([a[m], torch.ones_like(a[m])], 1)
+        scale, shift = np.linalg.lstsq(line.numpy(), b[m].numpy(), rcond=None)[0]
+        r = scale * a + shift - b
+        expected += (r[m] ** 2).sum() / (2 * m.sum()) / 2
+        for k in range(4):
+            e, v = r[:: 2**k, :: 2**k], m[:: 2**k, :: 2**k]
+            edges = sum(abs(e[i, j] - e[i, j - 1]) for i in range(len(e)) for j in range(1, e.shape[1]) if v[i, j] and v[i, j - 1])
+            edges += sum(abs(e[i, j] - e[i - 1, j]) for i in range(1, len(e)) for j in range(e.shape[1]) if v[i, j] and v[i - 1, j])
+            expected += 0.5 * edges / max(v.sum(), 1) / 2
+    assert loss(x, y, valid).item() == pytest.approx(float(expected))
+    assert loss(7 * x + 2, y, valid).item() == pytest.approx(float(expected))
+    assert torch.autograd.gradcheck(lambda x: loss(x, y, valid), x.requires_grad_())

@@ -13,9 +13,9 @@ from PIL import Image, PngImagePlugin
 
 from lab.base.errors import UserError
 from lab.config.detection_schema import CocoConfig
-from lab.data.exif import sizes_of, turn_of
-from lab.data.images import UNREADABLE, ImageBytes, open_any_mode, read_rgb
-from lab.data.pixels import read_pixels
+from lab.data.images.exif import sizes_of, turn_of
+from lab.data.images.files import UNREADABLE, ImageBytes, open_any_mode, read_rgb
+from lab.data.images.pixels import read_pixels
 from lab.data.sets import Norm
 from lab.data.sources.custom import as_rgb, of_channels
 from lab.results.prediction import images as predicted_files
@@ -379,7 +379,7 @@ def upright_folder(tmp_path, size):
 
 def test_predictions_are_of_the_picture_as_shown(tmp_path):
     """predict.py reads by the same function, so that its boxes are those that a viewer would draw."""
-    from lab.data.pixels import read_image
+    from lab.data.images.pixels import read_image
 
     shown = boxed(*WIDE)
     for turn in TURNS:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.base.seeds import seeded
-from lab.data import images
+from lab.data.images import files as images
 from lab.results import prediction
 
 

@@ -20,7 +20,7 @@ import evaluate
 import train
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.data.coco_file import read_coco
+from lab.data.annotations.coco_file import read_coco
 from lab.data.sets import Norm
 from lab.data.sources.hub import hub_data
 from lab.data.sources.shards import shards_data

@@ -561,8 +561,8 @@ def test_a_picture_that_is_postscript_starts_no_program(image, tmp_path, monkeyp
     """Pillow goes by the content, and gives it to Ghostscript."""
     from PIL import EpsImagePlugin
 
-    from lab.data.images import UNREADABLE, read_rgb
-    from lab.data.pixels import read_pixels
+    from lab.data.images.files import UNREADABLE, read_rgb
+    from lab.data.images.pixels import read_pixels
 
     program = tmp_path / "bin" / "gs"
     program.parent.mkdir()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -162,9 +161,9 @@ DIRECT = {
     "lab/comparison/page.py": "reads a file of the program",
     "lab/config/settings.py": "reads the program's settings",
     "lab/base/files.py": "is the helper",
-    "lab/data/images.py": "reads images, after refuse_pipe",
-    "lab/data/pixels.py": "reads images, after refuse_pipe",
-    "lab/tasks/detection/data.py": "opens an image of an annotation file, by lab.data.images",
+    "lab/data/images/files.py": "reads images, after refuse_pipe",
+    "lab/data/images/pixels.py": "reads images, after refuse_pipe",
+    "lab/tasks/detection/data.py": "opens an image of an annotation file, by lab.data.images.files",
     "lab/data/cells.py": "reads a table again, after refuse_special",
     "lab/data/annotations/rows.py": "reads a table's first line, after refuse_special",
     "lab/data/sources/shards.py": "reads shards, after refuse_special",
@@ -268,7 +267,7 @@ def replaced(path, what):
         *((name, "/dev/zero") for name in ("tracking.json", "metrics.jsonl", "first record")),
     ],
 )
-def test_no_app_waits_for_a_file_that_never_ends(whole, tmp_path, name, what):
+def test_no_app_waits_for_a_file_that_never_ends(whole, warm, tmp_path, name, what):
     """Each app ends soon, by itself, in a process of its own."""
     folder = shutil.copytree(next((whole / "runs").iterdir()), tmp_path / "runs" / "theirs")
     if name == "first record":  # the folder that the first record names
@@ -292,7 +291,8 @@ def test_no_app_waits_for_a_file_that_never_ends(whole, tmp_path, name, what):
             ("sync", [str(folder), *places]),
         )
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    (tmp_path / "apps.py").write_text(script, encoding="utf-8")
+    done = subprocess.run([warm.python(), tmp_path / "apps.py"], cwd=ROOT, env=warm.env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -310,7 +310,7 @@ def test_a_state_that_is_a_pipe_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("app", ["train", "evaluate", "sync", "predict"])
-def test_sigterm_ends_an_app(whole, tmp_path, app):
+def test_sigterm_ends_an_app(whole, warm, tmp_path, app):
     """While it waits for a store that does not answer, or before."""
     import socket
 
@@ -328,7 +328,7 @@ def test_sigterm_ends_an_app(whole, tmp_path, app):
             "sync": [str(folder), uri],
         }[app]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, f"experiments/{app}.py", *words], cwd=ROOT, **pipes)
+        process = subprocess.Popen([warm.python(), f"experiments/{app}.py", *words], cwd=ROOT, env=warm.env, **pipes)
         if app == "train":
             while process.poll() is None and not list((tmp_path / "runs").glob("*/log.txt")):
                 time.sleep(0.2)

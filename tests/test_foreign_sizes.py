@@ -16,8 +16,8 @@ import predict
 import sync
 import train
 from lab.base.errors import UserError
-from lab.data.images import MOST_PIXELS, UNREADABLE, most_pixels, read_rgb
-from lab.data.pixels import read_pixels
+from lab.data.images.files import MOST_PIXELS, UNREADABLE, most_pixels, read_rgb
+from lab.data.images.pixels import read_pixels
 from lab.run import checkpoint
 from lab.run.frames import write_rows
 from lab.run.saved import read_checkpoint

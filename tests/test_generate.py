@@ -22,7 +22,7 @@ from loss_text import MissingError, arguments, filled, whole_docstring
 from lossforge.bench.report import load
 from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.losses.base.declare import DECLARED
-from lossforge.losses.definitions.linear import LINEAR
+from lossforge.losses.definitions.language.linear import LINEAR
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates import TEMPLATES
 

@@ -3,13 +3,12 @@
 import json
 
 import measure
+import measure_detection
 import pytest
 import reported
 import tables
 import torch
 from loss_text import MissingError
-
-from lab.tasks.detection.types import DetectorOutput
 
 LARGE_RUN = {
     "command": "experiment=digit_scenes_large",
@@ -90,7 +89,8 @@ def test_steps_in_float32_are_those_of_plain_torch_in_float64(measured):
         assert each["other_targets"] == 0
         assert each["difference"] < 1e-5
         assert max(each["gradient_difference"].values()) < 1e-5
-    assert {name for each in runs for name in each["gradient_difference"]} == set(DetectorOutput._fields)
+    compared = {name for each in runs for name in each["gradient_difference"]}
+    assert compared == {"logits", "regression", "centerness", "sides", "earlier_logits", "earlier_regression"}
 
 
 def test_the_table_of_steps_adds_loss_and_assignment(measured):
@@ -123,10 +123,34 @@ def test_the_table_of_detectors_pairs_seeds(tmp_path):
     assert "| `model=yolo_tiny` | 3 | 0.463 ± 0.038 | 0.600 | 0.500 | +0.053 (+0.039 to +0.068) | 0.004 |" in text
 
 
+def test_variants_are_paired_with_the_first_of_their_model(tmp_path):
+    place = {"gpu": "2 CPU cores", "torch": "2", "triton": "3", "torchvision": "0", "commit": "abc", "date": "2026-11-25"}
+    names = ("fcos_tiny", "yolo_tiny loss=focal", "yolo_tiny loss=bce", "detr_tiny loss=focal", "detr_tiny loss=mal")
+    runs = [
+        {"command": f"experiment=detectors model={name}", "seed": seed, "map": 0.1 * number + 0.01 * seed, "map50": 0.6, "map75": 0.5}
+        for number, name in enumerate(names)
+        for seed in range(3)
+    ]
+    path = tmp_path / "detection.json"
+    path.write_text(json.dumps({"detectors": {**place, "runs": runs[:3]}, "variants": {**place, "runs": runs[3:]}}))
+    lines = reported.detectors(path).splitlines()
+    for name, said in (("yolo_tiny loss=bce", "+0.100"), ("detr_tiny loss=mal", "+0.100"), ("detr_tiny loss=focal", "baseline")):
+        assert said in next(line for line in lines if name in line)
+
+
+@pytest.mark.slow
+def test_variants_train_in_a_few_processes(monkeypatch):
+    commands = ("model=yolo_tiny loss=mal", "model=detr_tiny loss=mal model.denoising=60")
+    monkeypatch.setattr(measure_detection, "VARIANTS", commands)
+    found = list(measure_detection.variants(small=True))
+    assert [each["command"] for each in found] == [f"experiment=detectors {command}" for command in commands]
+    assert all(each["map"] is not None for each in found)
+
+
 def test_parts_that_do_not_exist(tmp_path, capsys):
     with pytest.raises(SystemExit):
         measure.main(["detection", "--out", str(tmp_path / "none.json"), "--parts", "table"])
-    assert "--parts table: unknown; parts are retinanet, large, detectors, steps" in capsys.readouterr().err
+    assert "--parts table: unknown; parts are retinanet, large, detectors, variants, steps, export" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

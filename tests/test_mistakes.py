@@ -105,7 +105,7 @@ def test_mistake_known_to_the_configs(answers, words, said):
 
 
 def test_a_mistake_ends_the_process_with_status_1(clone, without_torch):
-    done = clone.run("loss=focl", **without_torch)
+    done = clone.run("loss=focl", fresh=True, **without_torch)
     assert done.status == 1, done.output
     assert "'focal'" in done.output
 
@@ -281,7 +281,7 @@ def test_data_that_is_not_there_is_named(make_trainer, tmp_path, data, archive):
 
 
 def test_help_answers_at_once_with_groups_and_options(clone, without_torch):
-    done = clone.run("--help", **without_torch)
+    done = clone.run("--help", fresh=True, **without_torch)
     assert done.status == 0, done.output
     for text in ("loss=focal model=resnet50", "preference_bce", "convnext_tiny", "cifar100", "--multirun"):
         assert text in done.output

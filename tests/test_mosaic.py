@@ -8,7 +8,7 @@ from lab.base.seeds import seeded
 from lab.config.detection_schema import DigitScenesConfig
 from lab.config.settings import load
 from lab.data.sets import Norm
-from lab.tasks.detection.augment import mosaic
+from lab.tasks.detection.augment import Prepared, mosaic
 from lab.tasks.detection.data import Collate, Sample, load_detection_data
 
 FILL = [7, 8, 9]
@@ -20,20 +20,23 @@ def parts(sizes=((32, 48), (32, 48), (20, 60), (40, 40))):
     for number, (height, width) in enumerate(sizes):
         image = torch.zeros(3, height, width, dtype=torch.uint8)
         image[:, 6:16, 10:26] = 50 + 50 * number
-        made.append((image, torch.tensor([[10.0, 6.0, 26.0, 16.0]]), torch.tensor([number])))
+        mask = (image[:1] > 0).byte()
+        made.append(Prepared(image, torch.tensor([[10.0, 6.0, 26.0, 16.0]]), torch.tensor([number]), mask))
     return made
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_boxes_of_a_window_frame_what_they_framed(seed):
     with seeded(seed):
-        image, boxes, labels = mosaic(parts(), FILL, 0.3)
+        image, boxes, labels, masks, _ = mosaic(parts(), FILL, 0.3)
     assert image.shape == (3, 32, 48)
     assert len(boxes) == len(labels)
     for box, label in zip(boxes.long().tolist(), labels.tolist(), strict=True):
         inside = image[:, box[1] : box[3], box[0] : box[2]]
         assert inside.numel()
         assert (inside == 50 + 50 * label).all()
+    for mask, label in zip(masks, labels.tolist(), strict=True):
+        assert mask.bool().equal(image[0] == 50 + 50 * label)
     for label in range(4):  # a box that goes was cut to less than 0.3 of it
         shown = (image[0] == 50 + 50 * label).sum().item()
         assert (label in labels.tolist()) == (shown >= 0.3 * 160)
@@ -41,12 +44,12 @@ def test_boxes_of_a_window_frame_what_they_framed(seed):
 
 def test_what_an_image_lacks_is_filled():
     with seeded(5):
-        image, _, _ = mosaic(parts(((32, 48), (32, 48), (8, 8), (8, 8))), FILL, 0.3)
+        image, *_ = mosaic(parts(((32, 48), (32, 48), (8, 8), (8, 8))), FILL, 0.3)
     assert (image == torch.tensor(FILL, dtype=torch.uint8).view(3, 1, 1)).all(0).any()
 
 
 def sample(seed=0):
-    (image, boxes, labels), *_ = parts()
+    (image, boxes, labels, *_), *_ = parts()
     return Sample(image, boxes, labels, (32, 48), 0, 0, seed)
 
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -49,7 +48,7 @@ def sync(clone, *words):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # where the tests were started in the background, a shell ignores Ctrl-C for them and for what they start
     streams["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen([sys.executable, "experiments/sync.py", *words], cwd=clone.path, env=clone.env, **streams)
+    return subprocess.Popen([clone.warm.python(), "experiments/sync.py", *words], cwd=clone.path, env=clone.env, **streams)
 
 
 def complete(server, folder, experiment):
@@ -183,7 +182,7 @@ def test_pictures_are_drawn_while_mlflow_imports_ipython(clone, hanging, tmp_pat
         "import time\ntime.sleep(10)\nversion_info = (9, 0)\nget_ipython = lambda: None\n", encoding="utf-8"
     )
     words = [*WORDS, "trainer.max_updates=2", f"tracking.uri={hanging}", "tracking.experiment=hanging", "tracking.patience_seconds=0"]
-    process = clone.start(*words, OMP_NUM_THREADS="1", PYTHONPATH=str(tmp_path))
+    process = clone.start(*words, fresh=True, OMP_NUM_THREADS="1", PYTHONPATH=str(tmp_path))
     until_said(process, f"waiting for MLflow at {hanging}")
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=600)[0]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from lab.base.drawing import colour_of
-from lab.data.images import CorruptError
+from lab.data.images.files import CorruptError
 from lab.run.predict import Prediction, draw
 
 QUICK = ["trainer.device=cpu", "tracking=none"]
@@ -115,7 +115,7 @@ def test_weights_of_nan_predict_nothing_and_are_named(trained, tmp_path, name):
     torch.save(state, tmp_path / "nan.pt")
     Image.new("RGB", (64, 64)).save(tmp_path / "black.png")
     for app, words in (("predict", [f"out={tmp_path / 'said'}", tmp_path / "black.png"]), ("evaluate", ["tracking=none"])):
-        command = [sys.executable, f"experiments/{app}.py", f"checkpoint={tmp_path / 'nan.pt'}", *map(str, words)]
+        command = [trained.warm.python(), f"experiments/{app}.py", f"checkpoint={tmp_path / 'nan.pt'}", *map(str, words)]
         done = subprocess.run(command, cwd=trained.path, env=trained.env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 1, done.stdout
         assert f"error: checkpoint: 1 of its {len(weights)} tensors hold nan ({bad}), so" in done.stderr
@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_the_lines_of_the_pictures_that_are_done(trained, tmp_path)
         (tmp_path / f"{number:05d}.png").symlink_to("first.png")
     Image.new("RGB", (20, 10), "red").save(tmp_path / "first.png")
     words = [f"checkpoint={checkpoint(trained, 'classifier')}", f"out={tmp_path / 'out'}", str(tmp_path)]
-    command = [sys.executable, "experiments/predict.py", *words]
+    command = [trained.warm.python(), "experiments/predict.py", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=trained.path, env=trained.env, **streams)
     assert "00000.png" in process.stdout.readline()

@@ -56,9 +56,28 @@ def test_the_figures_of_log_probabilities_are_the_results():
 
 def test_steps_of_detectors_are_as_the_readme_says():
     runs = json.loads((ROOT / "results" / "detection.json").read_text(encoding="utf-8"))["steps"]["runs"]
-    assert [run["model"] for run in runs[::2]] == ["retinanet_resnet50", "fcos_resnet50", "yolo_resnet50", "detr_resnet50"]
-    assert [run["loss"] for run in runs] == ["lossforge", "loss.implementation=torch"] * 4
+    assert {(run["model"], run["loss"]) for run in runs} == {
+        (f"{name}_resnet50", loss) for name in ("retinanet", "fcos", "yolo", "detr") for loss in ("lossforge", "loss.implementation=torch")
+    }
     assert all("model.fixed_size=[640,640] data.batch_size=16 trainer.amp=bf16" in run["command"] for run in runs)
+
+
+def test_times_of_detectors_are_paired_by_their_names(tmp_path):
+    """Whatever the order of the runs."""
+    said = []
+    for backwards in (False, True):
+        places = []
+        for name in ("detection", "integrations"):
+            found = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+            part = found["steps" if name == "detection" else "detectors"]
+            own = [run for run in part["runs"] if "lossforge" in run.values()]
+            others = [run for run in part["runs"] if run not in own]
+            part["runs"] = own + others[:: -1 if backwards else 1]
+            places.append(tmp_path / f"{name}.json")
+            places[-1].write_text(json.dumps(found), encoding="utf-8")
+        said.append(reported.detector_times(*places))
+    assert said[0] == said[1]
+    assert said[0] in text_of("README.md")
 
 
 @pytest.fixture(scope="module")

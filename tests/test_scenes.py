@@ -78,7 +78,7 @@ def test_boxes_of_a_scene_are_tight():
     config = replace(SMALL, clutter=0.0, digits=[1, 1])
     glyphs, labels = _digits(config)[0]
     for seed in range(30):
-        picture, ((label, (x, y, w, h)),) = draw_scene(config, glyphs, labels, np.random.default_rng(seed))
+        picture, ((label, (x, y, w, h), *_),) = draw_scene(config, glyphs, labels, np.random.default_rng(seed))
         assert 0 <= label <= 9
         padded = np.pad(picture.astype(int), ((1, 1), (1, 1), (0, 0)), mode="edge")
         steps = np.zeros(picture.shape[:2], dtype=int)
@@ -101,7 +101,7 @@ def test_digits_of_a_scene_keep_apart():
     for seed in range(20):
         _, found = draw_scene(config, glyphs, labels, np.random.default_rng(seed))
         masks = np.zeros((len(found), 96, 96), dtype=bool)
-        for mask, (_, (x, y, w, h)) in zip(masks, found, strict=True):
+        for mask, (_, (x, y, w, h), *_) in zip(masks, found, strict=True):
             mask[y : y + h, x : x + w] = True
         for i, one in enumerate(masks):
             for two in masks[:i]:

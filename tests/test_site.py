@@ -168,6 +168,8 @@ def test_examples_are_code(site):
     total = 0
     for source in (ROOT / "docs" / "reference").glob("*.md"):
         shown = [inspect.getdoc(named(name)) for name in re.findall(r"^::: (\S+)", source.read_text(encoding="utf-8"), re.M)]
+        if source.name == "detection.md":  # the one class whose page shows a method with an example
+            shown.append(inspect.getdoc(named("lossforge.losses.DetrCriterion").match))
         examples = sum(len(re.findall(r"(?:\n\n|:\n) *>>>", text)) for text in shown)
         page = (site / "reference" / f"{source.stem}.html").read_text(encoding="utf-8")
         code = re.findall(r'<div class="(?:language-\w+ )?highlight"><pre.*?</pre>', page, re.S)

@@ -51,7 +51,7 @@ def trouble(clone):
     folder = clone.path / "trouble"
     folder.mkdir()
     (folder / "loss.py").write_text((ROOT / "examples" / "my_loss.py").read_text() + TROUBLE)
-    clone.env |= {"OMP_NUM_THREADS": "1"}
+    clone.env |= {"OMP_NUM_THREADS": "1", "WARM_EXECUTABLE": clone.warm.python()}  # jobs are forks, too
     clone.job = [*JOB, "loss=custom", f"loss.target={folder}/loss.py:margin_bce"]
     return folder
 
@@ -93,7 +93,7 @@ def until(condition, process) -> None:
 def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     (trouble / "raise-1").touch()
     (trouble / "kill").touch()  # the run that comes first, before it has a folder
-    done = clone.run("-m", *clone.job, "seed=2,0,1", fresh=True, timeout=900)
+    done = clone.run("-m", *clone.job, "seed=2,0,1", timeout=900)
     assert done.status == 1, done.output
     assert "ValueError: the disk is on fire" in done.output
     sweep = the_sweep(clone)
@@ -172,7 +172,7 @@ def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trou
     # what a store did not see it is told later: the sweep's run first, then its children under it
     uri = f"sqlite:///{clone.path / 'later.db'}"
     sent = subprocess.run(
-        [sys.executable, "experiments/sync.py", str(sweep), f"tracking.uri={uri}"],
+        [clone.warm.python(), "experiments/sync.py", str(sweep), f"tracking.uri={uri}"],
         cwd=clone.path, env=clone.env, capture_output=True, text=True,
     )  # fmt: skip
     assert sent.returncode == 0, sent.stdout + sent.stderr
@@ -222,7 +222,7 @@ def test_jobs_end_with_a_checkpoint_when_the_sweep_is_killed(clone, trouble, lau
 
 def test_optuna_goes_on_where_it_ended(clone):
     pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
-    clone.env |= {"OMP_NUM_THREADS": "1"}
+    clone.env |= {"OMP_NUM_THREADS": "1", "WARM_EXECUTABLE": clone.warm.python()}
     words = [*JOB, "tracking=none", "search=optuna", "optim.lr=tag(log,interval(1e-4,1e-2))", "data.batch_size=choice(32,64)"]
     done = clone.run("-m", *words, "search.trials=1", timeout=900)
     assert done.status == 0, done.output

@@ -13,7 +13,7 @@ from PIL import Image
 import train
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.data import images
+from lab.data.images import files as images
 from lab.run.resume import named
 from lab.run.saved import load_checkpoint
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from spread_training import STEPS, Training, alone, reads, resumed
-from test_distributed import EXACT, ROOT, assert_same, torchrun
+from test_distributed import EXACT, ROOT, assert_same
 
 from lab.base.errors import UserError
 from lab.config.schema import SCHEDULES, OptimConfig, ScheduleConfig
@@ -105,7 +105,7 @@ def test_bad_updates_leave_everything_as_it_was_on_the_gpu(name):
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory):
+def spread(tmp_path_factory, torchrun):
     """What two processes came to, by optimiser; they also go on from a checkpoint that an unfused SGD left behind."""
     folder = tmp_path_factory.mktemp("spread")
     old = Training("sgd", clip=0.5, args={"fused": False})

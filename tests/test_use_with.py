@@ -4,7 +4,6 @@ import importlib
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -19,6 +18,8 @@ FOLDER = "docs/use_with"
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 # A mesh or a model holds the process group. A thread of gloo's that lets go of a tensor while Python ends aborts the process.
 ENDED = "\n\nimport os, sys\n\nsys.stdout.flush()\nos._exit(0)\n"
+FOR_RANKS = {"PYTHONPATH": os.pathsep.join(sys.path)} | ({} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""})
+"""NCCL wants a GPU for each process; gloo wants none."""
 
 
 @pytest.fixture
@@ -30,16 +31,6 @@ def run(tmp_path, monkeypatch):
 
 def history(trainer, names=("loss", "grad_norm")):
     return {name: [line[name] for line in trainer.state.log_history if name in line] for name in names}
-
-
-def torchrun(folder, *words):
-    """Run a script in two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {"OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    if torch.cuda.device_count() < 2:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # NCCL wants a GPU for each process; gloo wants none
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_every_page_is_tried():
@@ -55,7 +46,7 @@ def test_every_page_is_tried():
 
 
 def test_the_table_of_stacks_has_every_integration_and_its_version():
-    names = {each.name for each in pkgutil.iter_modules(integrations.__path__) if not each.name.startswith("_")} - {"patching"}
+    names = {each.name for each in pkgutil.iter_modules(integrations.__path__) if not each.name.startswith("_")}
     rows = [line for line in text_of(f"{FOLDER}/index.md").splitlines() if line.startswith("| ")]
     for name in names:
         (row,) = (row for row in rows if re.search(rf"`(config\.loss = )?{name}\.(patch|fuse|Loss)\b", row))
@@ -83,9 +74,9 @@ def test_trl(run):
     torch.testing.assert_close(ours, theirs, **FLOAT32)
 
 
-def test_hugging_face_trainer_on_two_processes(tmp_path):
+def test_hugging_face_trainer_on_two_processes(tmp_path, torchrun):
     """With one micro-batch an update and with four, of unequal numbers of tokens."""
-    done = torchrun(tmp_path, str(ROOT / "tests" / "trainer_worker.py"))
+    done = torchrun(ROOT / "tests" / "trainer_worker.py", cwd=tmp_path, **FOR_RANKS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the objective is the model's own") == 1, done.stdout
 
@@ -224,9 +215,7 @@ def test_transformers_detection(run):
 def test_torch_compile(run):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    # more threads would be processes that import torch, as each trial of a vector instruction set is
-    with torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):
-        found = run("torch_compile")
+    found = run("torch_compile")
     assert not torch.equal(found["gradients"][0], found["gradients"][2])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
@@ -258,9 +247,9 @@ def test_cuda_graphs(run):
     ],
     ids=["ddp", "fsdp2", "dtensor"],
 )
-def test_two_processes(page, said, tmp_path):
+def test_two_processes(page, said, tmp_path, torchrun):
     for name, code in files_of(f"{FOLDER}/{page}.md").items():
         (tmp_path / name).write_text(code + ENDED, encoding="utf-8")
-    done = torchrun(tmp_path, f"{page}.py")
+    done = torchrun(f"{page}.py", cwd=tmp_path, **FOR_RANKS)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout

@@ -154,6 +154,32 @@ def test_types_are_checked_beside_the_documentation_and_a_fault_of_each_ends_the
         assert [name for name in timed if name != "types"] == [name for name in words if name != "types"]
 
 
+MEETS = "touch {own}\nfor _ in $(seq 600); do [ -e {other} ] && break; sleep 0.1; done\n[ -e {other} ] || exit 9\n"
+
+
+@pytest.mark.parametrize("fails", ["", "torch", "apps"])
+def test_the_versions_of_torch_are_tried_beside_the_apps(tmp_path, fails):
+    """Each waits until the other has begun."""
+    for folder in (".ci", "tools"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    texts = {
+        "tools/oldest_and_newest": MEETS.format(own="torch", other="apps") + ("exit 4\n" if fails == "torch" else ""),
+        "uv": 'case "$*" in *"pytest tests/"*) ;; *) exit 0 ;; esac\n'
+        + MEETS.format(own="apps", other="torch")
+        + ("exit 4\n" if fails == "apps" else ""),
+        "apt-get": "",  # installs nothing
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho called: {name}\n{text}", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([".ci/run", "torch", "apps"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == (4 if fails else 0), done.stdout
+    assert (f"{fails} failed with status 4" if fails else "all passed") in done.stdout
+    assert "called: tools/oldest_and_newest" in done.stdout
+
+
 @pytest.fixture(scope="module")
 def labelled():
     """Return the job that runs a labelled pull request on a machine of ours."""

@@ -14,6 +14,7 @@ from lab.tasks.detection.models.backbone import backbone
 from lab.tasks.detection.models.yolo import STRIDES, Yolo
 from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
 from lab.tasks.detection.types import BACKGROUND, DetectorOutput
+from lossforge.losses import plain_torch
 
 BOX_LOSSES = ("giou", "ciou", "siou", "eiou", "l1", "smooth_l1")
 COMBINATIONS = sorted({*itertools.product(["varifocal"], BOX_LOSSES), *itertools.product(DETECTION_LOSSES, ["ciou"])})
@@ -150,6 +151,54 @@ def test_the_losses_are_their_formulas():
     torch.testing.assert_close(losses["sides"], 0.25 * (dfl * matched.scores[rows][:, None]).sum() / 3, rtol=1e-5, atol=0)
 
 
+def test_the_second_head_gives_each_box_one_anchor():
+    """And the first several, as without the second one; the losses are the sum of both heads' own."""
+    model, data = yolo(one_to_one=True), batch()
+    torch.manual_seed(2)
+    for parameter in model.head.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    output = model(data.images)
+    matched = model.match(data, output)
+    first, second = matched.positive.chunk(2)
+    boxes = matched.boxes[3:]
+    for image, count in enumerate((4, 0, 7)):
+        found = (boxes[image, second[image]][:, None] == data.boxes[image, :count]).all(-1)
+        assert found.sum(0).le(1).all()
+        assert found.sum() == second[image].sum() >= (count > 0)
+    assert first.sum() > 2 * second.sum()
+    losses = model.loss(output, matched, torch.tensor(11.0))
+    heads = DetectorOutput(output.earlier_logits, output.earlier_regression, sides=output.earlier_sides), DetectorOutput(*output[:4])
+    alone = yolo()
+    of_first = alone.loss(heads[0], alone.match(data, heads[0]), torch.tensor(11.0))
+    of_second = model.loss(heads[1], model.match(data, heads[1]), torch.tensor(11.0))
+    for part, value in losses.items():
+        torch.testing.assert_close(value, of_first[part] + of_second[part], rtol=1e-5, atol=1e-6)
+
+
+def test_the_second_heads_gradient_ends_at_the_features():
+    model, data = yolo(one_to_one=True), batch()
+    output = model(data.images)
+    output.logits.sum().backward()
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+    assert model.one_to_one.cls_logits.weight.grad.abs().sum() > 0
+    model(data.images).earlier_logits.sum().backward()
+    assert any(parameter.grad is not None for parameter in model.backbone.parameters())
+
+
+def test_detections_of_one_to_one_are_not_suppressed():
+    model, data = yolo(one_to_one=True, score_thresh=0.0, detections_per_img=7).eval(), batch()
+    output = model(data.images)
+    assert output.earlier_logits is None
+    cells = torch.cat(model.anchors(HEIGHT, WIDTH, torch.device("cpu")))
+    for image, found in enumerate(model.detections(output, data.sizes, (HEIGHT, WIDTH))):
+        scores, place = output.logits[image].sigmoid().flatten().topk(7)
+        torch.testing.assert_close(found["scores"], scores, rtol=1e-6, atol=0)
+        assert found["labels"].equal(place % CLASSES)
+        boxes = model.coder.decode(output.regression[image], cells)[place // CLASSES]
+        limit = data.sizes[image].flip(0).repeat(2)
+        torch.testing.assert_close(found["boxes"], boxes.clamp(min=0).minimum(limit))
+
+
 def test_a_batch_without_boxes():
     model = yolo()
     data = batch((0, 0))
@@ -170,14 +219,24 @@ def test_half_precision_outputs():
         torch.testing.assert_close(found[part], expected[part], rtol=1e-5, atol=1e-6)
 
 
-def test_learns_one_batch():
+def test_autocast_does_not_round_sides():
+    model, data = yolo(), batch()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        output = model(data.images)
+    expected = output.sides.double().softmax(-1) @ torch.arange(17.0, dtype=torch.float64)
+    torch.testing.assert_close(output.regression.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("one_to_one", [False, True])
+def test_learns_one_batch(one_to_one):
     """To find its boxes: each one's best detection is of its class and covers it."""
-    model, data = yolo("varifocal", "ciou"), batch((2, 3), seed=3)  # boxes that do not overlap
+    model, data = yolo("varifocal", "ciou", one_to_one=one_to_one), batch((2, 3), seed=3)  # boxes that do not overlap
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     values = []
     for _ in range(80):
         output = model(data.images)
-        loss = sum(model.loss(output, model.match(data, output), torch.tensor(5.0)).values())
+        with plain_torch():  # kernels take most of the time under the interpreter
+            loss = sum(model.loss(output, model.match(data, output), torch.tensor(5.0)).values())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -76,13 +76,18 @@ def main(monkeypatch) -> Any:
     return importlib.import_module("train").main
 
 
-def run(folder: Path, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = command.replace("uv run ../lossforge/experiments/train.py", f"{sys.executable} {SCRIPT}")
-    command = command.replace("uv run --project ../lossforge python", sys.executable)
-    argv = [*shlex.split(command), *more]
-    path = os.pathsep.join(filter(None, [str(ROOT / "experiments"), os.environ.get("PYTHONPATH")]))
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "LOSSFORGE"))} | {"PYTHONPATH": path}
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+@pytest.fixture
+def run(folder, warm) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of the page in the folder with its files."""
+
+    def run(command: str, *more: str) -> subprocess.CompletedProcess[str]:
+        command = command.replace("uv run ../lossforge/experiments/train.py", f"{warm.python()} {SCRIPT}")
+        command = command.replace("uv run --project ../lossforge python", warm.python())
+        env = {name: value for name, value in warm.env.items() if not name.startswith("LOSSFORGE")}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "experiments"), env.get("PYTHONPATH")]))
+        return subprocess.run([*shlex.split(command), *more], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+
+    return run
 
 
 def last_values(folder: Path) -> dict[str, float]:
@@ -99,9 +104,11 @@ def values_in(record: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("title", [title for title in SECTIONS if title != "As a library"])
-def test_a_section_works_from_another_folder(folder, title):
+def test_a_section_works_from_another_folder(run, folder, title):
     (command,) = re.findall(r"```sh\n(.*?)\n```", SECTIONS[title], re.S)
-    done = run(folder, command, "tracking=none", "trainer.device=cpu")
+    # the preset of a model takes longer on a CPU than what the section is about
+    small = [] if "model=" in command or "experiment=" in command else ["model=tiny_resnet"]
+    done = run(command, "tracking=none", "trainer.device=cpu", *small)
     assert done.returncode == 0, done.stderr
     values = last_values(folder)
     wanted = {"A metric": ["val/brier", "val/mcc"], "A callback": ["own/gap"], "A task": ["val/top1"]}.get(title, ["val/loss"])
@@ -112,10 +119,10 @@ def test_a_section_works_from_another_folder(folder, title):
         assert "val/top5" not in values  # of two classes
 
 
-def test_the_library_gives_what_came_of_the_run(folder):
+def test_the_library_gives_what_came_of_the_run(run, folder):
     script = (folder / "my_script.py").read_text().replace('"trainer.epochs=1"', '"trainer.epochs=1", "tracking=none"')
     (folder / "my_script.py").write_text(script)
-    done = run(folder, re.findall(r"```sh\n(.*?)\n```", SECTIONS["As a library"], re.S)[0])
+    done = run(re.findall(r"```sh\n(.*?)\n```", SECTIONS["As a library"], re.S)[0])
     assert done.returncode == 0, done.stderr
     found = [line.split() for line in done.stdout.splitlines() if line.startswith(("ce ", "focal "))]
     assert [(loss, status) for loss, status, *_ in found] == [("ce", "FINISHED"), ("focal", "FINISHED")]

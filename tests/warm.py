@@ -2,6 +2,8 @@
 
 The fork is a process of its own, with the script's arguments, folder and environment. What is imported beforehand is no code of this
 project's apps: a fork imports `lab` from the clone that it runs in. Run as a script, this file is that process.
+
+What another program starts, such as torchrun its ranks, is a fork as well where that program takes `warm_python.py` for Python.
 """
 
 import atexit
@@ -12,6 +14,7 @@ import importlib.util
 import io
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -39,6 +42,7 @@ BEFOREHAND = (
     "sqlalchemy.dialects.sqlite", "sklearn.datasets", "sklearn.model_selection", "scipy.stats", "matplotlib.pyplot",
     "matplotlib.backends.backend_agg", "PIL.JpegImagePlugin", "PIL.GifImagePlugin", "pyarrow.pandas_compat", "triton.experimental.gluon",
     "lossforge.losses", "lossforge.kernels.rowwise.launch", "lossforge.kernels.formulas.softmax",
+    "torch.distributed.launcher.api", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint.state_dict",
 )  # fmt: skip
 
 
@@ -102,15 +106,29 @@ class Warm:
     """The process, which starts at the first run."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        self.env = env
+        self.folder = tempfile.TemporaryDirectory(prefix="warm")
+        self.env = env | {"WARM_SOCKET": f"{self.folder.name}/socket", "WARM_PYTHON": sys.executable}
         self.process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, asked: dict[str, Any], *fds: int) -> Any:
+    def begin(self) -> None:
         if self.process is None:
             self.socket, theirs = socket.socketpair()
-            command = [sys.executable, __file__, str(theirs.fileno())]
-            self.process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-            theirs.close()
+            with theirs, socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(self.env["WARM_SOCKET"])
+                listener.listen()
+                fds = theirs.fileno(), listener.fileno()
+                command = [sys.executable, __file__, *map(str, fds)]
+                self.process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, pass_fds=fds)
+
+    def python(self) -> str:
+        """Return a program that runs scripts and modules as Python does, in an environment with this one's WARM_SOCKET."""
+        if FORKS_LOSE_THE_GPU:
+            return sys.executable
+        self.begin()
+        return str(Path(__file__).with_name("warm_python.py"))
+
+    def ask(self, asked: dict[str, Any], *fds: int) -> Any:
+        self.begin()
         text = json.dumps(asked).encode()
         socket.send_fds(self.socket, [len(text).to_bytes(8, "big")], fds)
         self.socket.sendall(text)
@@ -150,6 +168,7 @@ class Warm:
         if self.process is not None:
             self.socket.close()
             self.process.wait(20)
+        self.folder.cleanup()
 
 
 def received(place: socket.socket) -> Any:
@@ -190,18 +209,31 @@ def prepare() -> None:
     torch.set_num_threads(threads)
 
 
-def serve(place: socket.socket) -> None:
+def request(place: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return what is asked, and the descriptors that came along: ({}, []) once nobody is there to ask."""
+    size, fds, _, _ = socket.recv_fds(place, 8, 2)
+    if not size:
+        return {}, []
+    text, length = b"", int.from_bytes(size, "big")
+    while len(text) < length:
+        text += place.recv(length - len(text))
+    return json.loads(text), fds
+
+
+def serve(place: socket.socket, listener: socket.socket) -> None:
     prepare()
     gc.collect()
     gc.freeze()
     while True:
-        size, fds, _, _ = socket.recv_fds(place, 8, 2)
-        if not size:
+        if listener in select.select([place, listener], [], [])[0]:
+            connection, _ = listener.accept()
+            if not os.fork():
+                attend(connection, place, listener)
+            connection.close()
+            continue
+        asked, fds = request(place)
+        if not asked:
             return
-        text, length = b"", int.from_bytes(size, "big")
-        while len(text) < length:
-            text += place.recv(length - len(text))
-        asked = json.loads(text)
         if "ended" in asked:
             _, status = os.waitpid(asked["ended"], 0)
             answer = os.waitstatus_to_exitcode(status)
@@ -209,23 +241,65 @@ def serve(place: socket.socket) -> None:
             answer = os.fork()
             if not answer:
                 place.close()
+                listener.close()
                 run_and_exit(fds, **asked)
             for fd in fds:
                 os.close(fd)
         place.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def run_and_exit(fds: list[int], script: str, words: list[str], cwd: str) -> None:
-    """Run a script as Python would, and end this process. fds: become stdout and stderr."""
+def attend(connection: socket.socket, *others: socket.socket) -> None:
+    """Fork for a program that has connected, tell it the fork's id and how it ended, and kill the fork if the program ends before."""
+    for each in others:
+        each.close()
+    asked, fds = request(connection)
+    pid = os.fork()
+    if not pid:
+        connection.close()
+        run_and_exit(fds, **asked)
+    for fd in fds:
+        os.close(fd)
+    connection.sendall(b"%d\n" % pid)
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def run_and_exit(fds: list[int], script: str, words: list[str], cwd: str, env: dict[str, str] | None = None) -> None:
+    """Run a script as Python would, and end this process.
+
+    Args:
+        fds: become stdout and stderr.
+        script: its path, or "-m": `words` begins with a module.
+        words: its arguments.
+        cwd: the folder to run in.
+        env: its environment; None: this process's. WARM_EXECUTABLE in it becomes sys.executable.
+    """
     status = 1
     try:
         for fd, place in zip(fds, (1, 2), strict=True):
             os.dup2(fd, place)
             os.close(fd)
+        if env is not None:
+            os.environ.clear()
+            os.environ.update(env)
+            sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
         torch = sys.modules["torch"]
-        torch.set_num_threads(torch.get_num_threads())  # a new pool: two threads of autograd that made it at once would abort (torch 2.11)
+        # a new pool: two threads of autograd that made it at once would abort (torch 2.11)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         os.chdir(cwd)
-        sys.argv, sys.orig_argv = [script, *words], [sys.executable, script, *words]
+        sys.executable = os.environ.get("WARM_EXECUTABLE", sys.executable)
+        sys.orig_argv = [sys.executable, script, *words]
+        if script == "-m":
+            sys.argv, sys.path[0] = words, cwd
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            sys.exit()
+        sys.argv = [script, *words]
         sys.path[0] = str(Path(script).resolve().parent)
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=script, __builtins__=__builtins__)
@@ -248,4 +322,4 @@ def run_and_exit(fds: list[int], script: str, words: list[str], cwd: str) -> Non
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:]))

@@ -68,7 +68,14 @@ def walk() -> None:
     labels = randint(0, 7, (2, 301))
     losses.task_aligned_assign(rand(2, 777, 7), boxes[:, :1].expand(2, 777, 4), rand(777, 2), labels, boxes, topk2=1)
     losses.matching_cost(rand(2, 77, 7), boxes[:, :77], labels[0], boxes[0], [300, 1])
+    losses.sinkhorn_center(rand(300, 1000))
     losses.seesaw_loss(leaf(37, 5003), randint(0, 5003, (37,)), arange(5003)).backward()
+    masks, targets = leaf(7, 61, 67), rand(7, 241, 239) > 0.5
+    sum(losses.point_mask_loss(masks, targets, losses.sample_uncertain_points(masks, 1100))).backward()
+    boxes, labels = 40 * boxes.detach().view(-1, 4), randint(0, 9, (2, 61, 67))
+    losses.prototype_mask_loss(leaf(602, 20), leaf(2, 20, 61, 67), labels, boxes, [301, 301], label=randint(0, 9, (602,))).backward()
+    losses.signed_distance_map(rand(2, 3, 61, 67) > 0.9)
+    losses.silog_loss(leaf(3, 61, 67).exp(), rand(3, 61, 67)).backward()
     losses.cross_entropy(leaf(5000, 3), randint(0, 3, (5000,))).backward()
     torch.cuda.synchronize()
 

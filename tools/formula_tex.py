@@ -5,6 +5,7 @@ import re
 LETTERS = {
     **dict(zip("αβγδεθ", (r"\alpha ", r"\beta ", r"\gamma ", r"\delta ", r"\varepsilon ", r"\theta "), strict=True)),
     **dict(zip("λπρστψ", (r"\lambda ", r"\pi ", r"\rho ", r"\sigma ", r"\tau ", r"\psi "), strict=True)),
+    **dict(zip("μν′≠", (r"\mu ", r"\nu ", "'", r"\ne "), strict=True)),
     "Σ": r"\sum ",
     "½": r"\tfrac12 ",
     "≤": r"\le ",
@@ -14,8 +15,8 @@ LETTERS = {
     "‖": r"\,\Vert\,",
     "√": r"\surd ",
 }
-LOWER = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₒₚ", "0123456789+-ijkop", strict=True))
-RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹ᵏ", "0123456789k", strict=True))
+LOWER = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₙₒₚ", "0123456789+-ijknop", strict=True))
+RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺ᵏ", "0123456789+k", strict=True))
 FUNCTIONS = ("ln", "exp", "max", "min", "cos", "cosh")
 WORDS = ("if", "else", "elsewhere", "where", "and")
 TAIL = re.compile(r" (?=(?:over the|for k from) )")

@@ -121,8 +121,13 @@ def place_of(function: Callable[..., Any]) -> str:
 
 def by_hand() -> dict[str, list[str]]:
     """Return the public names that definitions write themselves, by module."""
-    found = [*vars(definitions).values(), *vars(definitions.preference).values()]
-    return {each.__name__: each.__all__ for each in found if inspect.ismodule(each) and hasattr(each, "__all__")}
+    found = [value for folder in (definitions, *modules_in(definitions)) for value in modules_in(folder)]
+    return {each.__name__: each.__all__ for each in found if hasattr(each, "__all__")}
+
+
+def modules_in(folder: types.ModuleType) -> list[types.ModuleType]:
+    """Return the files and folders of definitions that a folder of them imports."""
+    return [each for each in vars(folder).values() if inspect.ismodule(each) and each.__name__.startswith(f"{folder.__name__}.")]
 
 
 def names_of_functions() -> list[str]:
@@ -176,13 +181,14 @@ def module_of(each: Declared, module: Module) -> str:
     parameters = [
         p.replace(name=converted[p.name].name, annotation=taken_by[p.name]) if p.name in converted else p for p in whole.parameters.values()
     ]
-    options = dict.fromkeys(("reduction", *shared, *(name for name in whole.parameters if name not in ("size_average", "reduce"))))
+    named = ("reduction", *shared, *whole.parameters)
+    options = dict.fromkeys(name for name in named if name in whole.parameters and name not in ("size_average", "reduce"))
     values = {name: name for name in options}
     if "reduce" in whole.parameters:
         values["reduction"] = "checks.legacy_reduction(size_average, reduce, reduction, frames=4)"
     for name, how in converted.items():
         values[name] = f"{place_of(how.by)}.{how.by.__name__}({how.name})"
-    reductions = typing.get_args(whole.parameters["reduction"].annotation)
+    reductions = typing.get_args(whole.parameters["reduction"].annotation) if "reduction" in options else checks.REDUCTIONS
     body = []
     if shared:
         body.append(packed("shared = {", [f'"{name}": {plain(value)}' for name, value in shared.items()], "}", "    "))
@@ -284,11 +290,12 @@ def check_lists(folder: Path = LOSSES) -> None:
     Raises:
         MissingError: the list to edit, and the line that it lacks.
     """
-    place = folder / "definitions" / "__init__.py"
-    imported = place.read_text(encoding="utf-8").splitlines()
-    for path in sorted(place.parent.glob("[!_]*.py")):
-        if (import_of := f"from lossforge.losses.definitions import {path.stem} as {path.stem}") not in imported:
-            raise MissingError(f"{place}: nothing imports {path.name}. Add the line `{import_of}` where its losses stand in the tables")
+    for place in sorted((folder / "definitions").rglob("__init__.py")):
+        package = ".".join(("lossforge", "losses", *place.parent.relative_to(folder).parts))
+        imported = place.read_text(encoding="utf-8").splitlines()
+        for path in sorted(place.parent.glob("[!_]*")):
+            if (import_of := f"from {package} import {path.stem} as {path.stem}") not in imported:
+                raise MissingError(f"{place}: nothing imports {path.name}. Add the line `{import_of}` where its losses stand in the tables")
     for each in DECLARED.values():
         if each.template and each.template.call not in TEMPLATES:
             raise MissingError(f"{folder / 'templates' / '__init__.py'}: TEMPLATES lacks {each.template.name}, the template of {each.name}")

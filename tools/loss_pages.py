@@ -242,6 +242,20 @@ def _teacher(loss: Loss, x: Tensor) -> tuple[Any, ...]:
     return (student, *teacher.log_softmax(1).topk(2, dim=1)) if loss.template.name == "topk" else (student, teacher)
 
 
+def _pairs(loss: Any, x: Tensor, y: float) -> tuple[Any, ...]:
+    """Return unit vectors of which two have the similarity x, and 0 with a third: they belong together where y is 1, else the others do."""
+    zero, one = torch.zeros_like(x), torch.ones_like(x)
+    anchor, third = torch.cat([one, zero, zero]), torch.cat([zero, zero, one])
+    other = torch.cat([x, (1 - x * x).sqrt(), zero])
+    labels = torch.tensor([0, 0, 1] if y else [0, 1, 0])
+    if loss.name == "proxy_anchor_loss":
+        return other.unsqueeze(0), torch.stack([anchor, third]), torch.tensor([0 if y else 1])
+    if loss.name == "gist_embed_loss":
+        apart = torch.eye(2, dtype=x.dtype)
+        return anchor.unsqueeze(0), torch.stack([other, third] if y else [third, other]), apart[:1], apart
+    return torch.stack([anchor, other, third]), labels
+
+
 class Curves(NamedTuple):
     """What a page's picture shows.
 
@@ -303,26 +317,45 @@ CURVES = {
     "divergence": Curves(
         "Loss and gradient over the student's logit of the first of three classes; the teacher has 1, 0, -1.", _teacher, high=8.0
     ),
+    "self_distillation": Curves(
+        "Loss and gradient over the student's logit of the first of three classes; the teacher has 1, 0, -1.", _teacher, low=-2.0, high=3.0
+    ),
     "contrastive": Curves(
         "Loss and gradient over the logit of one pair: that belongs together (line) and that does not (dashes).",
         _logits,
         targets=(1.0, 0.0),
     ),
+    "metric_learning": Curves(
+        "Loss and gradient over the similarity of one pair, where that of all others is 0: of a pair that belongs together (line), and of "
+        "one that does not, beside one that does (dashes).",
+        *(_pairs, "similarity", -0.98, 0.98, (1.0, 0.0)),
+    ),
 }
 
 
-def curve(loss: Loss, drawn: Curves, *target: float) -> tuple[Tensor, Tensor, Tensor]:
+def curve(loss: Any, drawn: Curves, *target: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return abscissae, values and slopes, in float64."""
     x = torch.linspace(drawn.low, drawn.high, POINTS, dtype=torch.float64, requires_grad=True)
-    options = {"log_prior": torch.tensor([0.1, 0.45, 0.45], dtype=x.dtype).log()} if loss.name == "logit_adjusted_ce" else {}
+    shares = torch.tensor([0.1, 0.45, 0.45], dtype=x.dtype)
+    options = {"logit_adjusted_ce": {"log_prior": shares.log()}, "ldam": {"margin": 0.5 * (0.1 / shares) ** 0.25}}.get(loss.name, {})
     values = torch.stack([loss.function(*drawn.make(loss, at.unsqueeze(0), *target), reduction="mean", **options) for at in x])
     slopes = torch.autograd.grad(values.sum(), x)[0]
     slopes[values.isnan()] = torch.nan
     return x.detach(), values.detach(), slopes
 
 
-def drawn_losses(family: str) -> list[Loss]:
-    return [LOSSES[each.name] for each in members(family) if each.name]
+class Function(NamedTuple):
+    """A public function that is not in the registry, as curves take a loss."""
+
+    name: str
+    function: Callable[..., Any]
+
+
+def drawn_losses(family: str) -> list[Any]:
+    """Return the losses of the registry; of a family that has none, its functions."""
+    named = [LOSSES[each.name] for each in members(family) if each.name]
+    names = [each.definition.__name__ for each in members(family)]
+    return named or [Function(name, getattr(lossforge.losses, name)) for name in names]
 
 
 def draw(family: str) -> None:

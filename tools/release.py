@@ -28,11 +28,14 @@ MEASURED = {
     **dict.fromkeys(
         (
             *("bench-h200", "scaling-h200", "new-losses-h100", "linear-h100", "precision-h100", "language-model", "integrations"),
-            *("objectives-h100", "deviations-h100", "spread-vocabulary-h100", "matching-h100"),
+            *("objectives-h100", "deviations-h100", "spread-vocabulary-h100", "spread-vocabulary-h100-x4"),
+            *("spread-contrastive-h100", "matching-h100", "masks-and-features-h100"),
         ),
         LOSSES,
     ),
-    **dict.fromkeys(("training-h200", "throughput-h100", "detection", "effects", "several-gpus-h100", "several-gpus-h200"), APP),
+    **dict.fromkeys(
+        ("training-h200", "throughput-h100", "detection", "effects", "several-gpus-h100", "several-gpus-h200", "speed-h100-x4"), APP
+    ),
     "assignment-h200": (
         *("packages/kernels/src/lossforge/kernels/assignment", "packages/kernels/src/lossforge/kernels/matching"),
         "packages/losses/src/lossforge/losses/detection",

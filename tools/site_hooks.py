@@ -12,7 +12,9 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Learn": {
         "Use the losses": ("learn/replace_your_loss", "learn/preferences_and_policies", "learn/write_your_own_loss", "learn/small_losses"),
         "Train": (
-            *("learn/first_training", "learn/train_on_your_images", "learn/detect", "learn/segment", "learn/sweep_and_compare"),
+            *("learn/first_training", "learn/train_on_your_images", "learn/detect", "learn/oriented_boxes", "learn/segment_instances"),
+            "learn/segment",
+            "learn/sweep_and_compare",
             *("learn/reproductions", "learn/mlflow", "learn/evaluate_and_predict", "learn/resume", "your_own", "settings"),
         ),
         "On other machines": ("learn/several_gpus", "learn/slurm", "learn/docker"),
@@ -23,7 +25,9 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
         "Regression": ("losses/regression", "losses/noise_model", "losses/likelihood"),
         "Detection and segmentation": ("losses/detection", "losses/iou", "losses/rotated", "losses/dice"),
         "Distillation": ("losses/divergence",),
-        "Features and ranking": ("losses/contrastive", "losses/embedding", "losses/margin"),
+        "Features and ranking": tuple(
+            f"losses/{each}" for each in ("contrastive", "metric_learning", "self_distillation", "embedding", "margin")
+        ),
     },
     "Use with": {
         "": ("use_with/index",),
@@ -57,10 +61,14 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             f"reference/losses_{name}"
             for name in (
                 *("cross_entropy", "classification", "binary", "angular", "regression", "noise_model", "likelihood", "detection"),
-                *("iou", "rotated", "dice", "divergence", "contrastive", "embedding", "margin"),
+                *("iou", "rotated", "dice", "divergence", "contrastive"),
+                *("metric_learning", "self_distillation", "embedding", "margin"),
             )
         ),
-        "More": tuple(f"reference/{name}" for name in ("options", "fused_linear", "preference", "detection", "own_losses", "experiments")),
+        "More": tuple(
+            f"reference/{name}"
+            for name in ("options", "fused_linear", "preference", "detection", "segmentation", "own_losses", "experiments")
+        ),
     },
     "Know": {
         "": tuple(
@@ -142,9 +150,8 @@ def source_of(page: str) -> str:
         return "CHANGELOG.md"
     if found := re.fullmatch(r"(?:losses/|reference/losses_)(\w+)\.md", page):
         definitions = Path("packages/losses/src/lossforge/losses/definitions")
-        for place in (definitions / f"{found[1]}.py", definitions / found[1]):
-            if (ROOT / place).exists():
-                return place.as_posix()
+        for place in sorted([*(ROOT / definitions).rglob(f"{found[1]}.py"), *(ROOT / definitions).glob(found[1])]):
+            return place.relative_to(ROOT).as_posix()
     return f"docs/{page}"
 
 

@@ -16,7 +16,7 @@ from loss_text import MissingError, file_of, in_place_of
 
 from lossforge.bench.report import load, pictures, tables
 from lossforge.losses.base.declare import DECLARED, Declared
-from lossforge.losses.definitions.linear import LINEAR as OF_LAYERS
+from lossforge.losses.definitions.language.linear import LINEAR as OF_LAYERS
 from lossforge.losses.definitions.preference.common import PREFERENCE
 from lossforge.losses.definitions.preference.objectives import PAIRS, POLICIES
 from lossforge.losses.templates.router import ROUTER
@@ -75,7 +75,13 @@ GROUPS = {
     },
     "Segmentation": {"dice": "Segmentation"},
     "Distillation": {"divergence": "Distillation"},
-    "Features and ranking": {"contrastive": "Contrastive learning", "embedding": "Embeddings", "margin": "Margins"},
+    "Features and ranking": {
+        "contrastive": "Contrastive learning",
+        "metric_learning": "Metric learning",
+        "self_distillation": "Self-distillation",
+        "embedding": "Embeddings",
+        "margin": "Margins",
+    },
 }
 FAMILIES = {family: title for group in GROUPS.values() for family, title in group.items()}
 OWN_PAGES = (OF_LAYERS, PREFERENCE, ROWWISE.docs, ROUTER.docs)

@@ -113,7 +113,7 @@ def predict(
     import pandas
 
     from lab.base.errors import UserError
-    from lab.data.images import CorruptError
+    from lab.data.images.files import CorruptError
     from lab.results.prediction import asked_prediction, predicted
 
     paths = [Path(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]

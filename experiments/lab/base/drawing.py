@@ -1,8 +1,10 @@
 """Boxes with their names, drawn into a picture: a colour for each class, and letters that can be read at any size."""
 
 import colorsys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lab.base.fonts import drawable, font_for
@@ -23,7 +25,7 @@ def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], names: Sequ
 
     Args:
         image: the picture.
-        boxes: (x1, y1, x2, y2) of each box, in its pixels.
+        boxes: (x1, y1, x2, y2) of each box, in its pixels, or all corners (x, y, x, y, ...) of an oriented one.
         names: what is written at each box, on a ground of its colour: above the box, or in it where nothing fits above.
         colours: the colour of each box.
     """
@@ -32,9 +34,11 @@ def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], names: Sequ
     font = font_for(names)
     letters, line = ImageFont.truetype(font, max(LEAST_LETTERS, round(longer * LETTERS))), max(2, round(longer / 300))
     for box, name, colour in zip(boxes, names, colours, strict=True):
-        x1, y1, x2, y2 = box
-        corners = (min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
-        pen.rectangle(corners, outline=colour, width=line)
+        corners = (min(box[::2]), min(box[1::2]), max(box[::2]), max(box[1::2]))
+        if len(box) == 4:
+            pen.rectangle(corners, outline=colour, width=line)
+        else:
+            pen.polygon(list(box), outline=colour, width=line)
         if not name:
             continue
         text = drawable(name, font)
@@ -45,6 +49,24 @@ def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]], names: Sequ
         pen.rectangle((x, y, x + width, y + height), fill=colour)
         pen.text((x + 2 - left, y + 2 - top), text, fill=_readable(colour), font=letters)
     return page
+
+
+def with_masks(image: Image.Image, masks: Iterable[tuple[int, int, Any]], colours: Sequence[Colour]) -> Image.Image:
+    """Return a copy of an RGB image with half-transparent masks, later ones on top.
+
+    Args:
+        image: the picture.
+        masks: the top row and the left column of each mask, and an array or tensor (h, w) from there, not 0 inside.
+        colours: the colour of each mask.
+    """
+    planes = np.asarray(image).transpose(2, 0, 1).copy()
+    for (top, left, inside), colour in zip(masks, colours, strict=True):
+        mask = np.ascontiguousarray(inside, dtype=bool)
+        for plane, ink in zip(
+            planes[:, top : top + mask.shape[0], left : left + mask.shape[1]], np.array(colour, dtype=np.uint8), strict=True
+        ):
+            np.copyto(plane, (plane & ink) + ((plane ^ ink) >> 1), where=mask)  # the mean of both, in 8 bits
+    return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
 
 def _readable(ground: Colour) -> str:

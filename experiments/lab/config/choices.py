@@ -70,7 +70,7 @@ def agree(config: schema.TrainConfig) -> None:
     """Raise UserError unless model, data and losses fit the task; fill in the data settings that are left to the model."""
     task, spec = config.task.name, spec_of(config.task)
     if not isinstance(config.model, spec.model):
-        raise UserError(f"task={task} takes {spec.example}; got model.name={config.model.name} of another task.")
+        raise UserError(f"task={task} takes {spec.example}; got {config.model.title}, a model of another task.")
     if not isinstance(config.data, spec.data):
         names = [name for name, kind in DATA.items() if issubclass(kind, spec.data)]
         raise UserError(f"data={config.data.name}: task={task} takes {', '.join(names)}.")
@@ -79,7 +79,8 @@ def agree(config: schema.TrainConfig) -> None:
     if config.loss.fused_head:
         _check_fused_head(config)
     if not spec.boxes and config.box_loss.name != "auto":
-        raise UserError(f"box_loss={config.box_loss.name}: only task=detection has boxes.")
+        others = " and ".join(f"task={name}" for name, each in TASKS.items() if each.boxes)
+        raise UserError(f"box_loss={config.box_loss.name}: task={task} takes no other than box_loss=auto; {others} do.")
     if isinstance(config.data, schema.PhotosConfig):
         fill_from_model(config.data, config.model)
 

@@ -40,6 +40,7 @@ class DigitScenesConfig(SplitConfig, DetectionDataConfig):
     scene_pixels: int = number(128, "pixels of a scene's side", least=32, most=2048)
     digits: list[int] = some(lambda: [1, 8], "fewest and most digits of a scene", least=1, most=100, pair=True)
     digit_pixels: list[int] = some(lambda: [14, 48], "smallest and largest digit, in pixels", least=8, pair=True)
+    turn: float = number(0.0, "largest turn of a digit in degrees, whose corners are then written for task=oriented", least=0, most=180)
     max_iou: float = number(0.1, "largest IoU of two digits' boxes", least=0, most=1)
     max_cover: float = number(0.25, "largest share of a digit's box that another digit covers", least=0, most=1)
     clutter: float = number(1.0, "factor of noise, strokes and shapes in the background", least=0, most=4)

@@ -7,17 +7,18 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from lab.base.errors import UserError
 from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
+from lab.data.annotations.rle import as_coco, encoded
 from lab.data.loading import number_of_workers
 from lab.data.split import split
 
-DRAWING = 1  # a version, increased when the same settings give other pictures, so that an old folder is not reused
+DRAWING = 2  # a version, increased when the same settings give other pictures, so that an old folder is not reused
 LUMA = np.array([0.299, 0.587, 0.114])
 CONTRAST = 0.4  # smallest contrast of a digit's ink to the background under it
 TRIES = 40
@@ -56,8 +57,9 @@ def scenes_folder(config: DigitScenesConfig, root: Path) -> Path:
 
 
 def _settings(config: DigitScenesConfig) -> dict[str, Any]:
-    """Return the settings that decide the pictures; those of test scenes only if there are any, so that older folders are found."""
+    """Return the settings that decide the pictures; those of test scenes and turns only where asked, so that older folders are found."""
     loading = {item.name for item in fields(DetectionDataConfig)} | (set() if config.test else {"test", "test_scenes"})
+    loading |= set() if config.turn else {"turn"}
     return {"drawing": DRAWING} | {item.name: getattr(config, item.name) for item in fields(config) if item.name not in loading}
 
 
@@ -70,6 +72,15 @@ def _digits(config: DigitScenesConfig) -> list[tuple[np.ndarray, np.ndarray]]:
     known = load_digits()
     parts = split(config, known.target.tolist(), [str(digit) for digit in range(10)], config.test)
     return [((known.images[part] / 16).astype(np.float32), known.target[part]) for part in parts if part]
+
+
+class Digit(NamedTuple):
+    """A digit of a scene."""
+
+    label: int
+    box: list[int]  # x, y, width, height
+    mask: np.ndarray  # (H, W) bool: pixels that are ink at least by half, and that no later digit covers
+    corners: list[float]  # x, y, x, y, ... of the turned box; empty where digits are upright
 
 
 @dataclass
@@ -85,8 +96,8 @@ class Drawing:
     def __len__(self) -> int:
         return int(getattr(self.config, f"{PARTS[self.part]}_scenes"))
 
-    def __getitem__(self, scene: int) -> tuple[str, list[tuple[int, list[int]]]]:
-        """Draw a scene; return its file's name, and the class and the box of each digit."""
+    def __getitem__(self, scene: int) -> tuple[str, list[Digit]]:
+        """Draw a scene; return its file's name, and its digits."""
         random = np.random.default_rng([self.config.scene_seed, self.part, scene])
         picture, found = draw_scene(self.config, self.glyphs, self.labels, random)
         name = f"{PARTS[self.part]}_{scene:06}.png"
@@ -102,7 +113,9 @@ def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tup
         annotations: list[dict[str, Any]] = []
         for image_id, (name, found) in enumerate(_drawn(Drawing(config, number, *digits[number], folder / "images")), start=first):
             images.append({"id": image_id, "file_name": name, "width": config.scene_pixels, "height": config.scene_pixels})
-            for label, box in found:
+            side = config.scene_pixels, config.scene_pixels
+            masks = encoded(np.stack([digit.mask for digit in found])) if found else []
+            for (label, box, _, corners), mask in zip(found, masks, strict=True):
                 annotations.append(
                     {
                         "id": len(annotations) + 1,
@@ -111,6 +124,7 @@ def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tup
                         "bbox": box,
                         "area": box[2] * box[3],
                         "iscrowd": 0,
+                        "segmentation": [corners] if corners else as_coco(mask, side),
                     }
                 )
         first += len(images)
@@ -119,7 +133,7 @@ def _write(config: DigitScenesConfig, settings: dict[str, Any], digits: list[tup
         (folder / f"instances_{part}.json").write_text(json.dumps(tree))
 
 
-def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]]:
+def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[Digit]]]:
     """Draw all scenes in their order; use worker processes if there are many."""
     import torch
     from torch.utils.data import DataLoader
@@ -131,8 +145,8 @@ def _drawn(drawing: Drawing) -> Iterable[tuple[str, list[tuple[int, list[int]]]]
 
 def draw_scene(
     config: DigitScenesConfig, glyphs: np.ndarray, labels: np.ndarray, random: np.random.Generator
-) -> tuple[np.ndarray, list[tuple[int, list[int]]]]:
-    """Draw one scene: (H, W, 3) uint8, and for each digit its class and its tight box [x, y, width, height].
+) -> tuple[np.ndarray, list[Digit]]:
+    """Draw one scene: (H, W, 3) uint8, and its digits with their tight boxes.
 
     Args:
         config: sizes, counts and limits.
@@ -141,15 +155,19 @@ def draw_scene(
         random: the source of all random numbers.
     """
     canvas = _background(config, random)
-    found: list[tuple[int, list[int]]] = []
+    found: list[Digit] = []
     for _ in range(int(random.integers(config.digits[0], config.digits[1] + 1))):
         chosen = int(random.integers(len(labels)))
         ink = _ink(glyphs[chosen], int(random.integers(config.digit_pixels[0], config.digit_pixels[1] + 1)))
+        ink, corners = _turned(ink, random.uniform(-config.turn, config.turn)) if config.turn else (ink, [])
         for x, y in _corners(config.scene_pixels, ink, random):
             box = [x, y, ink.shape[1], ink.shape[0]]
-            if all(_far_enough(config, box, other) for _, other in found):
+            if all(_far_enough(config, box, other) for _, other, *_ in found):
                 _paint(canvas[y : y + box[3], x : x + box[2]], ink, random)
-                found.append((int(labels[chosen]), box))
+                mask = np.zeros(canvas.shape[:2], dtype=bool)
+                mask[y : y + box[3], x : x + box[2]] = ink >= 0.5
+                found = [digit._replace(mask=digit.mask & ~mask) for digit in found]
+                found.append(Digit(int(labels[chosen]), box, mask, [side + (x, y)[place % 2] for place, side in enumerate(corners)]))
                 break
     canvas += random.normal(0, 0.04 * config.clutter * random.random(), canvas.shape)
     return (canvas.clip(0, 1) * 255).round().astype(np.uint8), found
@@ -161,6 +179,17 @@ def _ink(glyph: np.ndarray, pixels: int) -> np.ndarray:
     ink = ((large - 0.35) / 0.3).clip(0, 1)
     rows, columns = (np.flatnonzero((ink > 0.25).any(axis)) for axis in (1, 0))
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _turned(ink: np.ndarray, degrees: float) -> tuple[np.ndarray, list[float]]:
+    """Turn ink clockwise; return it in its upright frame, and the corners [x, y, ...] of its own frame, the upper left one first."""
+    turned = np.asarray(Image.fromarray(ink).rotate(-degrees, Image.Resampling.BILINEAR, expand=True))
+    down, across = ink.shape[0] / 2, ink.shape[1] / 2
+    cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    corners: list[float] = []
+    for x, y in ((-across, -down), (across, -down), (across, down), (-across, down)):
+        corners += [turned.shape[1] / 2 + x * cosine - y * sine, turned.shape[0] / 2 + x * sine + y * cosine]
+    return turned, [float(corner) for corner in corners]
 
 
 def _corners(side: int, ink: np.ndarray, random: np.random.Generator) -> Iterator[tuple[int, int]]:

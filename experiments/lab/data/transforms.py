@@ -12,7 +12,7 @@ from torch import Tensor
 from lab.base.errors import UserError
 from lab.config.objects import find, made
 from lab.config.schema import PhotosConfig
-from lab.data.pixels import as_pixels
+from lab.data.images.pixels import as_pixels
 from lab.data.sets import Norm
 
 Transform = Callable[[Any], Tensor]

@@ -18,9 +18,9 @@ from lab.base.paths import absolute
 from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE
 from lab.config.settings import groups
-from lab.data.images import SUFFIXES, UNREADABLE, CorruptError, reason
+from lab.data.images.files import SUFFIXES, UNREADABLE, CorruptError, reason
+from lab.data.images.pixels import read_image, shown
 from lab.data.listing import hidden, kinds_of, passed_over
-from lab.data.pixels import read_image, shown
 from lab.results.video import Frame, VideoFile, frames_of, is_video, opencv
 from lab.run.machine import pick_device
 from lab.run.predict import Prediction, draw, predictor

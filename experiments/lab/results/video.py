@@ -11,7 +11,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.base.files import UNFINISHED, refuse_special
-from lab.data.images import CorruptError, most_pixels
+from lab.data.images.files import CorruptError, most_pixels
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm")
 CODEC = "vp09"  # in .mp4; OpenCV's packages can write it, and browsers show it

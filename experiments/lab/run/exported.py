@@ -15,6 +15,11 @@ ABOUT = "model.json"
 CHECKED = 8  # images
 LARGEST = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 2e-2}
 """The largest `difference` of the outputs of a model and of what it was exported as."""
+DETECTION, ORIENTED = 6, 7
+"""Columns of a detection and of an oriented one; behind those of a detection there may be its mask, of 64 cells or more."""
+
+NEAREST = 4
+"""The nearest rows, whose masks a row's mask is compared with. A mask has a 16th of the cells that the image has pixels."""
 
 
 @dataclass
@@ -83,15 +88,31 @@ def pixels_of(images: Tensor, shape: list[int], norm: Norm, pixels: str, multipl
 def difference(expected: Tensor, found: Tensor) -> float:
     """Return the largest difference of two outputs (N, ...), as a share of the largest expected number, or of 1 if that is smaller.
 
-    Of detections (N, D, 6) only corners are shares, so that scores and classes count as much. Detections of nearly equal scores may change
-    places or drop out at the end, so that a row may be elsewhere, and 2 % may lack.
+    Of detections (N, D, 6 or more) only corners are shares, so that scores and classes count as much. Detections of nearly equal scores may
+    change places or drop out at the end, so that a row may be elsewhere, and 2 % may lack. Masks, from the 7th column on, are 0 outside of
+    their boxes, and are compared where both are not: a corner that differs by a hundredth of a pixel moves a row of cells out of its box.
     """
-    if expected.dim() == 3 and expected.shape[2] == 6:
-        unit = torch.ones(6)
+    if expected.dim() == 3 and expected.shape[2] >= 6:
+        own = expected.shape[2] if expected.shape[2] <= ORIENTED else DETECTION
+        unit = torch.ones(own)
         unit[:4] = expected[..., :4].abs().max().clamp(min=1.0)
-        nearest = torch.cdist(expected / unit, found / unit, p=float("inf")).amin(-1).flatten().sort().values
+        apart = torch.cdist(expected[..., :own] / unit, found[..., :own] / unit, p=float("inf"))
+        apart = apart.masked_fill(found[..., :own].isnan().any(-1).unsqueeze(1), torch.inf)  # cdist passes over a nan
+        apart, place = apart.topk(min(NEAREST, found.shape[1]), largest=False)
+        for image, (masks, others) in enumerate(zip(expected[..., own:], found[..., own:], strict=True)):
+            for row, mask in enumerate(masks if masks.shape[1] else ()):
+                apart[image, row] = torch.maximum(apart[image, row], _masks_apart(mask, others[place[image, row]]))
+        nearest = apart.amin(-1).flatten().sort().values
         return float(nearest[: max(1, int(0.98 * len(nearest)))].max())
     return float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+
+
+def _masks_apart(mask: Tensor, others: Tensor) -> Tensor:
+    """Return the largest difference of a mask (C,) from each of `others` (D, C) where neither is 0; 1 if that is less than half of them."""
+    there, found = ~(mask <= 0), ~(others <= 0)  # so that a nan is there
+    both = there & found
+    apart = torch.where(both, (mask - others).abs(), 0.0).amax(-1)
+    return torch.where(2 * both.sum(-1) < (there | found).sum(-1), 1.0, apart)
 
 
 def refuse_different(what: str, expected: Tensor, found: Tensor, precision: str) -> float:

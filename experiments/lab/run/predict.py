@@ -8,12 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lab.base.drawing import colour_of, with_boxes
+from lab.base.drawing import colour_of, with_boxes, with_masks
 from lab.base.errors import UserError
 from lab.base.fonts import drawable, font_for
 from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import TrainConfig
+from lab.data.annotations.rle import as_coco, framed
 from lab.data.sets import Norm
 from lab.run.saved import load_weights
 
@@ -26,13 +27,19 @@ class Prediction:
 
     labels: list[str]
     scores: list[float]
-    boxes: list[list[float]] | None = None  # xyxy in pixels of the file
+    boxes: list[list[float]] | None = None  # xyxy in pixels of the file, or all corners of oriented boxes
     mask: Tensor | None = None  # (H, W) class of each pixel of the file; the scores are the classes' shares
     colors: Sequence[tuple[int, int, int]] = ()  # one for each class of the mask; pixels of class 0 are not coloured
+    instances: Sequence[bytes] | None = None  # masks of the boxes' objects, as lab.data.annotations.rle encodes them
+    size: tuple[int, int] = (0, 0)  # height and width of the file, of instances
     numbers: Sequence[int] = ()  # numbers of the labels' classes, by which boxes and masks have their colours
 
     def tree(self) -> list[dict[str, Any]]:
-        boxes: list[Any] = [{}] * len(self.labels) if self.boxes is None else [{"box": box} for box in self.boxes]
+        boxes: list[Any] = [{}] * len(self.labels)
+        if self.boxes is not None:
+            boxes = [{"box" if len(box) == 4 else "polygon": box} for box in self.boxes]
+        if self.instances is not None:
+            boxes = [box | {"mask": as_coco(mask, self.size)} for box, mask in zip(boxes, self.instances, strict=True)]
         return [{"label": label, "score": score} | box for label, score, box in zip(self.labels, self.scores, boxes, strict=True)]
 
     def parts(self) -> list[str]:
@@ -88,6 +95,9 @@ def draw(image: Image.Image, prediction: Prediction) -> Image.Image:
         if there:
             shown, colors = torch.stack([prediction.mask == label for label in there]), [prediction.colors[label] for label in there]
             image = to_pil_image(draw_segmentation_masks(pil_to_tensor(image), shown, alpha=0.5, colors=colors))
+    if prediction.instances:
+        colours = [colour_of(number) for number in prediction.numbers]
+        image = with_masks(image, framed(reversed(prediction.instances), prediction.size), colours[::-1])
     ratio = max(1.0, 320 / max(image.size))
     large = image.resize((round(image.width * ratio), round(image.height * ratio)))
     if prediction.boxes is None:

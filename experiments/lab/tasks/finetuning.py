@@ -58,8 +58,10 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
 def load_own_weights(model: nn.Module, given: str) -> str:
     """Load the weights of the file `given` into the model; return a text about those that were left out.
 
+    A classifier of another size is not loaded. Of parts that only training uses, the model's `only_in_training`, either side may lack some.
+
     Raises:
-        UserError: the file does not exist, or its weights do not fit; a classifier of another size is not loaded.
+        UserError: the file does not exist, or its weights do not fit.
     """
     setting = "model.weights"
     path = file_of(absolute(given, ROOT), setting)
@@ -67,9 +69,12 @@ def load_own_weights(model: nn.Module, given: str) -> str:
     refuse_nan(weights, f"{setting}={path}")
     own = model.state_dict()
     resized = [name for name in classifier_names(model) if name in weights and weights[name].shape != own[name].shape]
+    parts = tuple(f"{part}." for part in getattr(model, "only_in_training", ()))
+    lacks, more = own.keys() - weights.keys() - {*MEASURED}, weights.keys() - own.keys()
+    begun, dropped = ({name for name in names if name.startswith(parts)} for names in (lacks, more))
     for what, names in (
-        ("lacks", own.keys() - weights.keys() - {*MEASURED}),
-        ("has, and the model does not,", weights.keys() - own.keys()),
+        ("lacks", lacks - begun),
+        ("has, and the model does not,", more - dropped),
         ("has in another shape", {name for name in own if name in weights and weights[name].shape != own[name].shape} - {*resized}),
     ):
         if names:
@@ -78,8 +83,12 @@ def load_own_weights(model: nn.Module, given: str) -> str:
                 "Choose the model that these weights are of; only a classifier of another size is left out."
             )
     model.load_state_dict({name: value for name, value in weights.items() if name not in resized}, strict=False)
-    left = f"; left out, for another number of classes: {_listed(resized)}" if resized else ""
-    return f"begins with the weights of {path.name}{left}"
+    said = {
+        "left out, for another number of classes": resized,
+        "left out, for a part that this model trains without": dropped,
+        "begun anew, because the file lacks them": begun,
+    }
+    return "".join([f"begins with the weights of {path.name}", *(f"; {what}: {_listed(names)}" for what, names in said.items() if names)])
 
 
 def _weights(state: Any, what: str) -> dict[str, Tensor]:

@@ -72,7 +72,8 @@ def image_size(config: TrainConfig) -> int:
         UserError: the task's models are not classifiers, or its data has no image_size.
     """
     size = getattr(config.data, "image_size", None)
-    if not issubclass(spec_of(config.task).model, ClassifierConfig) or size is None:
+    models = spec_of(config.task).model
+    if isinstance(models, tuple) or not issubclass(models, ClassifierConfig) or size is None:
         raise UserError(
             f"task={config.task.name}: its models are not classifiers of images of data.image_size pixels a side; "
             "its TaskSpec needs a predict and an export of its own, or None where it has none."

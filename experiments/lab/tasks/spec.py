@@ -15,7 +15,7 @@ class TaskSpec:
     Args:
         config: the schema of the group `task`; the default of its field `name` is the task's name.
         data: the schema, or schemas, one of which the run's data must have.
-        model: the schema that the run's model must have.
+        model: the schema, or schemas, one of which the run's model must have.
         losses: names of the losses that fit, with `custom` if custom losses do.
         build: a function of (config, device, norm), or its module:name, which opens the data and returns a lab.tasks.task.Task. norm is
             the normalisation of a saved model's images, None for a new model.
@@ -36,7 +36,7 @@ class TaskSpec:
     data: type[DataConfig] | tuple[type[DataConfig], ...]
     losses: tuple[str, ...]
     build: str | Callable[..., Any]
-    model: type[ModelConfig] = ClassifierConfig
+    model: type[ModelConfig] | tuple[type[ModelConfig], ...] = ClassifierConfig
     predict: str | Callable[..., Any] | None = "lab.tasks.inference:predict"
     read: tuple[str, ...] = ("top", "score")
     export: str | Callable[..., Any] | None = "lab.tasks.inference:export"

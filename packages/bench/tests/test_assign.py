@@ -3,20 +3,23 @@
 import pytest
 import torch
 
-from lossforge.bench import assign
+from lossforge.bench import problems
+from lossforge.bench.problems import assign
 
 
 @pytest.mark.slow
 def test_rows_on_a_small_machine():
-    found = list(assign.rows(torch.device("cpu"), 1.0, compiled=False))
+    device = torch.device("cpu")
+    found = list(problems.rows(assign.problems(device), device, 1.0, compiled=False))
     assert not [row for row in found if "error" in row]
     names = {row["problem"].split()[0] for row in found}
-    assert names == {"task_aligned_assign", "matching_cost", "mask_matching_cost", "hungarian_match", "box_iou", "generalized_box_iou"}
+    assigned = {"task_aligned_assign", "max_iou_assign", "atss_assign", "simota_assign", "rtmdet_assign", "hungarian_match"}
+    assert names == assigned | {"matching_cost", "mask_matching_cost", "box_iou", "generalized_box_iou", "rotated_box_iou"}
     for row in found:
         assert row["ms"] > 0
         if row["contender"] == "torchvision's Matcher":  # other rules, for its time alone
             assert "agrees" not in row
-        elif row["problem"].startswith(("task", "hungarian")):
+        elif row["problem"].split()[0] in assigned:
             assert row["agrees"] == 1
         else:
             assert row["agrees"] < 1e-5

@@ -51,8 +51,15 @@ def test_device_time_leaves_out_the_host():
 def test_peak_and_waiting():
     x = torch.randn(2**20, device="cuda")
     assert measure.peak_mebibytes(lambda: x * 2, x.device) == 4.0
-    assert measure.synchronises(lambda: x.sum().item())
-    assert not measure.synchronises(lambda: x.sum())
+    assert measure.waits(lambda: [x.sum().item() for _ in range(3)]) == 3
+    assert measure.waits(lambda: x.sum()) == 0
+
+
+def test_operations_of_forward_and_backward():
+    x = torch.randn(3)
+    assert measure.operations(lambda: x.exp().sum()) == 2
+    leaf = x.requires_grad_()
+    assert measure.operations(lambda: leaf.exp().sum().backward()) > measure.operations(lambda: leaf.exp().sum())
 
 
 @pytest.mark.gpu

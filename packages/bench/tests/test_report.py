@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lossforge.bench import compare
-from lossforge.bench.report import Report, Row, SchemaError, load, pictures, tables
+from lossforge.bench.report import Report, Row, SchemaError, linear, load, pictures, tables
 from lossforge.bench.report.targets import TARGETS, TEMPLATES, rivals, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -157,6 +157,7 @@ def test_targets_are_of_cases_that_exist():
         "lovasz_hinge",
         "lovasz_softmax",
     }
+    alone |= {"barlow_twins", "boundary", "dist", "dkd", "koleo", "silog", "vicreg"}
     alone |= {"multi_margin", "multilabel_margin", "ohem_ce", "seesaw", "triplet_margin", "two_way", "zlpr"}
     assert {c.loss for c in CASES if c.suite == "losses"} - near == alone
     assert {t.of for t in TARGETS if isinstance(t.of, tuple)} <= known
@@ -230,3 +231,39 @@ def test_pictures_know_what_they_were_drawn_from(tmp_path):
         assert path.read_bytes() == first
     other = report(row(ms=1.1), row("torch", 3.0))
     assert pictures.digest(other, pictures.main_rows(other)) != pictures.digest(one, pictures.main_rows(one))
+
+
+def exact_case(ours, rounded, error, quack=None):
+    """Rows of Qwen's cross entropy of large logits: times of ours and of rounded logits, and the error of our gradients."""
+    case = replace(row(case=("ce", "", (8192, 1024, 151936), "bf16")), suite="exact", use="qwen3-0.6b")
+    yield replace(case, contender="lossforge", ms=ours, gradient_error=error, weight_error=1e-3)
+    yield replace(case, contender="lossforge-rounded", ms=rounded, value_error=1e-6, gradient_error=3e-2, weight_error=3e-2)
+    yield replace(case, contender="lossforge-float32", ms=14.0, gradient_error=2e-3, weight_error=2e-3)
+    yield replace(case, contender="products", ms=11.0)
+    if quack is not None:
+        yield replace(case, contender="quack", ms=quack, gradient_error=2e-2, weight_error=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("given", "met"),
+    [
+        ((12.3, 12.0, 2.9e-3), [True, True, True]),
+        ((12.5, 12.0, 3.1e-3), [False, False, True]),
+        ((1.6, 1.5, 2e-3), [True, True, True]),  # below 2 ms 1.1 times
+        ((12.3, 12.0, 2e-3, 12.2), [True, True, True, False]),
+    ],
+)
+def test_exact_logits_cost_little_and_are_exact(given, met):
+    made = report(*exact_case(*given))
+    assert [verdict.met for verdict in linear.verdicts(made)] == met
+    text = linear.listed(made, "exact")
+    assert f'| `logits="weight"` | {given[1]:.2f} | 500 | 1.0e-06, 3.0e-02, 3.0e-02 |' in text
+    assert "| its products alone | 11.00 | 500 |  |" in text
+
+
+def test_an_objective_takes_its_products_and_itself():
+    case = replace(row(case=("grpo", "", (8, 1024, 2048, 128256), "bf16")), suite="objectives", use="llama3-1b")
+    times = {"lossforge": 19.0, "products": 17.7, "objective": 1.0}
+    made = report(*(replace(case, contender=name, ms=ms) for name, ms in times.items()))
+    (verdict,) = linear.verdicts(made)
+    assert (verdict.wanted, verdict.met) == (pytest.approx(19.054), True)

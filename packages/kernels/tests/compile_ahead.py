@@ -28,14 +28,19 @@ from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from lossforge.kernels.call import Head
 from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.linear import launch as linear_launch
 from lossforge.kernels.math import hold
+from lossforge.kernels.plans import PLANS
 from lossforge.kernels.rowwise import launch as row_launch
+from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.tiles import product_tiles
 from lossforge.losses import (
     LinearTeacher,
     box_iou,
+    circle_loss,
     clip_loss,
     clip_loss_from_features,
     complete_box_iou,
@@ -43,17 +48,29 @@ from lossforge.losses import (
     distance_box_iou,
     fuse_linear,
     generalized_box_iou,
+    gist_embed_loss,
     hungarian_assign,
     info_nce_loss,
     jsd_cross_entropy,
     linear_cross_entropy,
+    linear_js_div,
     linear_kl_div,
     load_balancing_loss,
     matching_cost,
+    mcc_loss,
+    multi_similarity_loss,
+    nt_xent_loss,
+    point_mask_loss,
+    prototype_mask_loss,
+    proxy_anchor_loss,
     rowwise,
+    sample_uncertain_points,
     seesaw_loss,
     siglip_loss_from_features,
     sigmoid_focal_loss,
+    signed_distance_map,
+    silog_loss,
+    sinkhorn_center,
     state,
     supervised_contrastive_loss,
     task_aligned_assign,
@@ -232,6 +249,9 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     outputs = {f"return_{name}": True for name in results if f"return_{name}" in names}
     yield Sample("all outputs", torch.zeros(32, 128, dtype=dtype), torch.zeros(32, dtype=torch.int64), {**outputs, "z_loss": 1e-4})
     yield Sample("all outputs, many classes", wide, index, {**outputs, "z_loss": 1e-4})
+    if loss.name == "ldam":
+        for x in (torch.zeros(32, 128, dtype=dtype), wide):
+            yield Sample("margins", x, torch.zeros(len(x), dtype=torch.int64), {"margin": torch.zeros(x.shape[1])})
     if "log_prior" in names:
         for x in (torch.zeros(32, 128, dtype=dtype), wide, wide[:, :31999].contiguous(), torch.zeros(2, 21, 32, 32, dtype=dtype)):
             rows = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.int64)
@@ -363,12 +383,19 @@ def record(few: bool = False) -> Recorder:
     assignments(recorder)
     matchings(recorder)
     features(recorder)
+    self_distillation(recorder)
     routers(recorder)
     seesaws(recorder)
+    sampled_points(recorder)
+    prototypes(recorder)
+    distances(recorder)
+    sums_of_regions(recorder)
+    depths(recorder)
     label_sets(recorder)
     views(recorder)
     token_weights(recorder)
     sums_of_divergences(recorder)
+    spread_rows(recorder)
     linear_losses(recorder)
     for classes, dtype in itertools.product((16, 8192, 32000), DTYPES[:2]):
         recorder.case = f"every_operation {dtype} {ALWAYS} {classes} classes forward"
@@ -439,13 +466,42 @@ def features(recorder: Recorder) -> None:
         calls = {
             "info_nce": functools.partial(info_nce_loss, a, b, temperature=scale, normalize=False),
             "info_nce_queue": queue,
+            **chosen_negatives(a, b, scale, labels),
             "supcon": functools.partial(supervised_contrastive_loss, a, labels, normalize=False),
+            "multi_similarity": functools.partial(multi_similarity_loss, a, labels, normalize=False),
+            "multi_similarity_mined": functools.partial(multi_similarity_loss, a, labels, epsilon=0.1, normalize=False),
+            "circle": functools.partial(circle_loss, a, labels, normalize=False),
+            "proxy_anchor": functools.partial(proxy_anchor_loss, a, b, labels, normalize=False),
             "clip_features": functools.partial(clip_loss_from_features, a, b, scale, offset=3),
             "siglip_features": functools.partial(siglip_loss_from_features, a, b, scale, scale),
         }
         for (loss, call), (mode, options) in itertools.product(calls.items(), list(MODES.items())[k % 2 :: 1 if depth == 512 else 3]):
             recorder.case = f"{loss} {dtype} {depth} features {mode}"
             differentiated(call(**options), a)
+
+
+def chosen_negatives(a: Tensor, b: Tensor, scale: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return calls whose negatives are left out or weighed."""
+    pair, beside = (a[:200], b[:200]), {"normalize": False}
+    guides = [torch.zeros(200, 40, dtype=a.dtype) for _ in range(2)]
+    return {
+        "info_nce_equals": functools.partial(info_nce_loss, *pair, temperature=scale, labels=labels, symmetric=True, **beside),
+        "info_nce_decoupled": functools.partial(info_nce_loss, *pair, decoupled=True, symmetric=True, **beside),
+        "info_nce_hard": functools.partial(info_nce_loss, *pair, hardness=2.0, **beside),
+        "nt_xent_decoupled": functools.partial(nt_xent_loss, *pair, decoupled=True, **beside),
+        "gist_embed": functools.partial(gist_embed_loss, *pair, *guides, **beside),
+        "gist_embed_of_pairs": functools.partial(
+            gist_embed_loss, *pair, *guides, contrast_anchors=False, contrast_positives=False, **beside
+        ),
+    }
+
+
+def self_distillation(recorder: Recorder) -> None:
+    """Sinkhorn-Knopp of scores in both orders of memory."""
+    for dtype in DTYPES:
+        recorder.case = f"sinkhorn {dtype} value"
+        sinkhorn_center(torch.zeros(200, 1000, dtype=dtype))
+        sinkhorn_center(torch.zeros(1001, 200, dtype=dtype).T, iterations=1)
 
 
 def routers(recorder: Recorder) -> None:
@@ -467,6 +523,50 @@ def seesaws(recorder: Recorder) -> None:
     for classes, dtype in itertools.product((11, 1204, 9605), DTYPES):
         recorder.case = f"seesaw {dtype} {classes} classes"
         seesaw_loss(torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64), torch.ones(classes))
+
+
+def sampled_points(recorder: Recorder) -> None:
+    """The losses at sampled points: types of logits and targets, orders of memory."""
+    for dtype, target in zip(DTYPES, (torch.bool, torch.float32, torch.bfloat16), strict=True):
+        recorder.case = f"point_mask {dtype} backward"
+        x = torch.zeros(3, 32, 64, dtype=dtype).mT.requires_grad_()
+        points = sample_uncertain_points(x, 40)
+        point_mask_loss(x, torch.zeros(3, 96, 96, dtype=target), points)[0].backward()
+
+
+def prototypes(recorder: Recorder) -> None:
+    """The masks of prototypes: types of masks and maps of labels, numbers of prototypes."""
+    for dtype, count, label in zip(DTYPES, (32, 5, 64), (None, torch.zeros(3, dtype=torch.int64), None), strict=True):
+        recorder.case = f"prototype_mask {dtype} {count} backward"
+        coefficients, maps = (
+            torch.zeros(3, count, dtype=dtype).requires_grad_(),
+            torch.zeros(2, count, 40, 48, dtype=dtype).requires_grad_(),
+        )
+        target = torch.zeros(3, 40, 48, dtype=torch.bool) if label is None else torch.zeros(2, 40, 48, dtype=torch.uint8)
+        index = torch.zeros(3, dtype=torch.int64) if count == 64 else None
+        prototype_mask_loss(coefficients, maps, target, torch.zeros(3, 4), [2, 1], target_index=index, label=label).backward()
+
+
+def distances(recorder: Recorder) -> None:
+    """The distance transform: its first, middle and last dimension."""
+    for shape in ((1, 2, 64, 40), (1, 2, 16, 16, 16)):
+        recorder.case = f"distance_transform {torch.float32} {len(shape)} value"
+        signed_distance_map(torch.zeros(shape, dtype=torch.bool))
+
+
+def sums_of_regions(recorder: Recorder) -> None:
+    """The sums of regions: activations and targets. Their kernels are those of the overlap template."""
+    for dtype, activation in zip(DTYPES, ("softmax", "sigmoid", None), strict=True):
+        recorder.case = f"mcc {dtype} {activation} backward"
+        x = torch.zeros(2, 5, 32, 32, dtype=dtype).requires_grad_()
+        mcc_loss(x, torch.zeros(2, 32, 32, dtype=torch.int64), activation=activation).backward()
+
+
+def depths(recorder: Recorder) -> None:
+    """The sums of depth maps."""
+    for dtype in DTYPES:
+        recorder.case = f"silog {dtype} backward"
+        silog_loss(torch.ones(2, 64, 64, dtype=dtype).requires_grad_(), torch.ones(2, 64, 64)).backward()
 
 
 def label_sets(recorder: Recorder) -> None:
@@ -498,6 +598,27 @@ def sums_of_divergences(recorder: Recorder) -> None:
         recorder.case = f"{loss} {torch.float32} {ALWAYS} sums over {classes} of more classes none"
         call = DivergenceCall(loss, *torch.zeros(2, 64, classes), hyper=hyper, reduction="none")
         divergence_launch.sums_of(call, FORMULAS[loss].kernels, torch.zeros(5, 64))
+        if loss == "js":
+            recorder.case = f"{loss} {torch.float32} {ALWAYS} sums and labels over {classes} of more classes none"
+            call = call._replace(labels=torch.zeros(64, dtype=torch.int64), hard_weight=0.5, some_classes=True, temperature=2.0)
+            divergence_launch.sums_of(call._replace(logit_scale=0.5), FORMULAS[loss].kernels, torch.zeros(6, 64))
+            recorder.case = f"{loss} {torch.float32} {ALWAYS} gradient with labels over {classes} of more classes backward"
+            known = None, torch.zeros(6, 64)
+            divergence_launch.backward(call, FORMULAS[loss].kernels, known, [torch.ones(64)], [torch.zeros(64, classes)])
+
+
+def spread_rows(recorder: Recorder) -> None:
+    """Cross entropy of classes that are spread over processes: the rows after the exchange."""
+    for name, given in {
+        "plain": {},
+        "everything": {"z_loss": 0.1, "softcap": 30.0, "logit_scale": 0.5, "lam": torch.ones(300), "normalizer": torch.ones(())},
+    }.items():
+        layer = Head(torch.zeros(300, 128, dtype=torch.bfloat16), torch.zeros(1000, 128, dtype=torch.bfloat16), None)
+        call = RowwiseCall("cross_entropy", layer, torch.zeros(300, dtype=torch.int64), **given)
+        for held in (False, True):
+            recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} spread, {name}, held: {held} forward"
+            exponentials = torch.zeros(300, 1000, dtype=torch.bfloat16)
+            linear_launch.spread_of(call, FORMULAS["cross_entropy"].kernels, torch.zeros(4, 3, 300), exponentials, 1, held)
 
 
 def token_weights(recorder: Recorder) -> None:
@@ -544,6 +665,11 @@ def linear_losses(recorder: Recorder) -> None:
         x, weight, teacher = (torch.zeros(n, 8, dtype=torch.bfloat16, requires_grad=n == 300) for n in (300, classes, 300))
         recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} smoothing, {classes} classes forward"
         differentiated(linear_cross_entropy(x, weight, target, label_smoothing=0.1, **MODES["forward"]), x)
+        hard = {"labels": target, "hard_weight": 0.5, "temperature": 2.0, "return_entropy": True}
+        for loss, mode in (("kl", "forward"), ("js", "forward"), ("js", "none")):
+            recorder.case = f"linear_{loss} {torch.bfloat16} {ALWAYS} hard labels, {classes} classes {mode}"
+            function = {"kl": linear_kl_div, "js": linear_js_div}[loss]
+            differentiated(function(x, weight, LinearTeacher(teacher.detach(), weight), **MODES[mode], **hard), x)
         recorder.case = f"linear_kl {torch.bfloat16} {ALWAYS} {classes} classes forward"
         differentiated(linear_kl_div(x, weight, LinearTeacher(teacher.detach(), weight), **MODES["forward"]), x)
         recorder.case = f"linear_focal {torch.bfloat16} {ALWAYS} {classes} classes forward"
@@ -566,8 +692,10 @@ def serialized(ptx: str) -> bool:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        for name in ("ptxas", "ptxas-blackwell"):  # the second is the newer, which Triton 3.9 takes for Hopper, too
-            command = [CUOBJDUMP.with_name(name), "-arch=sm_90a", "-v", file.name, "-o", os.devnull]
+        nvidia = triton.knobs.nvidia  # its programs, or those that the environment names
+        # the second is the newer, which Triton 3.9 takes for Hopper, too
+        for program in (nvidia.ptxas, getattr(nvidia, "ptxas_blackwell", nvidia.ptxas)):
+            command = [program.path, "-arch=sm_90a", "-v", file.name, "-o", os.devnull]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 0:
                 return "are serialized" in done.stderr
@@ -646,16 +774,26 @@ def chosen(variants: dict[str, tuple[str, Variant]]) -> list[tuple[str, Variant]
     return list(taken.values())
 
 
+def products_of_blackwell() -> list[tuple[str, Variant]]:
+    """Return the products that take the most shared memory, as a GPU of sm_100 launches them."""
+    recorder = Recorder()
+    JITFunction.run = lambda kernel, *args, **kwargs: recorder(kernel, *args, **kwargs)
+    linear_launch.tiles_of = lambda weight: product_tiles(narrow=True)
+    PLANS.clear()  # which have the tiles of sm_90
+    linear_losses(recorder)
+    found = [found for found in recorder.variants.values() if found[1].kernel.__name__ in HOPPER_ON]
+    return [next(each for each in found if f"{torch.bfloat16} {ALWAYS} all results {mode}" in each[0]) for mode in ("backward", "forward")]
+
+
 if __name__ == "__main__":
     variants = record("few" in sys.argv).variants
     recorded = few(variants) if "few" in sys.argv else chosen(variants)
     WORK += [(case, variant, HOPPER) for case, variant in recorded]
     older = [found for found in recorded if found[1].kernel.__name__ not in HOPPER_ON]
     small = [found for found in older if not found[1].kernel.is_gluon()]
-    products = [found for found in variants.values() if found[1].kernel.__name__ in HOPPER_ON]
     WORK += [(case, variant, AMPERE) for case, variant in older if zlib.crc32(case.encode()) % 20 == 0]
     for place, target in enumerate((BLACKWELL, *SMALL)):
         spread = (small if target in SMALL else older)[place :: max(1, len(small) // OTHERS)]
-        WORK += [(case, variant, target) for case, variant in (*spread, *(products[:1] if target is BLACKWELL else []))]
+        WORK += [(case, variant, target) for case, variant in (*spread, *(products_of_blackwell() if target is BLACKWELL else []))]
     with multiprocessing.get_context("fork").Pool(int(sys.argv[1])) as pool:
         json.dump(pool.map(compiled, range(len(WORK)), chunksize=4), sys.stdout)

@@ -32,7 +32,7 @@ def test_sums_over_some_of_the_classes(device, loss, hyper, swap):
         call = DivergenceCall(
             loss, x, teacher, labels, torch.rand(3, device=device), hyper=hyper, swap=swap, temperature=1.5, reduction="none"
         )
-        value, _, stats = launch.forward(call, formulas, [None], True)
+        value, _, _, stats = launch.forward(call, formulas, [None], True)
         sums = torch.zeros(2, 3, device=device)
         for at in (slice(part), slice(part, classes)):
             own = torch.cat((stats[:4], torch.full_like(stats[4:], torch.nan)))

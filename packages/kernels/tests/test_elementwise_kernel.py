@@ -6,7 +6,7 @@ import torch
 from lossforge.kernels.call import Formulas
 from lossforge.kernels.elementwise import launch as element
 from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.formulas.focal import focal
+from lossforge.kernels.formulas.binary.focal import focal
 from lossforge.kernels.formulas.regression import l1
 from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import binary_cross_entropy_with_logits, poly_binary_cross_entropy, siglip_loss, sigmoid_focal_loss

@@ -111,17 +111,19 @@ def exactly(fused: Fused, leaves: list[Tensor], *targets: Tensor, **options) -> 
 
 
 class Watched(TorchDispatchMode):
-    """Records which operators of torch run, and the most bytes that a tensor's memory has."""
+    """Records which operators of torch run, and the most bytes that a tensor's memory has, but for the memory at addresses in `given`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
         self.most = 0
+        self.given: set[int] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         self.names.append(function.overloadpacket.__name__)
-        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(found) if isinstance(t, Tensor)]
+        memories = [t.untyped_storage() for t in tree_leaves(found) if isinstance(t, Tensor)]
+        sizes = [memory.nbytes() for memory in memories if memory.data_ptr() not in self.given]
         self.most = max([self.most, *sizes])
         return found
 

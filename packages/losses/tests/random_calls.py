@@ -423,6 +423,13 @@ OTHERS: dict[str, dict[str, str]] = {
     "info_nce_loss": {"query": FEATURES, "positive": FEATURES, "negatives?": "normal k d", "temperature?": "unit"},
     "nt_xent_loss": {"input1": FEATURES, "input2": FEATURES, "temperature?": "unit"},
     "supervised_contrastive_loss": {"features": FEATURES, "labels": "index 4 n", "temperature?": "unit"},
+    "gist_embed_loss": {"query": FEATURES, "positive": FEATURES, "query_guide": "unit n 1", "positive_guide": "unit n 1"},
+    "multi_similarity_loss": {"features": FEATURES, "labels": "index 4 n"},
+    "circle_loss": {"features": FEATURES, "labels": "index 4 n"},
+    "proxy_anchor_loss": {"features": FEATURES, "proxies": "normal c d", "labels": "index c n"},
+    "koleo_loss": {"input": "normal k d"},
+    "vicreg_loss": {"input1": "normal k d", "input2": "normal k d"},
+    "barlow_twins_loss": {"input1": "normal k d", "input2": "normal k d"},
     "zlpr_loss": {"input": "normal n c", "target": "index 2 n c"},
     "two_way_loss": {"input": "normal n c", "target": "index 2 n c"},
     "load_balancing_loss": {"router_logits": "normal n c", "attention_mask?": "index 2 n"},
@@ -441,6 +448,7 @@ OTHERS: dict[str, dict[str, str]] = {
     "linear_kl_div": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c", "loss_weight?": "unit n"},
     "linear_js_div": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_total_variation": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
+    "linear_cosine_distance": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_selective_log_softmax": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
     "linear_entropy": {"input": FEATURES, "weight": "normal c d", "bias?": "normal c"},
     "linear_objective": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
@@ -456,7 +464,7 @@ def mean_of_squares(logps: Tensor, entropy: Tensor | None = None) -> Tensor:
 def draw_other(name: str, make: Make, rng: random.Random) -> RandomCall:
     """Return a call of a public function that is not in the registry; its reference is itself under plain_torch()."""
     function, definition = getattr(functional, name), DECLARED[name].definition
-    sizes = {letter: rng.randint(*ends) for letter, ends in SIZES.items()} | {"2": 2, "4": 4}
+    sizes = {letter: rng.randint(*ends) for letter, ends in SIZES.items()} | {"1": 1, "2": 2, "4": 4}
     sizes["3n"] = 3 * sizes["n"]
 
     def tensor(kind: str, *words: str) -> Tensor:

@@ -57,7 +57,8 @@ KEYWORDS = [
 
 def changed(name: str, value: float) -> float:
     """Another value that every hyper-parameter of that name may have, exact in float32."""
-    return {"label_smoothing": 0.125, "z_loss": 0.25, "eps": 0.25, "beta": 0.75, "clip": 0.125, "smoothing": 0.25}.get(name, value + 0.5)
+    exact = float(np.float32(value + 0.5))
+    return {"label_smoothing": 0.125, "z_loss": 0.25, "eps": 0.25, "beta": 0.75, "clip": 0.125, "smoothing": 0.25}.get(name, exact)
 
 
 @pytest.mark.each("template")

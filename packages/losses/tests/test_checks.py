@@ -52,14 +52,14 @@ def test_every_loss_by_rows(loss, kind, message, x, target, options):
         loss.function(x, target, **options)
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @EACH
 def test_inplace_refuses_a_leaf(loss):
     with pytest.raises(ValueError, match="inplace=True needs logits that are an intermediate result, got a leaf that requires grad"):
         loss.function(X.clone().requires_grad_(), INDEX, inplace=True)
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @EACH
 def test_inplace_refuses_holes_and_overlaps(loss):
     for x in ((torch.rand(3, 8, requires_grad=True) * 1)[:, :4], torch.rand(3, 1, requires_grad=True).expand(3, 4)):
@@ -229,3 +229,18 @@ def test_a_tangent_of_a_number_is_kept():
         quantile = torch.autograd.forward_ad.make_dual(torch.tensor(0.3), torch.tensor(1.0))
         found = losses.quantile_loss(X, X + 1, quantile)
         assert torch.autograd.forward_ad.unpack_dual(found).tangent is not None
+
+
+def test_torch_compile_counts_the_graphs_of_each_function():
+    """It stops at eight graphs of one code object, and these are nine functions."""
+    torch._dynamo.reset()
+    columns = dict.fromkeys(("box_iou", "generalized_box_iou", "distance_box_iou", "complete_box_iou"), 4)
+    columns |= dict.fromkeys(("rotated_box_iou", "probabilistic_box_iou"), 5)
+    columns |= dict.fromkeys(("bradley_terry_loss", "dist_loss", "dkd_loss"), 6)
+    shapes = {}
+    for name, count in columns.items():
+        given = [torch.rand(3, count, device="meta") for _ in range(2)]
+        given += [torch.zeros(3, dtype=torch.long, device="meta")] * (name == "dkd_loss")
+        shapes[name] = torch.compile(getattr(losses, name), fullgraph=True, backend="eager")(*given).shape
+    pairs = torch.Size([3, 3])
+    assert shapes == {name: pairs if name.endswith("iou") else torch.Size([]) for name in columns}

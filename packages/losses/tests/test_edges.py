@@ -117,7 +117,7 @@ def test_one_class(mode, device):
     assert torch.equal(g, torch.zeros_like(g))
 
 
-@pytest.mark.each("template", "index")
+@pytest.mark.each("template", "index", ci=True)
 @pytest.mark.parametrize("index", [5, -3, 2**33, -(2**40)])
 @BY_ROWS
 def test_index_out_of_range_raises_with_value_and_row(loss, index):
@@ -129,7 +129,7 @@ def test_index_out_of_range_raises_with_value_and_row(loss, index):
             loss.function(torch.rand(4, 5), torch.tensor([1, 4, 2, 0]), target_b=target, lam=0.5)
 
 
-@pytest.mark.each("template", "index", "mode")
+@pytest.mark.each("template", "index", "mode", ci=True)
 @MODES
 @pytest.mark.parametrize("index", [5, -3, 2**33, -(2**40)])
 @BY_ROWS

@@ -105,7 +105,8 @@ def test_cuda_graph(loss, mode):
                     loss.reference, type(sample)("", x.detach(), sample.target, sample.kwargs), dtype=torch.float64, reduction="mean"
                 )
                 assert error(value, exact.value) < 3e-6
-                assert error(x.grad, exact.gradient) < 3e-6
+                # an edge's length within a box that is nearly parallel to it is a quotient by a small sine
+                assert error(x.grad, exact.gradient) < (1e-5 if loss.name == "rotated_iou" else 3e-6)
 
 
 def test_reduce_overhead_mode():

@@ -139,7 +139,6 @@ refused(lambda: check("focal"))
 """
 
 
-@pytest.mark.slow
 def test_without_triton_torch_computes_and_what_needs_triton_says_so():
     from lossforge.losses.registry import LOSSES
 

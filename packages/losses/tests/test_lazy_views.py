@@ -38,7 +38,7 @@ def both(loss, x, sample, upstream, change=lambda t: t, **options):
     return value.detach(), g
 
 
-@pytest.mark.each("template", "dtype")
+@pytest.mark.each("template", "dtype", ci=True)
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_gives_what_its_values_give(loss, dtype, device):
@@ -54,7 +54,7 @@ def test_gives_what_its_values_give(loss, dtype, device):
             assert torch.equal(gradient, g), (sample.name, options)
 
 
-@pytest.mark.each("template", "mode")
+@pytest.mark.each("template", "mode", ci=True)
 @EACH
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_inplace(loss, mode, device):
@@ -81,7 +81,7 @@ def test_operator_called_by_its_name(device):
     found = []
     for target in (q, negative(q)):
         numbers = [[], -100, 0.0, 1.0, None, 1.0, *[0.0] * 6, 1.0, "sum", False, False, [False] * 7]
-        loss, *_ = torch.ops.lossforge.rowwise(None, "cross_entropy", x, target, *[None] * 5, *numbers, False, True)
+        loss, *_ = torch.ops.lossforge.rowwise(None, "cross_entropy", x, target, *[None] * 6, *numbers, False, True)
         found.append(torch.autograd.grad(loss, x)[0])
     assert torch.equal(*found)
 

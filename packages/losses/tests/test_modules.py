@@ -22,7 +22,9 @@ from lossforge.losses import (
     preference,
 )
 from lossforge.losses.detection import anchors, assignment, criterion, hungarian, matching, pairwise, seesaw
+from lossforge.losses.parallel import grad_cache
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.segmentation import depth, distance, points, prototypes, regions
 from lossforge.losses.testing import plain_sample, samples
 
 
@@ -58,9 +60,9 @@ def test_class_wise_tensors_are_buffers():
 
 def test_every_public_name_is_exported():
     ours = {"CustomLoss", "FormulaError", "backend", "boxes", "check", "elementwise", "plain_torch", "rowwise"}
-    by_hand = {
-        name for module in (preference, pairwise, anchors, assignment, criterion, hungarian, matching, seesaw) for name in module.__all__
-    }
+    detection = (pairwise, anchors, assignment, criterion, hungarian, matching, seesaw)
+    others = (preference, depth, distance, points, prototypes, regions, grad_cache)
+    by_hand = {name for module in (*detection, *others) for name in module.__all__}
     assert set(lossforge.losses.__all__) == {*functional.__all__, *modules.__all__, *by_hand, *ours}
     assert lossforge.losses.__all__ == sorted(lossforge.losses.__all__)
 

@@ -64,8 +64,11 @@ LOGITS = {
     "kl, T": of_teacher("kl_div_with_logits", temperature=1.7),
     "kl, reverse": of_teacher("kl_div_with_logits", temperature=1.7, reverse=True),
     "kl of a teacher with an offset": lambda x: losses.kl_div_with_logits(SHARES.log().to(x.dtype), x, temperature=1.7),
+    "kl, scaled": of_teacher("kl_div_with_logits", scale=0.3, target_scale=1.2, temperature=1.7, labels=EXISTING, hard_weight=0.4),
+    "js, scaled": of_teacher("js_div_with_logits", scale=0.3, target_scale=0.3, labels=EXISTING, hard_weight=0.4),
     "js": of_teacher("js_div_with_logits", temperature=1.7),
     "total variation": of_teacher("total_variation_with_logits", temperature=1.7),
+    "dino_loss": of_teacher("dino_loss", student_temperature=1.7, teacher_temperature=1.3, reduction="none"),
     "top-k": lambda x: losses.topk_kl_div_with_logits(x, VALUES.to(x.dtype), INDICES, temperature=1.7),
     "jsd": lambda x: losses.jsd_cross_entropy(x, EXISTING[:2], num_splits=3),
     "dkd": lambda x: losses.dkd_loss(x, SHARES.log().to(x.dtype), EXISTING),
@@ -194,9 +197,13 @@ def test_a_scale_rounds_as_the_offset_does(offset, path):
 
 
 def test_every_loss_of_logits_is_here():
-    """What is not: losses of probabilities, of elements and of sigmoids, whose 0 is a threshold, and of angles, boxes and distances."""
+    """What is not: losses of probabilities, of elements and of sigmoids, whose 0 is a threshold, and of angles, boxes and distances.
+
+    Among the distances is the cosine distance of logits, whose 0 counts.
+    """
     seen = " ".join(inspect.getsource(inspect.getmodule(test_logits)).split())
     templates = {"rowwise", "divergence", "topk", "margins", "margin_lists", "distribution"}
     names = [entry.function.__name__ for entry in losses.registry.LOSSES.values() if entry.template.name in templates]
     names += ["clip_loss_from_features", "jsd_cross_entropy", "load_balancing_loss", "dkd_loss", "dist_loss"]
-    assert not [name for name in names if name not in seen and name not in ("arcface_loss", "cosface_loss")]
+    others = "arcface_loss", "cosface_loss", "ldam_loss", "cosine_distance_with_logits"
+    assert not [name for name in names if name not in seen and name not in others]

@@ -44,7 +44,7 @@ def operator_call(call, calls=1) -> tuple[str, tuple]:
     return operators.seen[-1]
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @EACH
 def test_opcheck(loss, device, all_cases):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -168,7 +168,7 @@ def test_compile_with_buffers_of_known_sizes(module, device):
         assert error(compiled(x, target), module(x, target)) < 1e-6
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @BY_ROWS
 def test_compile_does_not_recompile(loss, device):
     """Over the number of rows, and over λ or a normalizer as a tensor; as everywhere in torch, other numbers are constants of the graph."""
@@ -192,7 +192,7 @@ def test_compile_does_not_recompile(loss, device):
     assert len(set(frames)) == 1
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if has_inplace(loss)], ids=lambda loss: loss.name)
 def test_compile_inplace(loss, device):
     """Nothing is overwritten in a compiled graph, whatever the shape: the same value and gradient, at the second shape and the third."""
@@ -210,7 +210,7 @@ def test_compile_inplace(loss, device):
         assert error(x.grad, 2 * exact.gradient) < 3e-6, rows
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @BY_ROWS
 def test_compile_refuses_an_index_out_of_range(loss, device):
     """As the call that is not compiled: an IndexError that names value and row, on CUDA where it is asked for."""
@@ -252,9 +252,7 @@ def test_inductor(name, device):
     sample = plain_sample(loss, device)
     x = sample.x.detach().requires_grad_()
     compiled = torch.compile(lambda x: loss.function(x.sin().abs(), sample.target, reduction="sum") * 2, fullgraph=True)
-    # more threads would be processes that import torch, as each trial of a vector instruction set is
-    with torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):
-        compiled(x).backward()
+    compiled(x).backward()
     wide = sample.x.detach().double().requires_grad_()
     (loss.reference(wide.sin().abs(), sample.target, reduction="sum") * 2).backward()
     assert error(x.grad, wide.grad) < 1e-5
@@ -334,7 +332,7 @@ def test_backward_operators_refuse_to_be_differentiated(device):
         "cross_entropy",
         x,
         target,
-        *[None] * 5,
+        *[None] * 6,
         [],
         -100,
         0.0,
@@ -402,3 +400,20 @@ def test_losses_do_not_share_what_torch_allows_a_function_to_compile(device):
         function = getattr(lossforge.losses, name)
         torch.testing.assert_close(torch.compile(function, backend="eager", fullgraph=True)(x, target), function(x, target))
     torch._dynamo.reset()
+
+
+def test_losses_compile_whole_where_torch_has_a_default_device(device):
+    """Dynamo follows no Tensor.unflatten there."""
+    torch._dynamo.reset()
+    a, others, labels = torch.randn(6, 2, 8, device=device), torch.randn(6, 3, 8, device=device), torch.arange(6, device=device) % 3
+    calls = [
+        lambda: lossforge.losses.info_nce_loss(a[:, 0], a[:, 1], others),
+        lambda: lossforge.losses.supervised_contrastive_loss(a, labels, reduction="none"),
+    ]
+    torch.set_default_device(device)
+    try:
+        for call in calls:
+            torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(), call())
+    finally:
+        torch.set_default_device(None)
+        torch._dynamo.reset()

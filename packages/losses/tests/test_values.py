@@ -143,7 +143,7 @@ def test_reference_gradients(loss, device, all_cases):
             assert torch.autograd.gradgradcheck(call, leaves, fast_mode=not all_cases), sample.name
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @pytest.mark.parametrize(("loss", "name"), OF_EACH_TEMPLATE)
 def test_repeated_runs_are_bitwise_equal(loss, name, device):
     sample = find(loss, name, device)
@@ -152,7 +152,7 @@ def test_repeated_runs_are_bitwise_equal(loss, name, device):
     assert torch.equal(first.gradient, second.gradient)
 
 
-@pytest.mark.each("template", "mode")
+@pytest.mark.each("template", "mode", ci=True)
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_retained_graph(loss, mode, device):
@@ -172,7 +172,7 @@ def test_retained_graph(loss, mode, device):
             assert error(g, upstream * exact) < 3e-6
 
 
-@pytest.mark.each("template", "mode", "dtype")
+@pytest.mark.each("template", "mode", "dtype", ci=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
@@ -211,7 +211,7 @@ def test_double_backward(loss, device, all_cases):
         assert error(second[0][1], second[1][1]) < 1e-4
 
 
-@pytest.mark.each("template")
+@pytest.mark.each("template", ci=True)
 @pytest.mark.parametrize(("loss", "name"), OF_EACH_TEMPLATE)
 def test_inputs_are_not_written(loss, name, device):
     sample = find(loss, name, device)
@@ -252,7 +252,7 @@ def test_other_arguments_get_gradients(loss, device):
     )
 
 
-@pytest.mark.each("template", "mode")
+@pytest.mark.each("template", "mode", ci=True)
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if has_inplace(loss)], ids=lambda loss: loss.name)
 def test_inplace(loss, mode, device):

@@ -11,8 +11,8 @@ from typing import Any
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes
 from lab.base.formats import one_form
-from lab.data.exif import STORED, Size, sizes_of, turn_of
-from lab.data.images import SUFFIXES, UNREADABLE, Faults, leads_out, open_any_mode
+from lab.data.images.exif import STORED, Size, sizes_of, turn_of
+from lab.data.images.files import SUFFIXES, UNREADABLE, Faults, leads_out, open_any_mode
 from lab.data.listing import ignored, kinds_of
 
 LARGEST = 2**24  # bytes of one image's file of boxes, or of a description of a data set
@@ -27,7 +27,8 @@ class Entries:
         path: the file or folder that names the part in messages.
         classes: the names, by label.
         images: file_name (relative to the data's root), height and width of each image.
-        boxes: image (position), category_id (the label), bbox [x, y, width, height] in pixels and iscrowd of each box.
+        boxes: image (position), category_id (the label), bbox [x, y, width, height] in pixels and iscrowd of each box; segmentation, if it
+            is a polygon.
         where: file and line of each box.
         faults: what cannot be read.
         turned: images that EXIF turns, whose boxes are shares of the image.
@@ -52,8 +53,11 @@ class Entries:
         self.images.append({"id": len(self.images) + 1, "file_name": name, "height": height, "width": width})
         return len(self.images)
 
-    def box(self, image: int, label: int, bbox: list[float], where: str, *, crowd: bool = False) -> None:
-        self.boxes.append({"image_id": image, "category_id": label, "bbox": bbox, "iscrowd": int(crowd)})
+    def box(
+        self, image: int, label: int, bbox: list[float], where: str, *, crowd: bool = False, polygon: list[float] | None = None
+    ) -> None:
+        entry = {"image_id": image, "category_id": label, "bbox": bbox, "iscrowd": int(crowd)}
+        self.boxes.append(entry | ({"segmentation": [polygon]} if polygon else {}))
         self.where.append(where)
 
     def tree(self) -> dict[str, Any]:

@@ -6,14 +6,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.files import open_to_read
 from lab.base.formats import visible
 from lab.config.detection_schema import BoxesConfig
 from lab.data.annotations import rows, voc, yolo
+from lab.data.annotations.coco_file import CocoFile, checked_file, load_tree
 from lab.data.annotations.entries import Entries, Listing, list_files, read_small, unread
-from lab.data.coco_file import CocoFile, checked_file, load_tree
 from lab.data.listing import passed_over
 from lab.data.split import held_out_by, split_any
 
@@ -58,12 +59,13 @@ def part_of_path(path: str) -> str | None:
     return next((each for each in reversed(said) if each), None)
 
 
-def read_boxes(config: BoxesConfig, root: Path) -> tuple[dict[str, CocoFile], str, list[str]]:
+def read_boxes(config: BoxesConfig, root: Path, *, shapes: str = "") -> tuple[dict[str, CocoFile], str, list[str]]:
     """Read the boxes of a folder.
 
     Args:
         config: the data's settings.
         root: the folder, or a data.yaml in it.
+        shapes: as in lab.data.annotations.coco_file.read_coco.
 
     Returns:
         the parts; which images are held out, in words; messages for the user.
@@ -76,7 +78,7 @@ def read_boxes(config: BoxesConfig, root: Path) -> tuple[dict[str, CocoFile], st
         raise UserError(f"data.root={root}: no such folder.")
     root = _unwrapped(root) if file is None else root
     listing = list_files(root)
-    layout = _layout(config, listing, file)
+    layout = _layout(config, listing, file, shapes)
     if config.score_test and "test" not in layout.read:
         raise UserError(f"data.score_test=true: {root} has no test images; leave it out.")
     found = {part: read() for part, read in layout.read.items() if part != "test" or config.score_test}
@@ -125,12 +127,12 @@ def _unwrapped(root: Path) -> Path:
     return root
 
 
-def _layout(config: BoxesConfig, listing: Listing, file: str | None) -> Layout:
+def _layout(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) -> Layout:
     finders: dict[str, Callable[[], Layout | None]] = {
-        "yolo": lambda: _yolo(config, listing, file),
-        "coco": lambda: _coco(config, listing),
-        "voc": lambda: _voc(config, listing),
-        "csv": lambda: _csv(config, listing),
+        "yolo": lambda: _yolo(config, listing, file, shapes),
+        "coco": lambda: _coco(config, listing, shapes),
+        "voc": lambda: _voc(config, listing, shapes),
+        "csv": lambda: _csv(config, listing, shapes),
     }
     if config.layout != "auto" or file:
         kind = "yolo" if file else config.layout
@@ -153,7 +155,7 @@ def _layout(config: BoxesConfig, listing: Listing, file: str | None) -> Layout:
     return found[0]
 
 
-def _checked(config: BoxesConfig, entries: Entries, root: Path) -> CocoFile:
+def _checked(config: BoxesConfig, entries: Entries, root: Path, shapes: str) -> CocoFile:
     return checked_file(
         entries.tree(),
         entries.path,
@@ -162,6 +164,7 @@ def _checked(config: BoxesConfig, entries: Entries, root: Path) -> CocoFile:
         check=config.check,
         skip_corrupt=config.skip_corrupt,
         exif=config.exif,
+        shapes=shapes,
         where=entries.where,
         faults=entries.faults,
         turned=entries.turned,
@@ -169,7 +172,7 @@ def _checked(config: BoxesConfig, entries: Entries, root: Path) -> CocoFile:
     )
 
 
-def _yolo(config: BoxesConfig, listing: Listing, file: str | None) -> Layout | None:
+def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) -> Layout | None:
     root = listing.root
     names = [file] if file else [name for name in listing.with_ending(".yaml", ".yml") if name.count("/") <= 1]
     described = {name: tree for name in names if (tree := yolo.read_description(listing, name))}
@@ -183,7 +186,8 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None) -> Layout | N
     read: dict[str, Callable[[], CocoFile]] = {}
 
     def reader(classes: list[str], images: list[str], keypoints: bool) -> Callable[[], CocoFile]:
-        return lambda: _checked(config, yolo.read_yolo(_common(root, images), classes, images, listing, config.exif, keypoints), root)
+        common = _common(root, images)
+        return lambda: _checked(config, yolo.read_yolo(common, classes, images, listing, config.exif, keypoints), root, shapes)
 
     if described:
         name, tree = next(iter(described.items()))
@@ -245,14 +249,14 @@ def _parted(names: list[str], root: Path) -> dict[str, list[str]]:
     return {part: found[part] for part in ("train", "val", "test") if part in found}
 
 
-def _voc(config: BoxesConfig, listing: Listing) -> Layout | None:
+def _voc(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
     files, classes = voc.annotations_of(listing) if listing.images else ([], [])
     if not files:
         return None
     parted = _listed_parts(files, listing) or _parted(files, listing.root)
 
     def reader(names: list[str]) -> Callable[[], CocoFile]:
-        return lambda: _checked(config, voc.read_voc(_common(listing.root, names), classes, names, listing), listing.root)
+        return lambda: _checked(config, voc.read_voc(_common(listing.root, names), classes, names, listing), listing.root, shapes)
 
     return Layout("voc", f"Pascal VOC's XML files, {len(classes)} classes", {part: reader(names) for part, names in parted.items()})
 
@@ -278,7 +282,7 @@ def _listed_parts(files: list[str], listing: Listing) -> dict[str, list[str]] | 
     return {part: found[part] for part in ("train", "val", "test") if found.get(part)} if found.get("train") else None
 
 
-def _csv(config: BoxesConfig, listing: Listing) -> Layout | None:
+def _csv(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
     tables = rows.tables_of(listing) if listing.images else []
     if not tables:
         return None
@@ -286,7 +290,7 @@ def _csv(config: BoxesConfig, listing: Listing) -> Layout | None:
     classes = rows.classes_in(list(parted.values()), listing)
 
     def reader(name: str) -> Callable[[], CocoFile]:
-        return lambda: _checked(config, rows.read_rows(listing.root / name, classes, name, listing, config.exif), listing.root)
+        return lambda: _checked(config, rows.read_rows(listing.root / name, classes, name, listing, config.exif), listing.root, shapes)
 
     return Layout(
         "csv", f"boxes in {', '.join(parted.values())}, {len(classes)} classes", {part: reader(name) for part, name in parted.items()}
@@ -312,7 +316,7 @@ def _parted_tables(names: list[str], root: Path) -> dict[str, str]:
     return {part: found[part] for part in ("train", "val", "test") if part in found}
 
 
-def _coco(config: BoxesConfig, listing: Listing) -> Layout | None:
+def _coco(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
     files = [name for name in listing.with_ending(".json") if _starts_as_coco(listing, name)] if listing.images else []
     named = [name for name in files if posixpath.basename(name).startswith("instances_")]
     files = named or files
@@ -325,9 +329,8 @@ def _coco(config: BoxesConfig, listing: Listing) -> Layout | None:
             path = listing.root / name
             tree = load_tree(path, "data.root")
             images = _images_of(tree["images"], part, name, listing)
-            return checked_file(
-                tree, path, images, settings=SETTINGS, check=config.check, skip_corrupt=config.skip_corrupt, exif=config.exif
-            )
+            how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "exif": config.exif, "shapes": shapes}
+            return checked_file(tree, path, images, settings=SETTINGS, **how)
 
         return read
 

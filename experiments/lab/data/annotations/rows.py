@@ -14,7 +14,7 @@ from lab.base.formats import one_form
 from lab.data.annotations.entries import Entries, Listing, sizes_and_turns
 from lab.data.annotations.yolo import OUTSIDE
 from lab.data.cells import LONGEST, delimiter_of, read_cells, rows_of
-from lab.data.exif import Size
+from lab.data.images.exif import Size
 
 IMAGE = ("filename", "file_name", "image_id", "imageid", "image", "image_path", "image_name", "path", "img", "id")
 CLASS = ("class", "label", "class_name", "category", "name", "labelname")

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from lab.base.formats import one_form
 from lab.data.annotations.entries import Entries, Listing, read_small
-from lab.data.exif import Size
+from lab.data.images.exif import Size
 
 IMAGES = ("JPEGImages", "images", "Images", "img", "imgs")
 """Names of folders of images beside the folder of their XML files."""

@@ -14,7 +14,7 @@ from lab.base.errors import UserError, first_line
 from lab.base.formats import one_form
 from lab.base.plain import are_plain, is_shallow
 from lab.data.annotations.entries import Entries, Listing, read_small, sizes_and_turns
-from lab.data.images import SUFFIXES
+from lab.data.images.files import SUFFIXES
 
 OUTSIDE = 0.01  # how far a share may lie outside of 0 to 1, by rounding; the box is cut off at the image's edge
 CLASSES = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
@@ -190,16 +190,17 @@ def _read_lines(found: Entries, image: int, label: str, text: str, size: tuple[i
             continue
         where = f"{label}, line {number}"
         try:
-            category, bbox = _box(cells, len(found.classes), keypoints)
+            category, bbox, polygon = _box(cells, len(found.classes), keypoints)
         except ValueError as error:
             found.faults.add(f"{where}: {error}")
             continue
         x, y, width, height = bbox
-        found.box(image, category, [x * size[1], y * size[0], width * size[1], height * size[0]], where)
+        scaled = [share * size[1 - place % 2] for place, share in enumerate(polygon)]
+        found.box(image, category, [x * size[1], y * size[0], width * size[1], height * size[0]], where, polygon=scaled)
 
 
-def _box(cells: list[str], classes: int, keypoints: bool) -> tuple[int, list[float]]:
-    """Return class and box [x, y, width, height] of a line, in shares of the image."""
+def _box(cells: list[str], classes: int, keypoints: bool) -> tuple[int, list[float], list[float]]:
+    """Return class, box [x, y, width, height] and polygon [x, y, x, y, ...] of a line, in shares of the image; a box has no polygon."""
     try:
         category, *numbers = (float(cell) for cell in cells)
     except ValueError:
@@ -214,9 +215,9 @@ def _box(cells: list[str], classes: int, keypoints: bool) -> tuple[int, list[flo
         raise ValueError(f"{' '.join(cells[1:]):.100} are not shares of the image, from 0 to 1")
     if box:
         x, y, width, height = numbers
-        return int(category), [x - width / 2, y - height / 2, width, height]
+        return int(category), [x - width / 2, y - height / 2, width, height], []
     across, down = numbers[::2], numbers[1::2]
-    return int(category), [min(across), min(down), max(across) - min(across), max(down) - min(down)]
+    return int(category), [min(across), min(down), max(across) - min(across), max(down) - min(down)], numbers
 
 
 def listed_classes(listing: Listing) -> tuple[str, list[str]] | None:

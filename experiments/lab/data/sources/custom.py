@@ -12,8 +12,8 @@ from lab.base.errors import UserError
 from lab.base.formats import one_form
 from lab.config.objects import find
 from lab.config.schema import CustomDataConfig
-from lab.data.exif import turned
-from lab.data.pixels import as_pixels
+from lab.data.images.exif import turned
+from lab.data.images.pixels import as_pixels
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.split import held_out_by

@@ -17,10 +17,10 @@ from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
 from lab.data.batch import Batch
-from lab.data.images import SUFFIXES, UNREADABLE, Faults, find_corrupt, unreadable
+from lab.data.images.files import SUFFIXES, UNREADABLE, Faults, find_corrupt, unreadable
+from lab.data.images.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
 from lab.data.listing import ClassFolders, held_out_folder, passed_over, read_class_folders
 from lab.data.loading import WorkerLoader
-from lab.data.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
 from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate
 from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder, normalised

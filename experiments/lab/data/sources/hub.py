@@ -24,9 +24,9 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.base.plain import is_shallow
 from lab.config.schema import HubConfig
-from lab.data.exif import turned
-from lab.data.images import DEEP, UNREADABLE, CorruptError, ImageBytes, in_rgb, is_inside, open_any_mode, reason, whole_range
-from lab.data.pixels import pixels_of
+from lab.data.images.exif import turned
+from lab.data.images.files import DEEP, UNREADABLE, CorruptError, ImageBytes, in_rgb, is_inside, open_any_mode, reason, whole_range
+from lab.data.images.pixels import pixels_of
 from lab.data.sets import Data, Norm
 from lab.data.sources.custom import as_rgb, of_channels
 from lab.data.sources.folder import Samples, hold_out, photos_data

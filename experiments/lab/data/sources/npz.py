@@ -17,8 +17,8 @@ from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import NpzConfig
-from lab.data.images import CorruptError, refuse_pipe
-from lab.data.pixels import pixels_of
+from lab.data.images.files import CorruptError, refuse_pipe
+from lab.data.images.pixels import pixels_of
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
 from lab.data.specs.npz import PARTS

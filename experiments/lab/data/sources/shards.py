@@ -18,8 +18,8 @@ from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import ShardsConfig
-from lab.data.images import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
-from lab.data.pixels import ARRAY, PixelFault, read_image
+from lab.data.images.files import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
+from lab.data.images.pixels import ARRAY, PixelFault, read_image
 from lab.data.samples import class_of
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data

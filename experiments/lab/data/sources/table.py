@@ -13,8 +13,8 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import TableConfig
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
-from lab.data.images import leads_out, with_slashes
-from lab.data.pixels import alpha_note
+from lab.data.images.files import leads_out, with_slashes
+from lab.data.images.pixels import alpha_note
 from lab.data.samples import DIGITS, Annotations
 from lab.data.sets import Data, Norm, existing_folder
 from lab.data.sources.folder import Files, photos_data, without_corrupt

@@ -21,6 +21,8 @@ class DetectionBatch:
     index: Tensor  # (N,) positions in the data set
     image_ids: Tensor  # (N,) ids in the COCO file
     matched: Matched | None = None  # the targets of the task's anchors
+    masks: Tensor | None = None  # (N, K, H / MASK_STRIDE, W / MASK_STRIDE) uint8: how much of each cell a mask covers, 0 to 255
+    turned: Tensor | None = None  # (N, K, 5) oriented boxes in pixels of `images`: centre, width, height, angle in radians
 
     def __len__(self) -> int:
         return self.images.shape[0]

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -17,14 +18,17 @@ from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.config.detection_schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
-from lab.data.coco_file import CocoFile, read_coco
+from lab.data.annotations.coco_file import CocoFile, read_coco
+from lab.data.annotations.rle import decoded
+from lab.data.images.pixels import dark_note
 from lab.data.loading import WorkerLoader
-from lab.data.pixels import dark_note
 from lab.data.scenes import PARTS, scenes_folder
 from lab.data.sets import Data, Loader, Norm, normalised
 from lab.data.split import held_out_by
 from lab.tasks.detection.augment import Prepare, Prepared, fitted, mosaic
 from lab.tasks.detection.batch import DetectionBatch
+from lab.tasks.detection.turned import turned_boxes
+from lab.tasks.detection.types import MASK_STRIDE
 
 ENLARGED = 2.0  # a message is printed from this factor on; COCO's images become 1.7 times as large
 
@@ -38,6 +42,8 @@ class Sample:
     index: int
     image_id: int
     seed: int = 0
+    masks: Tensor | None = None  # (B, H / MASK_STRIDE, W / MASK_STRIDE) uint8, as `covered` returns them
+    turned: Tensor | None = None  # (B, 5) oriented boxes, as `turned_boxes` returns them
 
 
 class CocoImages(Dataset[Sample]):
@@ -60,17 +66,31 @@ class CocoImages(Dataset[Sample]):
             if share and float(torch.rand(())) < share:
                 others = torch.randint(len(self), (3,)).tolist()
                 parts = [self._prepared(each) for each in (position, *others)]
-                image, corners, labels = mosaic(parts, self.prepare.fill, self.prepare.config.min_visible)
+                image, corners, labels, masks, points = mosaic(parts, self.prepare.fill, self.prepare.config.min_visible)
             else:
-                image, corners, labels = self._prepared(position)
-        return Sample(image, corners, labels, self.file.sizes[position], position, self.file.image_ids[position], seed)
+                image, corners, labels, masks, points = self._prepared(position)
+        covered_cells = None if masks is None else covered(masks)
+        shapes = covered_cells, None if points is None else turned_boxes(points)
+        return Sample(image, corners, labels, self.file.sizes[position], position, self.file.image_ids[position], seed, *shapes)
 
     def _prepared(self, position: int) -> Prepared:
         file = self.file
         pixels = tv_tensors.Image(torch.from_numpy(np.array(file.open(position))).permute(2, 0, 1))
         single = ~file.crowd[file.rows(position)]
         boxes, labels = file.boxes[file.rows(position)][single], file.labels[file.rows(position)][single]
-        return self.prepare(pixels, torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float(), labels)
+        corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).float()
+        if file.masks is None:
+            points = None if file.corners is None else file.corners[file.rows(position)][single].float()
+            return self.prepare(pixels, corners, labels, corners=points)
+        rles = [mask for mask, one in zip(file.masks[file.rows(position)], single.tolist(), strict=True) if one]
+        return self.prepare(pixels, corners, labels, torch.from_numpy(decoded(rles, file.sizes[position])))
+
+
+def covered(masks: Tensor) -> Tensor:
+    """Return how much of each cell of MASK_STRIDE pixels a side is covered by masks (B, H, W): 0 to 255, uint8."""
+    rows, columns = (-side % MASK_STRIDE for side in masks.shape[-2:])
+    padded = F.pad(masks, (0, columns, 0, rows)).float()[:, None]
+    return (F.avg_pool2d(padded, MASK_STRIDE)[:, 0] * 255).round().byte()
 
 
 class Collate:
@@ -96,17 +116,29 @@ class Collate:
         most = self.boxes or power_of_two(max(len(sample.labels) for sample in samples))
         images = self.fill.repeat(len(samples), 1, height, width)
         boxes, labels = torch.zeros(len(samples), most, 4), torch.full((len(samples), most), -1)
+        masks = None
+        turned = None if samples[0].turned is None else torch.zeros(len(samples), most, 5)
+        if samples[0].masks is not None:
+            masks = torch.zeros(len(samples), most, height // MASK_STRIDE, width // MASK_STRIDE, dtype=torch.uint8)
         for row, sample in enumerate(samples):
             images[row, :, : sizes[row, 0], : sizes[row, 1]] = sample.image
             boxes[row, : len(sample.boxes)] = sample.boxes
             labels[row, : len(sample.labels)] = sample.labels
+            if turned is not None and (points := sample.turned) is not None:
+                turned[row, : len(points)] = points
+            if masks is not None and (own := sample.masks) is not None:
+                masks[row, : len(own), : own.shape[1], : own.shape[2]] = own
         low, high = self.scale
         if high > low or low != 1:
             with seeded(samples[0].seed):
                 factor = low + (high - low) * float(torch.rand(()))
             size = [max(1, round(side * factor / self.divisor)) * self.divisor for side in (height, width)]
             images = resize(images, size, antialias=True)
+            if masks is not None:
+                masks = resize(masks, [side // MASK_STRIDE for side in size], antialias=True)
             ratio = torch.tensor([size[0] / height, size[1] / width])
+            if turned is not None:  # both sides have nearly one factor
+                turned = turned * torch.cat([ratio.flip(0), ratio.mean()[None].expand(2), torch.ones(1)])
             boxes, sizes = boxes * ratio.flip(0).repeat(2), (sizes * ratio).round().long()
         return DetectionBatch(
             images,
@@ -116,6 +148,8 @@ class Collate:
             torch.tensor([sample.original for sample in samples]),
             torch.tensor([sample.index for sample in samples]),
             torch.tensor([sample.image_id for sample in samples]),
+            masks=masks,
+            turned=turned,
         )
 
 
@@ -182,6 +216,8 @@ def load_detection_data(
     device: torch.device,
     seed: int,
     loader: Callable[..., FileLoader] = DetectionLoader,
+    *,
+    shapes: str = "",
 ) -> DetectionData:
     """Open the data set that a config names; draw digit scenes first if they do not exist.
 
@@ -192,12 +228,13 @@ def load_detection_data(
         device: the device of the batches.
         seed: the seed of order and augmentation.
         loader: makes the batches.
+        shapes: as in lab.data.annotations.coco_file.read_coco.
 
     Raises:
         UserError: a setting, a file or an entry of a file is wrong.
     """
     _check_sizes(config, fixed_size)
-    files, held_out, seen = _read(config)
+    files, held_out, seen = _read(config, shapes)
     train, val = files[:2]
     for file in files:
         _refuse_different_categories(train, file)
@@ -257,19 +294,19 @@ def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: l
     ]
 
 
-def _read(config: DetectionDataConfig) -> tuple[list[CocoFile], str, list[str]]:
+def _read(config: DetectionDataConfig, shapes: str) -> tuple[list[CocoFile], str, list[str]]:
     """Return the training, held-out and, if there are any, test images; which are held out, in words; messages for the user."""
     if isinstance(config, BoxesConfig):
         from lab.data.annotations.layouts import read_boxes
 
         if config.root is None:
             raise UserError("data.root=null: data=boxes needs the folder of the images and their boxes, or the data.yaml in it.")
-        found, held_out, said = read_boxes(config, absolute(config.root, ROOT))
+        found, held_out, said = read_boxes(config, absolute(config.root, ROOT), shapes=shapes)
         for file in found.values():
             _refuse_no_box(file, "data.root")
         return list(found.values()), held_out, said
     parts = _parts(config)
-    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt}
+    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "shapes": shapes}
     if isinstance(config, CocoConfig):
         how |= {"outside": config.images_outside, "exif": config.exif}
     files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]

@@ -71,14 +71,17 @@ class DetectionLoss:
         if self.scored and score is None:
             with torch.no_grad():  # the IoU of each positive's predicted box with its target, (N, A)
                 score = overlap(coder.decode(_of_positives(output.regression, matched), matched.anchors), matched.boxes)
-        scores = {} if score is None else {"score": score}
+        of_classes: dict[str, Any] = {} if score is None else {"score": score}
+        if matched.weight is not None:
+            of_classes["weight"] = matched.weight[..., None]
         total: dict[str, Any] = {"reduction": "sum", "normalizer": normalizer}
         deltas = _of_positives(output.regression, matched)
         weight = matched.positive.float() if matched.scores is None else matched.scores
+        weight = weight if matched.weight is None else weight * matched.weight
         encoded = coder.encode(matched.anchors, matched.boxes)
         first, second = (deltas, encoded) if self.encoded else (coder.decode(deltas, matched.anchors), matched.boxes)
         losses = {
-            "classification": self._of(self.classes)(output.logits, matched.labels, **self.hyper, **scores, **total),
+            "classification": self._of(self.classes)(output.logits, matched.labels, **self.hyper, **of_classes, **total),
             "boxes": self.box_weight * self._of(self.boxes)(first, second, weight=weight, **self.box_hyper, **total),
         }
         if output.centerness is not None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lab.base.files import write_text
-from lab.data.coco_file import CocoFile
+from lab.data.annotations.coco_file import CocoFile
+from lab.data.annotations.rle import as_coco
 from lab.processes import distributed
 from lab.tasks.counts import Counts
 from lab.tasks.detection.batch import DetectionBatch
@@ -27,9 +28,10 @@ DETECTIONS = [1, 10, 100]  # an image and class
 class Found:
     """Detections in one image, on the host, in pixels of its file."""
 
-    boxes: Tensor  # (D, 4) xywh
+    boxes: Tensor  # (D, 4) xywh, or (D, 5) oriented: centre, width, height, angle in radians
     scores: Tensor  # (D,)
     labels: Tensor  # (D,)
+    masks: list[bytes] | None = None  # (D) of instances, as lab.data.annotations.rle encodes them
 
 
 @dataclass
@@ -45,18 +47,25 @@ class DetectionResult:
         return {"per_class": self.per_class, "precision": {name: [round(p, 4) for p in curve] for name, curve in self.precision.items()}}
 
     def export_coco(self, path: Path) -> None:
-        """Write the detections as COCO results: a list with image_id, category_id, bbox in xywh and score, and the image's file_name."""
+        """Write the detections as COCO results."""
+        write_text(path, json.dumps(self.rows()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the detections as COCO results: image_id, category_id, bbox in xywh, score and segmentation, and the image's file_name."""
         assert self.truth is not None
         files = {
             image_id: os.path.relpath(file, self.truth.folder).replace(os.sep, "/")
             for image_id, file in zip(self.truth.image_ids, self.truth.files, strict=True)
         }
-        rows = [
-            {"image_id": image_id, "file_name": files[image_id], "category_id": self.category_ids[label], "bbox": box, "score": score}
-            for image_id, each in self.found.items()
-            for box, score, label in zip(each.boxes.tolist(), each.scores.tolist(), each.labels.tolist(), strict=True)
-        ]
-        write_text(path, json.dumps(rows))
+        sizes = dict(zip(self.truth.image_ids, self.truth.sizes, strict=True))
+        found = []
+        for image_id, each in self.found.items():
+            image = {"image_id": image_id, "file_name": files[image_id]}
+            for box, score, label in zip(each.boxes.tolist(), each.scores.tolist(), each.labels.tolist(), strict=True):
+                found.append(image | {"category_id": self.category_ids[label], "bbox": box, "score": score})
+            for row, mask in zip(found[-len(each.masks) :], each.masks, strict=True) if each.masks else ():
+                row["segmentation"] = as_coco(mask, sizes[image_id])
+        return found
 
 
 def confusion_of(result: DetectionResult, truth: CocoFile, score: float, overlap: float = 0.5) -> Tensor:
@@ -155,7 +164,7 @@ class DetectionCounts(Counts):
         for positions, lengths, table in distributed.gathered((index, self.lengths, rows.numpy())):
             for position, part in zip(positions, torch.from_numpy(table).split(lengths), strict=True):
                 part = part[part.isfinite().all(1)]
-                found[position] = Found(part[:, :4], part[:, 4], part[:, 5].long())
+                found[position] = Found(part[:, :-2], part[:, -2], part[:, -1].long())
         return found
 
     def _evaluate(self, found: dict[int, Found]) -> DetectionResult:

@@ -1,5 +1,6 @@
 """Pictures of a detection evaluation."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.base.drawing import Colour, colour_of, with_boxes
+from lab.base.drawing import Colour, colour_of, with_boxes, with_masks
 from lab.base.files import save_figure
 from lab.base.formats import visible
-from lab.data.coco_file import CocoFile
+from lab.data.annotations.coco_file import CocoFile
+from lab.data.annotations.rle import framed
 from lab.tasks.detection.metrics import DetectionResult
+from lab.tasks.detection.turned import corners_of, turned_boxes
 
 EDGE = 480  # pixels of an image's longer side in the picture
 CROWD = (127, 127, 127)
@@ -48,9 +51,13 @@ def detections_picture(
             f"{classes[label]} {value:.2f}" for label, value in zip(found.labels[sure].tolist(), found.scores[sure].tolist(), strict=True)
         ]
         left, right = cells[2 * place : 2 * place + 2]
-        left.imshow(_drawn(truth, position, truth.boxes[own], *true_boxes(truth, position, classes)))
+        masks = None if truth.masks is None else truth.masks[own]
+        boxes = truth.boxes[own] if truth.corners is None else turned_boxes(truth.corners[own])
+        left.imshow(_drawn(truth, position, boxes, *true_boxes(truth, position, classes), masks))
         left.set_title(f"{_shortened(Path(truth.files[position]).name)}: truth", fontsize=9)
-        right.imshow(_drawn(truth, position, found.boxes[sure], [colour_of(label) for label in found.labels[sure].tolist()], text))
+        colours = [colour_of(label) for label in found.labels[sure].tolist()]
+        masks = None if found.masks is None else [found.masks[number] for number in sure.tolist()]
+        right.imshow(_drawn(truth, position, found.boxes[sure], colours, text, masks))
         right.set_title(_counted(count, score, found.scores), fontsize=9)
     save_figure(figure, path, dpi=110)
 
@@ -96,10 +103,14 @@ def _shortened(name: str) -> str:
     return visible(name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-LONGEST // 2 :]}")
 
 
-def _drawn(truth: CocoFile, position: int, boxes: Tensor, colours: list[Colour], text: list[str]) -> np.ndarray:
-    """Return the image with its boxes (B, 4) xywh, (H, W, 3) uint8."""
+def _drawn(
+    truth: CocoFile, position: int, boxes: Tensor, colours: list[Colour], text: list[str], masks: Sequence[bytes] | None = None
+) -> np.ndarray:
+    """Return the image with its boxes (B, 4) xywh, or (B, 5) oriented, and masks, (H, W, 3) uint8."""
     image = truth.open(position)
+    if masks is not None:
+        image = with_masks(image, framed(masks, truth.sizes[position]), colours)
     ratio = EDGE / max(image.size)
     image = image.resize((max(1, round(image.width * ratio)), max(1, round(image.height * ratio))))
-    corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1) * ratio
-    return np.asarray(with_boxes(image, corners.tolist(), text, colours))
+    corners = corners_of(boxes) if boxes.shape[1] == 5 else torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)
+    return np.asarray(with_boxes(image, (corners * ratio).tolist(), text, colours))

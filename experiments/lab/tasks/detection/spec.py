@@ -62,6 +62,7 @@ class YoloConfig(DetectorConfig):
     assigned: int = number(10, "anchors that a box may have", least=1, most=64)
     alpha: float = number(1.0, "exponent of the class's probability in the alignment of an anchor with a box", least=0)
     beta: float = number(6.0, "exponent of the IoU in the alignment of an anchor with a box", least=0)
+    one_to_one: bool = setting(False, "add a head that gives each box one anchor, and predict by it: nothing is suppressed")
     box_factor: float = number(2.0, "factor of the boxes' loss beside box_loss.weight", least=0)
     side_factor: float = number(0.25, "factor of the loss of the sides' distributions (distribution focal)", least=0)
 
@@ -78,6 +79,9 @@ class DetrConfig(DetectorConfig):
     cost: list[float] = some(lambda: [2.0, 5.0, 2.0], "weights of class, L1 and GIoU in the cost that matching minimises", least=0)
     box_factor: float = number(2.0, "factor of the boxes' loss beside box_loss.weight", least=0)
     l1_factor: float = number(5.0, "factor of the L1 loss of the boxes in shares of the image", least=0)
+    denoising: int = number(0, "queries of an image that training makes of its boxes with noise; 0: none", least=0, most=10000)
+    label_noise: float = number(0.25, "share of the denoising queries that are made of a class at random", least=0, most=1)
+    box_noise: float = number(1.0, "twice the largest move of a corner of a denoising query's box, in sides of the box", least=0, most=2)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The detection task: RetinaNet, FCOS, YOLO and DETR with any loss that takes class indices."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lab.base.drawing import colour_of, with_boxes
 from lab.base.errors import UserError
 from lab.base.fonts import letters_of
-from lab.config.detection_schema import DetectionDataConfig
+from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
 from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
 from lab.data.sets import Norm
@@ -26,13 +26,14 @@ from lab.tasks.detection.models.detr import Detr
 from lab.tasks.detection.models.yolo import Yolo
 from lab.tasks.detection.plots import detections_picture, precision_recall_picture
 from lab.tasks.detection.spec import CustomBoxConfig, DetectorConfig, DetrConfig, FcosConfig, RetinaNetConfig, YoloConfig
-from lab.tasks.detection.types import DetectorOutput
+from lab.tasks.detection.types import DetectorOutput, Matched
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
 from lab.tasks.plots import matrix_picture
 from lab.tasks.task import BaseTask, table_of
 from lossforge.losses.registry import LOSSES, Loss
 
+OF_DETR = ("queries", "layers", "encoder_layers", "heads", "cost", "denoising", "label_noise", "box_noise")
 SURE = 0.3  # lowest score of a detection in pictures
 
 
@@ -42,17 +43,21 @@ class Detection(BaseTask):
     line = "held-out mAP {map:.4f} · mAP50 {map50:.4f} · mAP75 {map75:.4f} · loss {loss:.4f}"
     table: Mapping[str, str] = {f"held-out {name}": f"{{{name.lower()}:.4f}}" for name in ("mAP", "mAP50", "mAP75")}
     data: DetectionData
+    own_loss: str | None = None  # of boxes, where the task has one; None: the detector's
 
     def __init__(self, config: TrainConfig, data: DetectionData, image_size: tuple[int, int], device: torch.device) -> None:
         """Make the detector; image_size: height and width of a batch, for backbones of fixed size."""
         super().__init__(config, data, device)
         model = cast(DetectorConfig, config.model)
-        for item in fields(DetectorConfig) if isinstance(model, DetrConfig) else ():
+        self.detector = self.build(criterion(config.loss, config.box_loss, model, self.own_loss), image_size)
+        for item in () if self.detector.suppresses else fields(model):
             if item.name in ("nms_threshold", "candidates") and (value := getattr(model, item.name)) != item.default:
-                self.notes = [*self.notes, f"model.{item.name}={value}: has no effect on a DETR, which suppresses no boxes"]
-        self.detector = build_detector(model, criterion(config.loss, config.box_loss, model), len(data.classes), image_size)
+                self.notes = [*self.notes, f"model.{item.name}={value}: has no effect on a detector that suppresses no boxes"]
         if cast(DetectionDataConfig, config.data).rect and (only := self.detector.backbone.only_size):
             raise UserError(f"data.rect=true: model.name={model.name} takes only images of {only[0]}×{only[1]}. Take data.rect=false.")
+
+    def build(self, criterion: DetectionLoss, image_size: tuple[int, int]) -> Detector:
+        return build_detector(cast(DetectorConfig, self.config.model), criterion, len(self.data.classes), image_size)
 
     def model(self) -> nn.Module:
         return self.detector
@@ -61,6 +66,10 @@ class Detection(BaseTask):
         """Add the anchors' targets, where they do not follow from what is predicted."""
         batch.matched = None if self.detector.matches_output else self.detector.match(batch)
         return batch
+
+    def other_inputs(self, batch: DetectionBatch) -> tuple[Tensor, ...]:
+        """Return the batch's boxes and labels, if the detector makes denoising queries of them."""
+        return (batch.boxes, batch.labels) if self.detector.takes_targets else ()
 
     def first_batch(self, batch: DetectionBatch) -> list[tuple[Image.Image, str]]:
         """Return images with their boxes, with the padding that the model sees; the file's name is the title."""
@@ -80,7 +89,11 @@ class Detection(BaseTask):
     def loss(self, output: DetectorOutput, batch: DetectionBatch, normalizer: Tensor) -> Tensor:
         """Return the sum of the batch's losses."""
         matched = self.detector.match(batch, output) if batch.matched is None else batch.matched
-        return torch.stack(list(self.detector.loss(output, matched, normalizer.clamp(min=1)).values())).sum()
+        return torch.stack(list(self.losses(output, batch, matched, normalizer.clamp(min=1)).values())).sum()
+
+    def losses(self, output: DetectorOutput, batch: DetectionBatch, matched: Matched, normalizer: Tensor) -> dict[str, Tensor]:
+        """Return the parts of the batch's loss, each divided by `normalizer`."""
+        return self.detector.loss(output, matched, normalizer)
 
     def scores(self, output: DetectorOutput, batch: DetectionBatch) -> Tensor:
         return self.normalizer(batch)[None]
@@ -114,15 +127,15 @@ class Detection(BaseTask):
         return [found, curves, confusion, results]
 
 
-def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig) -> DetectionLoss:
-    """Return the loss of the settings; `auto` compares boxes as in the detector's paper.
+def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig, own: str | None = None) -> DetectionLoss:
+    """Return the loss of the settings; `auto` compares boxes by `own`, a loss of the registry, or as in the detector's paper.
 
     Raises:
         UserError: a setting has no effect here, or a custom loss cannot be found or is of another kind.
     """
-    own = {"retinanet": "l1", "yolo": "ciou"}.get(model.detector, "giou")
+    usual = LOSSES[own] if own else {"retinanet": "l1", "yolo": "ciou"}.get(model.detector, "giou")
     classes: str | Loss = loss.name
-    boxes: str | Loss = own if box.name == "auto" else box.name
+    boxes: str | Loss = usual if box.name == "auto" else box.name
     box_hyper = {item.name: getattr(box, item.name) for item in fields(box) if item.name not in ("name", "weight")}
     if isinstance(loss, CustomConfig):
         classes, hyper = _own("loss", loss, "elementwise"), loss.hyper
@@ -164,8 +177,16 @@ def _hyper(group: str, config: LossConfig, hyper: Mapping[str, Any]) -> dict[str
     return {item.name: getattr(config, item.name) for item in fields(config) if item.name in hyper}
 
 
-def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: int, image_size: tuple[int, int]) -> Detector:
-    """Return the detector of these settings.
+def build_detector(
+    config: DetectorConfig,
+    criterion: DetectionLoss,
+    classes: int,
+    image_size: tuple[int, int],
+    *,
+    yolo: Callable[..., Yolo] = Yolo,
+    detr: Callable[..., Detr] = Detr,
+) -> Detector:
+    """Return the detector of these settings; yolo, detr: make one.
 
     Raises:
         UserError: the backbone, or a number of channels, does not fit.
@@ -191,16 +212,27 @@ def build_detector(config: DetectorConfig, criterion: DetectionLoss, classes: in
         return FCOS(pyramid, classes, criterion, convolutions=config.convolutions, center_sampling_radius=radius, **kept)
     if isinstance(config, YoloConfig):
         alignment: dict[str, Any] = {"candidates": config.assigned, "alpha": config.alpha, "beta": config.beta}
-        return Yolo(pyramid, classes, criterion, convolutions=config.convolutions, bins=config.bins, **alignment, **kept)
+        alignment["one_to_one"] = config.one_to_one
+        return yolo(pyramid, classes, criterion, convolutions=config.convolutions, bins=config.bins, **alignment, **kept)
     if isinstance(config, DetrConfig):
-        own = {name: getattr(config, name) for name in ("queries", "layers", "encoder_layers", "heads", "cost")}
-        return Detr(pyramid, classes, criterion, score_thresh=config.score_threshold, detections_per_img=config.detections, **own)
+        own = {name: getattr(config, name) for name in OF_DETR}
+        return detr(pyramid, classes, criterion, score_thresh=config.score_threshold, detections_per_img=config.detections, **own)
     anchors = cast(RetinaNetConfig, config)
     ious = {"fg_iou_thresh": anchors.foreground_iou, "bg_iou_thresh": anchors.background_iou}
     return RetinaNet(pyramid, classes, criterion, anchor_sizes=anchors.anchor_sizes, head_norm=anchors.head_norm, **ious, **kept)
 
 
-def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Detection:
+def build(
+    config: TrainConfig, device: torch.device, saved: Norm | None, task: type[Detection] = Detection, *, shapes: str = ""
+) -> Detection:
+    """Open the data and return a task; shapes: as in lab.data.annotations.coco_file.read_coco.
+
+    Raises:
+        UserError: the data has other shapes, or is faulty.
+    """
     scenes, fixed = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
-    data = load_detection_data(scenes, fixed, model_norm(config.model, saved), device, config.seed)
-    return Detection(config, data, size_of(scenes, fixed), device)
+    if shapes and isinstance(scenes, DigitScenesConfig) and (scenes.turn > 0) != (shapes == "corners"):
+        wanted = "above 0, as data=turned_scenes has it" if shapes == "corners" else "0"
+        raise UserError(f"data.turn={scenes.turn:g}: drawn scenes have corners where it is above 0, and else masks. Take {wanted}.")
+    data = load_detection_data(scenes, fixed, model_norm(config.model, saved), device, config.seed, shapes=shapes)
+    return task(config, data, size_of(scenes, fixed), device)

@@ -2,25 +2,42 @@
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 BACKGROUND, IGNORED = -1, -2
 """Labels of anchors without an object, as lossforge's losses of class indices take them."""
 
 
+MASK_STRIDE = 4
+"""Pixels of an image a side for each number of a mask."""
+
+
 class DetectorOutput(NamedTuple):
-    """The head's raw outputs over all levels; only FCOS has centerness, YOLO sides, DETR earlier layers."""
+    """The head's raw outputs over all levels; only FCOS has centerness, YOLO sides.
+
+    In training a DETR has also its earlier layers' outputs and those of denoising queries, and a YOLO with two heads the other head's.
+    """
 
     logits: Tensor  # (N, A, C)
-    regression: Tensor  # (N, A, 4) encoded boxes
+    regression: Tensor  # (N, A, 4) encoded boxes; (N, A, 5) with an angle
     centerness: Tensor | None = None  # (N, A) logits
     sides: Tensor | None = None  # (N, A, 4, bins) logits of each side's distance, in strides
-    earlier_logits: Tensor | None = None  # (layers · N, A, C) of the layers before, in training
+    earlier_logits: Tensor | None = None  # (layers · N, A, C) of the layers before, or of the head whose boxes need suppression
     earlier_regression: Tensor | None = None  # (layers · N, A, 4)
+    earlier_sides: Tensor | None = None  # (N, A, 4, bins)
+    earlier_coefficients: Tensor | None = None  # (layers · N, A, P)
+    noisy_logits: Tensor | None = None  # (layers · N, D, C) of denoising queries
+    noisy_regression: Tensor | None = None  # (layers · N, D, 4)
+    coefficients: Tensor | None = None  # (N, A, P): with the prototypes, an anchor's mask is σ(coefficients · prototypes)
+    prototypes: Tensor | None = None  # (N, P, H / MASK_STRIDE, W / MASK_STRIDE)
 
 
 class Matched(NamedTuple):
-    """The anchors' targets. The box of an anchor that is not positive is the anchor itself, so that every row encodes to finite numbers."""
+    """The anchors' targets; of a DETR those of all rows of `rows_of`, without N.
+
+    The box of an anchor that is not positive is the anchor itself, so that every row encodes to finite numbers.
+    """
 
     labels: Tensor  # (N, A) int64: class, BACKGROUND or IGNORED
     boxes: Tensor  # (N, A, 4)
@@ -28,6 +45,20 @@ class Matched(NamedTuple):
     positives: Tensor  # () float32: how many of the batch's anchors are positive
     anchors: Tensor  # (A, 4)
     scores: Tensor | None = None  # (N, A) float32, of task-aligned matching: the target in the class of a positive; else 0
+    box_index: Tensor | None = None  # (N, A) int64, of YOLO and DETR: which of the image's boxes; -1 if not positive
+    weight: Tensor | None = None  # (N, A) float32, a factor of each anchor's losses; None for 1
+
+
+def rows_of(output: DetectorOutput) -> DetectorOutput:
+    """Return the outputs of all layers, of the last one last, and of denoising queries after them, as rows (R, …)."""
+    logits, regression = (
+        torch.cat([part.flatten(0, 1) for part in parts if part is not None])
+        for parts in (
+            (output.earlier_logits, output.logits, output.noisy_logits),
+            (output.earlier_regression, output.regression, output.noisy_regression),
+        )
+    )
+    return DetectorOutput(logits, regression)
 
 
 class Coder(Protocol):

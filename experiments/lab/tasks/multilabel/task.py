@@ -12,9 +12,9 @@ from lab.base.errors import UserError
 from lab.base.fonts import letters_of
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.schema import TableConfig, TrainConfig
+from lab.data.annotations.coco_file import CocoFile
 from lab.data.augment import random_affine
 from lab.data.batch import Batch
-from lab.data.coco_file import CocoFile
 from lab.data.samples import Annotations
 from lab.data.sets import Data, Loader, MemoryLoader, Norm, Split
 from lab.data.sources.table import MASKED, table_data

@@ -20,8 +20,8 @@ from lab.base.formats import visible
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.data.batch import Batch
-from lab.data.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
-from lab.data.images import (
+from lab.data.images.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
+from lab.data.images.files import (
     DEEP,
     SUFFIXES,
     UNREADABLE,
@@ -36,9 +36,9 @@ from lab.data.images import (
     unreadable,
     whole_range,
 )
+from lab.data.images.pixels import dark_note
 from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
 from lab.data.loading import WorkerLoader
-from lab.data.pixels import dark_note
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
 from lab.tasks.detection.augment import RandomScale
 from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig

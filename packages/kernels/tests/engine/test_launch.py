@@ -10,7 +10,7 @@ from lossforge.kernels.elementwise import launch as element
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.engine.launch import Slot, filler, workspace
 from lossforge.kernels.engine.reduce import count
-from lossforge.kernels.formulas.focal import focal
+from lossforge.kernels.formulas.binary.focal import focal
 from lossforge.kernels.formulas.regression import l1
 from lossforge.kernels.plans import PLANS, call_key, layouts, recorded
 

@@ -9,29 +9,37 @@ import pytest
 import torch
 
 from lossforge.losses import (
+    BarlowTwinsLoss,
     BCEWithLogitsLoss,
     BradleyTerryLoss,
     ChannelWiseKLDivLoss,
+    CircleLoss,
     ClipFeaturesLoss,
     ClipLoss,
     CPOLoss,
     CrossEntropyLoss,
+    DISTLoss,
     DKDLoss,
     DPOLoss,
+    GISTEmbedLoss,
     GRPOLoss,
     HuberLoss,
     InfoNCELoss,
+    KoLeoLoss,
     KTOLoss,
     L1Loss,
+    MultiSimilarityLoss,
     NTXentLoss,
     ORPOLoss,
     PPOValueLoss,
+    ProxyAnchorLoss,
     SigLIPFeaturesLoss,
     SigmoidFocalLoss,
     SimPOLoss,
     SupConLoss,
     TPOLoss,
     TwoWayLoss,
+    VICRegLoss,
     ZlprLoss,
     cross_entropy,
     huber_loss,
@@ -47,7 +55,7 @@ from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
 BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only", "token_weight"}
-BY_CALL |= {"negatives", "logit_scale", "logit_bias"}
+BY_CALL |= {"negatives", "negatives_guide", "logit_scale", "logit_bias", "gathered", "gathered_labels", "gathered1", "gathered2"}
 """Arguments of functions that belong to a call, beside weights that are not of the classes or elements."""
 LEGACY = {"size_average", "reduce"}
 UNSEEN = {"empty", "gradient", "inplace", "validate"}
@@ -77,6 +85,7 @@ CALLS = {
 }
 """Calls that show every option of a template's modules; of other templates the plain one does."""
 OF_LOSS = {
+    "arcface": [((X.tanh(), INDEX % 2), {})],
     "preference_bce": [((X, INDEX), {"group": LABELS[:, None]})],
     "preference_bce_probability": [((X.sigmoid(), INDEX), {"group": LABELS[:, None]})],
     "bce_probability": [((X.sigmoid(), Y), {}), ((X.sigmoid(), INDEX), {})],
@@ -114,6 +123,9 @@ OTHERS = {
     "weight": UNIT,
     "pos_weight": UNIT,
     "group_weight": UNIT.square(),
+    "center": UNIT,
+    "margin_strategy": "relative",
+    "directions": ("query_to_doc", "doc_to_query"),
     "log_prior": UNIT.square(),
     "loss_type": "hinge",
 }
@@ -127,8 +139,14 @@ OTHERS_OF |= {
     ("CPOLoss", "label_smoothing"): 0.25,
 }
 OTHERS_OF |= {("DistributionBalancedLoss", "class_counts"): 5 * UNIT + 2, ("DistributionBalancedLoss", "num_samples"): 90}
+OTHERS_OF |= {("LDAMLoss", "margin"): UNIT}
 OTHERS_OF |= {("OHEMCrossEntropyLoss", "threshold"): 0.12, ("OHEMCrossEntropyLoss", "min_kept"): 99}
-OTHERS_OF |= {("MultiMarginLoss", "p"): 2, ("TripletMarginLoss", "p"): 3.0, ("PoissonNLLLoss", "eps"): 0.3}
+OTHERS_OF |= {
+    ("ArcFaceLoss", "sub_centers"): 2,
+    ("MultiMarginLoss", "p"): 2,
+    ("TripletMarginLoss", "p"): 3.0,
+    ("PoissonNLLLoss", "eps"): 0.3,
+}
 OTHERS_OF |= {(name, "ignore_index"): 0 for name in ("DiceLoss", "DiceCELoss", "JaccardLoss", "TverskyLoss", "FocalTverskyLoss")}
 OTHERS_OF |= {("LovaszSoftmaxLoss", "ignore_index"): 0, ("LovaszHingeLoss", "ignore_index"): 0, ("LovaszSoftmaxLoss", "classes"): "all"}
 OTHERS_OF |= {(loss.module.__name__, "eps"): 1.0 for loss in LOSSES.values() if loss.template.name == "boxes"}
@@ -145,6 +163,7 @@ BESIDE = {
         **{each: {"loss_type": "kl_cov"} for each in ("kl_cov_ratio", "ppo_kl_coef")},
     },
     "DPOLoss": {"f_alpha_divergence_coef": {"f_divergence_type": "alpha_divergence"}, "discopop_tau": {"loss_type": "discopop"}},
+    "GISTEmbedLoss": {"margin_strategy": {"margin": 0.4}},
     "TPOLoss": {"tpo_l_gamma": {"loss_type": "tpo-l"}},
 }
 """Options beside which others are seen."""
@@ -239,8 +258,12 @@ OTHER_MODULES = {
     TwoWayLoss: [((X, Y > 0.5), {})],
     ZlprLoss: [((X, Y > 0.5), {})],
     InfoNCELoss: [((X, X.flip(0), X.roll(1, 0)), {})],
+    GISTEmbedLoss: [((X, X.flip(0), X.roll(1, 0), X.roll(2, 0)), {})],
     NTXentLoss: [((X, X.roll(1, 0)), {})],
     SupConLoss: [((X, torch.arange(len(X)) % 2), {})],
+    MultiSimilarityLoss: [((x, torch.arange(len(X)) % 2), {}) for x in (X, X.abs())],
+    CircleLoss: [((X, torch.arange(len(X)) % 2), {})],
+    ProxyAnchorLoss: [((X, X.flip(0), torch.arange(len(X)) % 2), {})],
     ClipFeaturesLoss: [((X, X.roll(1, 0), 0.5), {})],
     SigLIPFeaturesLoss: [((X, X.roll(1, 0), 0.5, -0.2), {})],
     BradleyTerryLoss: [(LOGPS[:2], {})],
@@ -254,6 +277,10 @@ OTHER_MODULES = {
     PPOValueLoss: [((TOKENS, -TOKENS.square(), OLD), {"mask": MASK})],
     ChannelWiseKLDivLoss: [((X.view(2, 2, 4), X.flip(0).view(2, 2, 4)), {})],
     DKDLoss: [((X, X.flip(0), INDEX), {})],
+    DISTLoss: [((X, X.flip(0)), {})],
+    KoLeoLoss: [((X,), {})],
+    VICRegLoss: [((X, X.flip(0)), {})],
+    BarlowTwinsLoss: [((X, X.flip(0)), {})],
 }
 
 
@@ -294,7 +321,8 @@ def test_a_module_takes_what_its_function_takes(module, template):
     definition = DECLARED[module.function.__name__].definition
     ours, theirs = module(), options_of(definition)
     by_call = BY_CALL | (set() if template in ("elementwise", "rowwise", "nll", "overlap", "margins", "") else {"weight"})
-    by_call |= {"margin", "policy_nll_loss", "mask", "kl"} if not template else set()
+    by_call |= {"policy_nll_loss", "mask", "kl"} if not template else set()
+    by_call |= {"margin"} if not template and module not in (CircleLoss, GISTEmbedLoss, ProxyAnchorLoss) else set()
     by_call |= {"validate"} if module is ClipLoss else set()  # which has no indices
     by_call |= {"classes"} if module is CrossEntropyLoss else set()  # of the group
     by_call |= {"old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"}

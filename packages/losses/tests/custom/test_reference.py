@@ -5,7 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from lossforge.kernels.formulas import asymmetric, bce, focal, regression
+from lossforge.kernels.formulas import regression
+from lossforge.kernels.formulas.binary import asymmetric, bce, focal
 from lossforge.losses import FormulaError, elementwise
 from lossforge.losses.custom.reference import torch_of
 

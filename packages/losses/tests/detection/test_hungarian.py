@@ -83,7 +83,6 @@ def test_operator_and_compile(device):
     if backend(cost) != "torch":
         assert operators.names == ["hungarian_assign"]
     torch.library.opcheck(torch.ops.lossforge.hungarian_assign.default, (cost.detach()[None], counts))
-    torch._dynamo.reset()  # which counts the compiled functions of all tests before
     compiled = torch.compile(hungarian_assign, fullgraph=True, dynamic=True, backend="aot_eager")
     for dtype in (torch.float32, torch.float64):
         assert torch.equal(compiled(cost.to(dtype), counts), found)

@@ -162,7 +162,6 @@ def test_operator(device):
         assert few.isnan().all(0).sum() == 30
     with plain_torch():
         torch.testing.assert_close(matching_cost(*given, COUNTS), found, rtol=1e-5, atol=1e-6)
-    torch._dynamo.reset()  # which counts the compiled functions of all tests before
     compiled = torch.compile(matching_cost, fullgraph=True, dynamic=True, backend="aot_eager")
     assert torch.equal(compiled(*given, torch.tensor(COUNTS, device=device)), found)
 
@@ -204,12 +203,20 @@ def test_mistakes_of_masks(device):
         ),
         ({"mask_logits": good["mask_logits"].int()}, TypeError, "mask_logits must be of a floating dtype, got torch.int32"),
         ({"target_masks": good["target_masks"].flatten(1)}, ValueError, r"target_masks must have shape \(T, 4, 6\), got \(3, 24\)"),
+        ({"target_masks": good["target_masks"].cfloat()}, TypeError, r"target_masks must hold real numbers, got torch\.complex64"),
         ({"counts": [1, 1]}, ValueError, r"counts must hold 2 numbers of at least 0 with the sum 3, got \[1, 1\]"),
         ({"mask_cost": "dice"}, ValueError, "mask_cost must be one of 'bce', 'focal', got 'dice'"),
         ({"gamma": -1}, ValueError, "gamma must be finite and at least 0, got -1"),
     ):
         with pytest.raises(kind, match=message):
             mask_matching_cost(**{**good, **changed})
+
+
+def test_autocast_rounds_no_cost_of_masks(device):
+    given = torch.randn(2, 5, 200, device=device), torch.rand(4, 200, device=device), [3, 1]
+    exact = mask_matching_cost(*given)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        assert torch.equal(mask_matching_cost(*given), exact)
 
 
 @pytest.mark.gpu

@@ -190,7 +190,6 @@ def test_operator(function, device):
 @EACH
 def test_compiled(function, device):
     boxes1, boxes2 = random(5, device, torch.float32), random(6, device, torch.float32)
-    torch._dynamo.reset()  # which counts the compiled functions of all tests before
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
     upstream = torch.randn(5, 6, device=device)
     for got, wanted in zip(results(compiled, boxes1, boxes2, upstream), results(function, boxes1, boxes2, upstream), strict=True):

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.losses import arcface_loss, cosface_loss, cross_entropy, fuse_linear
-from lossforge.losses.oracles.classification import arcface, cosface
+from lossforge.losses import LDAMLoss, arcface_loss, cosface_loss, cross_entropy, fuse_linear, ldam_loss
+from lossforge.losses.oracles.classification import arcface, cosface, ldam
 from lossforge.losses.testing import error
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
@@ -104,3 +104,129 @@ def test_wrong_numbers_are_refused(function):
     for wrong in ({"margin": -0.1}, {"margin": math.inf}, {"scale": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             function(x, target, **wrong)
+
+
+def test_ldam_by_hand(device):
+    """Each class's margin goes as the fourth root of its samples, as in the authors' code: 0.5 of the rarest."""
+    x, target, counts = cosines(5, 3, device), torch.tensor([0, 2, 1, 2, 2], device=device), torch.tensor([1000, 100, 10], device=device)
+    total = 0.0
+    for row, label in zip(x.double().tolist(), target.tolist(), strict=True):
+        moved = [30 * (v - (0.5 * (10 / counts[j].item()) ** 0.25 if j == label else 0)) for j, v in enumerate(row)]
+        total += math.log(sum(map(math.exp, moved))) - moved[label]
+    module = LDAMLoss(counts)
+    assert module(x, target).item() == pytest.approx(total / 5, rel=1e-5)
+    assert module.state_dict()["margin"].tolist() == pytest.approx([0.5 * 0.01**0.25, 0.5 * 0.1**0.25, 0.5])
+    with pytest.raises(ValueError, match=r"class_counts must be above 0, got 0"):
+        LDAMLoss(torch.tensor([3, 0]))
+    with pytest.raises(ValueError, match=r"margin must hold one margin a class, shape \(3,\), got \(2,\)"):
+        ldam_loss(x, target, torch.zeros(2, device=device))
+    with pytest.raises(TypeError, match="margin must be a tensor, got float"):
+        ldam_loss(x, target, 0.5)
+
+
+@MODES
+@pytest.mark.parametrize("classes", [10, 9001])
+def test_margins_of_classes(classes, mode, device):
+    """Whole rows and long ones, ignored rows, confident rows, a margin that requires grad, and the layer's chunks of rows and classes."""
+    x, target = cosines(9, classes, device), torch.arange(9, device=device)
+    x[target, target] = torch.linspace(-1, 1, 9, device=device)
+    target[3] = -100
+    margin = torch.linspace(0.5, -0.1, classes, device=device)
+    value, g = differentiated(ldam_loss, x, target, margin, gradient=mode)
+    exact, g_exact = differentiated(ldam, x.double(), target, margin.double())
+    assert error(value, exact) < 2e-5
+    assert error(g, g_exact) < 2e-5
+    learned = margin.clone().requires_grad_()
+    (g,) = torch.autograd.grad(ldam_loss(x, target, learned), learned)
+    wide = margin.double().requires_grad_()
+    assert error(g, torch.autograd.grad(ldam(x.double(), target, wide), wide)[0]) < 2e-5
+
+
+@MODES
+def test_margins_of_classes_with_the_layer(mode, device):
+    generator = torch.Generator().manual_seed(0)
+    features, weight = (torch.randn(n, 16, generator=generator).to(device) for n in (6, 130))
+    target, margin = torch.arange(6, device=device) * 25, torch.linspace(0.5, 0.1, 130, device=device)
+
+    def run(loss, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (features, weight)]
+        value = loss(*(F.normalize(t) for t in leaves))
+        return value, *torch.autograd.grad(value, leaves)
+
+    exact = run(lambda x, w: ldam(x @ w.T, target, margin.double()), torch.float64)
+    for chunk in (3, None):
+        ours = run(lambda x, w, chunk=chunk: fuse_linear(ldam_loss)(x, w, target, margin, gradient=mode, chunk=chunk), torch.float32)
+        assert all(error(a, b) < 2e-5 for a, b in zip(ours, exact, strict=True))
+
+
+def test_sub_centers(device):
+    """The nearest of each class's vectors counts, and has the gradient; class weights and margins are those of classes."""
+    x, target = 0.9 * cosines(9, 12, device), torch.arange(9, device=device) % 4
+    weight = torch.linspace(0.5, 2.0, 4, device=device)
+    value, g = differentiated(arcface_loss, x, target, 0.3, 8.0, weight, sub_centers=3)
+    exact, g_exact = differentiated(lambda x: arcface(x.view(9, 4, 3).max(2)[0], target, 0.3, 8.0, weight=weight.double()), x.double())
+    assert error(value, exact) < 2e-6
+    assert error(g, g_exact) < 2e-6
+    planes = x.view(3, 3, 12).mT  # (N, C K, d)
+    assert error(arcface_loss(planes, target.view(3, 3), 0.3, 8.0, weight, sub_centers=3), exact) < 2e-6
+
+
+def test_an_ignored_row_of_nan_with_several_vectors(device):
+    """It changes no value, and its gradient is 0; so with margins of rows."""
+    x, target = 0.9 * cosines(4, 12, device), torch.tensor([0, -100, 3, 1], device=device)
+    for options in ({"sub_centers": 3}, {"margin": torch.full((4,), 0.5, device=device)}):
+        value, g = differentiated(arcface_loss, x, target, **options)
+        x[1] = torch.nan
+        value_of_nan, g_of_nan = differentiated(arcface_loss, x, target, **options)
+        x[1] = 0.1
+        assert torch.equal(value, value_of_nan)
+        assert torch.equal(g, g_of_nan)
+
+
+def test_sub_centers_are_refused(device):
+    x, target = cosines(4, 10, device), torch.zeros(4, dtype=torch.long, device=device)
+    with pytest.raises(ValueError, match=r"input must have a multiple of sub_centers=3 classes, at least 1, got shape \(4, 10\)"):
+        arcface_loss(x, target, sub_centers=3)
+    with pytest.raises(ValueError, match="input must have a multiple of sub_centers=0 classes"):
+        arcface_loss(x, target, sub_centers=0)
+    for call in (
+        lambda: fuse_linear(arcface_loss)(x, x, target, sub_centers=2),
+        lambda: arcface_loss(x, target, sub_centers=2, inplace=True),
+    ):
+        with pytest.raises(ValueError, match="sub_centers needs cosines without fuse_linear and without inplace"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_margins_of_rows(dtype, device):
+    """Each row is as with its own number; those of ignored rows do not count."""
+    x = (0.9 * cosines(9, 6, device)).to(dtype)
+    target = torch.tensor([0, 0, 1, 2, -100, 5, 0, 3, 0], device=device)
+    of_classes = torch.linspace(0.05, 2.5, 6, device=device)
+    margins = of_classes[target.clamp(min=0)]
+    value, g = differentiated(arcface_loss, x, target, margins, 8.0, reduction="none")
+    upstream = torch.linspace(0.5, 1.5, 9)
+
+    def of_row(i):
+        exact, g = differentiated(arcface_loss, x[i : i + 1].double(), target[i : i + 1], margins[i].item(), 8.0, reduction="none")
+        return exact, g * upstream[i].item() / 0.5
+
+    exact, g_exact = (torch.cat(each) for each in zip(*map(of_row, range(9)), strict=True))
+    assert error(value, exact) < 5e-6
+    assert error(g, g_exact) < (5e-6 if dtype == torch.float32 else 2.0**-8)
+    assert value[4] == 0
+    both = arcface_loss(x.float().repeat_interleave(2, 1), target, margins, 8.0, sub_centers=2)
+    assert error(both, arcface_loss(x.float(), target, margins, 8.0)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("message", "margin"),
+    [
+        ("margin must be a number, or have the shape of target, .*4", torch.zeros(3)),
+        (r"margin must be in \[0, π\], got -1 to 0", torch.tensor([0.0, -1.0, 0.0, 0.0])),
+        ("margin has no gradient", torch.zeros(4, requires_grad=True)),
+    ],
+)
+def test_margins_that_are_refused(message, margin):
+    with pytest.raises(ValueError, match=message):
+        arcface_loss(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), margin)

@@ -276,7 +276,6 @@ def test_a_probability_of_zero(mode, device):
         ({"label_smoothing": 0.1}, ValueError, r"token_weight excludes label_smoothing, got label_smoothing=0\.1"),
         ({"target_b": torch.tensor([1, 2, 0]), "lam": 0.5}, ValueError, "token_weight excludes target_b"),
         ({"target": torch.rand(3, 4)}, TypeError, "target must hold class indices where token_weight is given, got torch.float32"),
-        ({"group": object()}, ValueError, "token_weight is not served with group"),
         ({"token_weight": torch.ones(4)}, ValueError, r"token_weight must broadcast to the shape of target, \(3,\), got .*\(4,\)"),
         ({"token_weight": torch.ones(3, dtype=torch.int64)}, TypeError, "token_weight must be .*floating.*, got torch.int64"),
     ],

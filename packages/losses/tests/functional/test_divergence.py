@@ -9,15 +9,19 @@ import torch.nn.functional as F
 from loss_calls import gradient_of
 
 from lossforge.kernels import launch_counts
+from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.losses import (
     JSDivWithLogitsLoss,
     KLDivWithLogitsLoss,
+    cosine_distance_with_logits,
     js_div_with_logits,
     kl_div_with_logits,
     plain_torch,
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
+from lossforge.losses.base.record import CheckedCall, first
+from lossforge.losses.run import compute
 from lossforge.losses.testing import error
 
 INF, NAN = float("inf"), float("nan")
@@ -274,8 +278,8 @@ def test_compile_does_not_recompile(device):
 
 def test_backward_operator_refuses_to_be_differentiated(device):
     x, t = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(3, 4, device=device)
-    args = [None, "kl", x, t, None, None, None, [], False, 1.0, 1.0, None, 1.0, None, -100, 1.0, "mean", False]
-    _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
+    args = [None, "kl", x, t, None, None, None, [], False, 1.0, 1.0, None, 1.0, None, 1.0, None, -100, 1.0, "mean", False, False, [False]]
+    _, _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
     g = torch.ops.lossforge.divergence_backward(*args, divisor, stats, torch.ones((), device=device), True)
     with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
         g.sum().backward()
@@ -523,3 +527,111 @@ def test_topk_mistakes(kind, message, args, options):
     with pytest.raises(kind, match=message):
         topk_kl_div_with_logits(*args, **options)
     assert launch_counts() == before
+
+
+def hard_and_soft(function, x, t, labels, share, temperature, squared, **options):
+    """Return hard and soft distillation from their definitions: values of the rows that count, and the entropies of all."""
+    z = options["softcap"] * torch.tanh(x * options["scale"] / options["softcap"])
+    lp, lq = (z / temperature).log_softmax(1), (t / temperature).log_softmax(1)
+    if function is kl_div_with_logits:
+        soft = (lq.exp() * (lq - lp)).sum(1)
+    elif function is js_div_with_logits:
+        m = ((lp.exp() + lq.exp()) / 2).log()
+        soft = ((lq.exp() * (lq - m)).sum(1) + (lp.exp() * (lp - m)).sum(1)) / 2
+    else:
+        soft = (lp.exp() - lq.exp()).abs().sum(1) / 2
+    if squared:
+        soft = soft * temperature**2
+    keep = labels != -100
+    hard = torch.nn.functional.cross_entropy(z, labels, reduction="none")
+    return torch.where(keep, (1 - share) * soft + share * hard, 0.0), torch.where(keep, -(lp.exp() * lp).sum(1), 0.0)
+
+
+@pytest.mark.parametrize("gradient", ["forward", "backward"])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize("classes", [10, 20_001])
+@pytest.mark.parametrize("function", [kl_div_with_logits, js_div_with_logits, total_variation_with_logits], ids=lambda f: f.__name__)
+def test_hard_labels_and_entropies(function, classes, share, temperature, gradient, device):
+    """The cross entropy is not softened, T² multiplies the divergence alone, and the mean is over the rows that count."""
+    generator = torch.Generator().manual_seed(0)
+    x, t = (2 * torch.randn(4, classes, generator=generator).to(device) for _ in range(2))
+    labels = torch.tensor([3, -100, 0, classes - 1], device=device)
+    options = {"scale": 0.7, "softcap": 3.0}
+    wide, leaf = x.double().requires_grad_(), x.clone().requires_grad_()
+    values, entropy = hard_and_soft(function, wide, t.double(), labels, share, temperature, True, **options)
+    given = {"temperature": temperature, "labels": labels, "temperature_squared": True, "gradient": gradient, **options}
+    found = function(leaf, t, reduction="mean", hard_weight=share, return_entropy=True, **given)
+    assert error(found.loss, values.sum() / 3) < 3e-6
+    assert error(found.entropy, entropy) < 3e-6
+    assert not found.entropy.requires_grad
+    (exact,) = torch.autograd.grad(2 * values.sum() / 3, wide)
+    assert error(torch.autograd.grad(2 * found.loss, leaf)[0], exact) < 1e-5
+    alone = function(x, t, reduction="none", hard_weight=share, **{**given, "gradient": None})
+    assert error(alone, values) < 3e-6
+
+
+@pytest.mark.parametrize("gradient", ["forward", "backward"])
+@pytest.mark.parametrize("classes", [10, 20_001])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_divergence_of_weight_zero_is_left_out(reverse, classes, gradient, device):
+    """With hard_weight=1 the loss is the cross entropy, even where the divergence is infinite."""
+    x, t = torch.randn(3, classes, device=device), torch.randn(3, classes, device=device)
+    (t if reverse else x)[:, 1] = -torch.inf
+    labels = torch.tensor([0, 3, classes - 1], device=device)
+    wide, leaf = x.double().requires_grad_(), x.clone().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(1.3 * wide, labels)
+    options = {"reverse": reverse, "scale": 1.3, "temperature": 2.0, "reduction": "mean", "gradient": gradient}
+    found = kl_div_with_logits(leaf, t, labels=labels, hard_weight=1.0, **options)
+    assert kl_div_with_logits(x, t, **options) == torch.inf
+    torch.testing.assert_close(found, expected.float())
+    torch.testing.assert_close(torch.autograd.grad(found, leaf)[0], torch.autograd.grad(expected, wide)[0].float())
+
+
+@pytest.mark.parametrize("gradient", ["forward", "backward"])
+@pytest.mark.parametrize("classes", [10, 20_001])
+def test_cosine_distance_with_labels(classes, gradient, device):
+    """Its value and gradient as torch has them, also of rows of zeros, whose length counts as 1e-8."""
+    x, t = torch.randn(5, classes, device=device), torch.randn(5, classes, device=device)
+    x[1] = 0.0
+    t[2] = 0.0
+    labels = torch.tensor([0, 3, classes - 1, -100, 2], device=device)
+    keep = labels != -100
+    wide, leaf = x.double().requires_grad_(), x.clone().requires_grad_()
+    options = {"labels": labels, "scale": 1.3, "target_scale": 0.3, "reduction": "mean", "gradient": gradient}
+    for share in (0.0, 0.3):
+        rows = (1 - share) * (1 - torch.nn.functional.cosine_similarity(1.3 * wide, 0.3 * t.double(), dim=1))
+        expected = (rows + share * torch.nn.functional.cross_entropy(1.3 * wide, labels, reduction="none"))[keep].sum() / 4
+        found = cosine_distance_with_logits(leaf, t, hard_weight=share, **options)
+        assert error(found, expected) < 3e-6
+        (got,), (right,) = torch.autograd.grad(2 * found, leaf), torch.autograd.grad(2 * expected, wide)
+        assert all(error(got[i], right[i]) < 1e-5 for i in (0, 1, 3, 4))
+        assert (got[2] - right[2]).abs().max() < 1e-5
+
+
+def test_labels_of_the_hard_part_are_checked(device):
+    x, labels = torch.randn(3, 5, device=device), torch.tensor([0, 5, -100], device=device)
+    with pytest.raises(ValueError, match="hard_weight needs labels"):
+        kl_div_with_logits(x, x, hard_weight=0.5)
+    with pytest.raises(ValueError, match="hard_weight must be"):
+        kl_div_with_logits(x, x, hard_weight=1.5, labels=labels)
+    with pytest.raises(IndexError, match="labels must hold 0 to 4, or -100 where ignored, got 5 at row 1"):
+        kl_div_with_logits(x, x, hard_weight=0.5, labels=labels, validate=True)
+    with pytest.raises(TypeError, match="labels must be of an integer dtype"):
+        kl_div_with_logits(x, x, hard_weight=0.5, labels=torch.zeros(3, device=device))
+    leaf = x.clone().requires_grad_()
+    call = DivergenceCall("kl", leaf, x.flip(1), labels=labels, soft_weight=0.5, hard_weight=0.5, reduction="none")
+    values = compute(CheckedCall(call, {}, first))  # as on a GPU, where labels are not read before the launch
+    (g,) = torch.autograd.grad(values.sum(), leaf)
+    assert values.isnan().tolist() == g.isnan().all(1).tolist() == [False, True, False]
+    assert torch.equal(g[2], torch.zeros(5, device=device))
+
+
+def test_entropy_of_one_row_and_of_an_image(device):
+    x, t = torch.randn(2, 7, 3, 4, device=device), torch.randn(2, 7, 3, 4, device=device)
+    entropy = torch.distributions.Categorical(logits=x.movedim(1, -1) / 2).entropy()
+    found = js_div_with_logits(x, t, temperature=2.0, return_entropy=True)
+    torch.testing.assert_close(found.entropy, entropy, rtol=1e-5, atol=1e-6)
+    one = js_div_with_logits(x[0, :, 0, 0], t[0, :, 0, 0], temperature=2.0, return_entropy=True)
+    torch.testing.assert_close(one.entropy, entropy[0, 0, 0], rtol=1e-5, atol=1e-6)
+    assert one.loss.ndim == 0

@@ -20,7 +20,7 @@ from lossforge.losses import (
     generalized_box_iou_loss,
     scylla_box_iou_loss,
 )
-from lossforge.losses.definitions.iou import overlap_ratio
+from lossforge.losses.definitions.boxes.iou import overlap_ratio
 from lossforge.losses.formulas import FORMULAS, DeviceFormula, Formula
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates.boxes import SPECIAL_PAIRS, boxes_reference, corner_loss

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from lossforge import losses
 from lossforge.losses import (
+    CosineDistanceWithLogitsLoss,
     CrossEntropyLoss,
     FusedLinear,
     JSDivWithLogitsLoss,
     KLDivWithLogitsLoss,
+    LinearCosineDistanceLoss,
     LinearCrossEntropyLoss,
     LinearJSDivLoss,
     LinearKLDivLoss,
@@ -32,6 +34,7 @@ from lossforge.losses import (
     fuse_linear,
     generalized_box_iou_loss,
     kl_div_with_logits,
+    linear_cosine_distance,
     linear_cross_entropy,
     linear_entropy,
     linear_js_div,
@@ -279,6 +282,62 @@ def test_scaled_and_capped_logits_of_student_and_teacher(function, gradient, dev
     expected = run(plain, leaves, torch.float64)
     assert error(found[0], expected[0]) < 1e-5
     assert all(error(a, b) < 1e-5 for a, b in zip(found[1], expected[1], strict=True))
+
+
+@pytest.mark.parametrize("gradient", ["forward", "backward"])
+@pytest.mark.parametrize("teacher", ["layer", "logits"])
+@pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)
+def test_hard_and_soft_distillation(function, teacher, gradient, device):
+    """One gradient of a chunk's logits holds both parts; the entropies come from the same logits."""
+    unfused = getattr(losses, f"{function.__name__.removeprefix('linear_')}_with_logits")
+    leaves, labels = model(device)
+    leaves = [t.requires_grad_() for t in leaves]
+    labels[0, 1] = -100
+    hidden, head = torch.randn(2, 7, 5, device=device), torch.randn(11, 5, device=device)
+    options = {"temperature": 2.0, "temperature_squared": True, "hard_weight": 0.4, "reduction": "mean", "return_entropy": True}
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    logits, of_teacher = F.linear(*wide).flatten(0, 1), F.linear(hidden.double(), head.double()).flatten(0, 1)
+    expected = unfused(logits, of_teacher, labels=labels.flatten(), **options)
+    soft = unfused(logits, of_teacher, labels=labels.flatten(), **{**options, "hard_weight": 0.0, "return_entropy": False})
+    hard = F.cross_entropy(logits, labels.flatten())
+    assert error(expected.loss, 0.6 * soft + 0.4 * hard) < 1e-9
+    given = LinearTeacher(hidden, head) if teacher == "layer" else F.linear(hidden, head)
+    found = function(*leaves[:2], given, leaves[2], labels=labels, chunk=4, gradient=gradient, **options)
+    assert error(found.loss, expected.loss) < 1e-5
+    assert error(found.entropy, expected.entropy.view(2, 7)) < 1e-5
+    exact = torch.autograd.grad(3 * (0.6 * soft + 0.4 * hard), wide)
+    for got, right in zip(torch.autograd.grad(3 * found.loss, leaves), exact, strict=True):
+        assert error(got, right) < 1e-5
+
+
+@pytest.mark.parametrize("gradient", ["forward", "backward"])
+@pytest.mark.parametrize("teacher", ["layer", "logits"])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("classes", [11, 300])
+def test_cosine_distance_of_a_layer(classes, share, teacher, gradient, device):
+    """As torch has it in float64; 300 classes go by chunks of these in backward."""
+    leaves, labels = model(device, classes=classes)
+    leaves = [t.requires_grad_() for t in leaves]
+    labels[0, 1] = -100
+    hidden, head = torch.randn(2, 7, 5, device=device), torch.randn(classes, 5, device=device)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    x, t = 3.0 * torch.tanh(0.7 * F.linear(*wide) / 3.0), F.linear(hidden.double(), head.double())
+    soft = torch.where(labels == -100, 0.0, 1 - F.cosine_similarity(x, t, dim=-1)).sum() / (labels != -100).sum()
+    expected = (1 - share) * soft + share * F.cross_entropy(x.flatten(0, 1), labels.flatten())
+    given = LinearTeacher(hidden, head) if teacher == "layer" else F.linear(hidden, head)
+    options = {"labels": labels, "hard_weight": share, "reduction": "mean", "scale": 0.7, "softcap": 3.0}
+    found = linear_cosine_distance(*leaves[:2], given, leaves[2], chunk=4, gradient=gradient, **options)
+    assert error(found, expected) < 1e-5
+    for got, right in zip(torch.autograd.grad(3 * found, leaves), torch.autograd.grad(3 * expected, wide), strict=True):
+        assert error(got, right) < 1e-5
+
+
+def test_cosine_distance_is_of_all_classes(device):
+    (x, w, _), _ = model(device)
+    with pytest.raises(ValueError, match="group is not served by linear_cosine_distance, which takes all classes in one process"):
+        linear_cosine_distance(x, w, F.linear(x, w), group=object())
+    with pytest.raises(TypeError, match="linear_cosine_distance needs all of the teacher's logits"):
+        linear_cosine_distance(x, w, TopKTeacher(*torch.randn(2, 7, 11, device=device).topk(4)))
 
 
 def test_caps_of_a_teacher_are_checked(device):
@@ -735,6 +794,7 @@ def test_modules_of_a_teacher_take_what_the_unfused_take(device):
         (LinearKLDivLoss, KLDivWithLogitsLoss),
         (LinearJSDivLoss, JSDivWithLogitsLoss),
         (LinearTotalVariationLoss, TotalVariationWithLogitsLoss),
+        (LinearCosineDistanceLoss, CosineDistanceWithLogitsLoss),
     )
     for fused, unfused in pairs:
         ours = fused(ignore_index=3, reduction="mean")(x, w, teacher, b, labels=target, loss_weight=weight)

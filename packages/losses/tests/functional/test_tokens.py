@@ -14,6 +14,7 @@ from lossforge.losses import (
     selective_log_softmax,
     sequence_logps,
 )
+from lossforge.losses.run import CALLS
 from lossforge.losses.testing import error
 
 INF = float("inf")
@@ -51,7 +52,7 @@ def test_against_float64(name, dtype, options, device):
         ours = selective_log_softmax(leaf, index, return_entropy=with_entropy, **options)
         values, exact, ups = ((ours,), (logps,), (up_logps,))
         if with_entropy:
-            values, exact, ups = ours, (logps, entropy), (up_logps, up_entropy)
+            values, exact, ups = ours[:2], (logps, entropy), (up_logps, up_entropy)
         for got, expected in zip(values, exact, strict=True):
             assert got.dtype == torch.float32
             assert got.shape == index.shape
@@ -91,10 +92,19 @@ def test_one_launch_a_pass_and_no_copy(device):
     x = torch.randn(2, 5, 40, device=device, requires_grad=True)
     index = torch.randint(0, 40, (2, 4), device=device)
     before = launch_counts()
-    logps, entropy = selective_log_softmax(x[:, :-1], index, return_entropy=True)
+    logps, entropy = selective_log_softmax(x[:, :-1], index, return_entropy=True)[:2]
     (logps.sum() + entropy.sum()).backward()
     launched = {k: v - before.get(k, 0) for k, v in launch_counts().items() if v != before.get(k, 0)}
     assert launched == {"rowwise_kernel": 1, "rowwise_backward_kernel": 1}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on the CPU indices are checked in every call, so that no call is kept")
+def test_a_call_of_one_token_a_row_is_kept(device):
+    index = torch.randint(0, 40, (5,), device=device)
+    for options in ({}, {"return_entropy": True}):
+        CALLS.clear()
+        selective_log_softmax(torch.randn(5, 40, device=device, requires_grad=True), index, **options)
+        assert len(CALLS) == 1
 
 
 def test_ignored_tokens(device):
@@ -102,7 +112,7 @@ def test_ignored_tokens(device):
     x = torch.randn(2, 3, 8, device=device)
     index = torch.tensor([[1, -100, 2], [-100, 0, 7]], device=device)
     leaf = x.clone().requires_grad_()
-    logps, entropy = selective_log_softmax(leaf, index, return_entropy=True)
+    logps, entropy = selective_log_softmax(leaf, index, return_entropy=True)[:2]
     exact, h = plain(x, index)
     assert error(logps, torch.where(index < 0, 0.0, exact)) < 3e-6
     assert error(entropy, h) < 3e-6
@@ -137,7 +147,7 @@ def test_double_backward_inplace_and_compile(device):
     assert g.data_ptr() == logits.data_ptr()
     assert error(g, g_exact) < 3e-6
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: sum(selective_log_softmax(x, index, return_entropy=True)), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda x: sum(selective_log_softmax(x, index, return_entropy=True)[:2]), fullgraph=True, backend="aot_eager")
     leaf = x.clone().requires_grad_()
     compiled(leaf).sum().backward()
     wide = x.double().requires_grad_()
@@ -185,7 +195,7 @@ def test_several_tokens_a_row(name, dtype, device):
     assert error(ours.logps, exact) < 3e-6
     assert error(ours.entropy, each[0][1]) < 3e-6
     ups = torch.rand(index.shape, device=device) + 0.5, torch.rand(index.shape[:-1], device=device)
-    (g,) = torch.autograd.grad(tuple(ours), leaf, ups)
+    (g,) = torch.autograd.grad(ours[:2], leaf, ups)
     (g_exact,) = torch.autograd.grad((exact, each[0][1]), wide, [u.double() for u in ups])
     assert error(g, g_exact) < (5e-6 if dtype == torch.float32 else 2.0**-6)
     one = selective_log_softmax(x, index[..., 0], **options)
@@ -225,10 +235,78 @@ def test_a_log_sum_exp_that_is_known(several, softcap, device):
     ("options", "message"),
     [
         ({"lse": torch.zeros(3)}, r"lse must have one entry a row of logits, shape \(4,\), got \(3,\)"),
-        ({"lse": torch.zeros(4), "return_entropy": True}, "lse excludes return_entropy=True"),
+        ({"lse": torch.zeros(4), "return_entropy": True}, "lse excludes further outputs"),
         ({"lse": torch.zeros(4), "inplace": True}, "lse excludes inplace=True"),
     ],
 )
 def test_a_refused_log_sum_exp(options, message):
     with pytest.raises(ValueError, match=message):
         selective_log_softmax(torch.zeros(4, 6), torch.zeros(4, dtype=torch.long), **options)
+
+
+def unfused(x, layer, index, **options):
+    return selective_log_softmax(torch.nn.functional.linear(x, layer), index, **options)
+
+
+def every_output(x, layer, index, temperature, softcap, scale):
+    """Return all outputs from their definitions."""
+    z = softcap * torch.tanh(torch.nn.functional.linear(x, layer) * scale / softcap) / temperature
+    log_p, lse = z.log_softmax(-1), z.logsumexp(-1)
+    each = index if index.ndim == x.ndim else index.unsqueeze(-1)
+    logps = torch.where(each == -100, 0.0, log_p.gather(-1, each.clamp(min=0)))
+    correct = (z.argmax(-1, keepdim=True) == each) & (each != -100)
+    return {
+        "logps": logps.view(index.shape),
+        "entropy": -(log_p.exp() * log_p).sum(-1),
+        "lse": lse,
+        "z_loss": lse.square(),
+        "correct": correct.view(index.shape),
+        "argmax": z.argmax(-1),
+        "log_p2": (2 * log_p).logsumexp(-1),
+        "mean_logit": z.mean(-1),
+    }
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+@pytest.mark.parametrize("function", [unfused, linear_selective_log_softmax], ids=["logits", "layer"])
+def test_every_further_output(function, several, device):
+    """Together and one at a time, with the gradients of those that have one."""
+    generator = torch.Generator().manual_seed(0)
+    x, layer = (torch.randn(shape, generator=generator).to(device) for shape in ((2, 5, 16), (40, 16)))
+    options = {"temperature": 0.7, "softcap": 4.0, "scale": 1.2}
+    wide = [t.double().requires_grad_() for t in (x, layer)]
+    largest = torch.nn.functional.linear(x, layer).argmax(-1)
+    index = torch.where(torch.arange(5, device=device) < 3, largest, (largest + 1) % 40)
+    index[1, 0] = -100
+    if several:
+        index = torch.stack([index, (index + 7).clamp(0, 39), index.flip(1)], -1)
+    expected = every_output(*wide, index, **options)
+    flags = {f"return_{name}": True for name in expected if name != "logps"}
+    leaves = [t.clone().requires_grad_() for t in (x, layer)]
+    found = function(*leaves, index, **flags, **options)
+    assert found.correct.sum() > 0
+    for name, right in expected.items():
+        got = getattr(found, name)
+        assert got.shape == right.shape, name
+        if right.is_floating_point():
+            assert got.dtype == torch.float32
+            assert error(got, right) < 5e-6, name
+        else:
+            assert torch.equal(got, right), name
+    upstream = {name: torch.rand(expected[name].shape, generator=generator).to(device) for name in ("logps", "entropy", "lse", "z_loss")}
+    ours = sum((getattr(found, name) * up).sum() for name, up in upstream.items())
+    theirs = sum((expected[name] * up).sum() for name, up in upstream.items())
+    for got, right in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, wide), strict=True):
+        assert error(got, right) < 1e-5
+    for name in expected:
+        if name != "logps":
+            alone = function(*leaves, index, **{f"return_{name}": True}, **options)
+            assert [field for field, t in alone._asdict().items() if t is not None] == ["logps", name]
+            torch.testing.assert_close(getattr(alone, name), getattr(found, name), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_of_nan_has_no_correct_token(device):
+    x = torch.tensor([[1.0, math.nan, 0.0], [1.0, 0.0, -1.0]], device=device)
+    index = torch.zeros(2, 1, dtype=torch.int64, device=device)
+    for tokens in (index, index[:, 0]):
+        assert selective_log_softmax(x, tokens, return_correct=True).correct.flatten().tolist() == [False, True]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lossforge.integrations import monai as ours
-from lossforge.integrations.patching import _SAID
+from lossforge.patch.patching import _SAID
 
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.5])
 INDICES = {"softmax": True, "to_onehot_y": True}

@@ -10,7 +10,7 @@ pytest.importorskip("open_clip")
 from open_clip.loss import ClipLoss, CoCaLoss, DistillClipLoss, SigLipLoss
 
 from lossforge.integrations import open_clip as ours
-from lossforge.integrations.patching import _SAID
+from lossforge.patch.patching import _SAID
 
 
 def features(*seeds):

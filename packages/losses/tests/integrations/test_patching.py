@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from lossforge.integrations.patching import IntegrationError, Names, Patch, Replacement, or_theirs, patch
+from lossforge.patch.patching import IntegrationError, Names, Patch, Replacement, or_theirs, patch
 
 OWN = """
 def loss(input, target, *, reduction="mean"):

@@ -6,7 +6,7 @@ import torch
 smp = pytest.importorskip("segmentation_models_pytorch.losses")
 
 from lossforge.integrations import segmentation_models_pytorch as ours  # noqa: E402
-from lossforge.integrations.patching import _SAID  # noqa: E402
+from lossforge.patch.patching import _SAID  # noqa: E402
 
 WEIGHTS = [1.0, 0.5, 2.0, 1.5]
 

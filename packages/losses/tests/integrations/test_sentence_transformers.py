@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.util import cos_sim, dot_score, euclidean_sim
 
 from lossforge.integrations import sentence_transformers as ours
-from lossforge.integrations.patching import _SAID
+from lossforge.patch.patching import _SAID
 
 SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
 

@@ -16,7 +16,7 @@ timm = pytest.importorskip("timm")
 from timm import loss as theirs  # noqa: E402
 
 from lossforge.integrations import timm as ours  # noqa: E402
-from lossforge.integrations.patching import _SAID  # noqa: E402
+from lossforge.patch.patching import _SAID  # noqa: E402
 
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-6}
 newest = pytest.mark.skipif(importlib.util.find_spec("timm.task") is None, reason="this timm has no tasks")

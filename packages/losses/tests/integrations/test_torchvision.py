@@ -9,7 +9,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from lossforge.integrations import torchvision as ours
-from lossforge.integrations.patching import _SAID
+from lossforge.patch.patching import _SAID
 
 BOXES = ("generalized_box_iou_loss", "distance_box_iou_loss", "complete_box_iou_loss")
 

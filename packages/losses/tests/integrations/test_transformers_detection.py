@@ -13,7 +13,7 @@ from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatche
 from transformers.loss.loss_lw_detr import LwDetrHungarianMatcher  # noqa: E402
 
 from lossforge.integrations import transformers_detection as ours  # noqa: E402
-from lossforge.integrations.patching import _SAID  # noqa: E402
+from lossforge.patch.patching import _SAID  # noqa: E402
 
 BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "layer_type": "basic"}
 TRANSFORMER = {

@@ -17,8 +17,8 @@ from ultralytics.utils.loss import BboxLoss, DFLoss, RotatedBboxLoss, v8Detectio
 from ultralytics.utils.tal import TaskAlignedAssigner
 
 from lossforge.integrations import ultralytics as ours
-from lossforge.integrations.patching import _SAID
 from lossforge.losses import task_aligned_assign
+from lossforge.patch.patching import _SAID
 
 STRIDES = (8, 16, 32)
 

@@ -452,7 +452,7 @@ def test_common_offsets_of_the_logits(offset, mode, device):
     found = []
     for bias in (b, (b.detach() + offset).requires_grad_()):
         value = linear_cross_entropy(x, w, target, bias, chunk=4, gradient=mode)
-        logps, entropy = linear_selective_log_softmax(x, w, target, bias, chunk=4, return_entropy=True)
+        logps, entropy = linear_selective_log_softmax(x, w, target, bias, chunk=4, return_entropy=True)[:2]
         found.append([value, logps, entropy, *torch.autograd.grad(value, (x, w, bias))])
     agree(*found, 1e-6)
 
@@ -491,8 +491,8 @@ def test_teachers_dtypes_and_entropies(device):
     half, target = [t.detach().bfloat16().requires_grad_() for t in leaves], indices(9, device)
     found = linear_selective_log_softmax(*half[:2], target, half[2], return_entropy=True, chunk=4)
     exact = selective_log_softmax(F.linear(*half), target, return_entropy=True)
-    agree([*found, linear_entropy(*half, chunk=4)], [*exact, exact.entropy], 2e-2)
-    assert {t.dtype for t in found} == {torch.float32}
+    agree([*found[:2], linear_entropy(*half, chunk=4)], [*exact[:2], exact.entropy], 2e-2)
+    assert {t.dtype for t in found[:2]} == {torch.float32}
 
 
 @MODES

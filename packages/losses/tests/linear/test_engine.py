@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_calls import FUSED, Watched, exactly, gradients, indices, layer, normal
+from linear_calls import FUSED, Watched, exactly, gradients, indices, layer, normal, teacher_layer
 
 from lossforge.kernels.call import FROM_WEIGHT, Head
 from lossforge.losses import (
     autograd,
     fuse_linear,
+    linear_cosine_distance,
     linear_cross_entropy,
     linear_entropy,
     linear_js_div,
@@ -129,6 +130,31 @@ def test_rows_a_chunk_of_float32(rows, classes, options, spare, saved, expected,
 )
 def test_classes_a_chunk(rows, classes, options, expected, a_call):
     assert engine.classes_a_chunk(a_call(rows, classes, **options)) == expected
+
+
+@MODES
+@EACH
+def test_a_frozen_head_has_no_gradient_in_memory(loss, mode, watched, device):
+    """Nor a sum of it over chunks: no tensor is as large as the head, of which the one that is trained makes some."""
+    most = {}
+    for trained in (True, False):
+        x, w, b = layer(16, device, hidden=64, classes=96)
+        w.requires_grad_(trained)
+        watched.most, watched.given = 0, {w.data_ptr()}
+        with watched:
+            gradients(loss.ours, [x, w, b], *loss.targets(16, device, 96), gradient=mode, chunk=8)
+        most[trained] = watched.most
+    assert most[True] >= w.nbytes > most[False]
+
+
+@pytest.mark.parametrize("options", [{}, {"hard_weight": 0.4, "return_entropy": True}], ids=["soft", "hard and soft, entropy"])
+def test_products_of_distillation(options, watched, device):
+    """Two give the logits of student and teacher, two the gradients, whatever is computed from the logits."""
+    (x, w, b), (labels, hidden) = layer(9, device), (indices(9, device), normal(9, 5, device=device))
+    with watched:
+        found = linear_kl_div(x, w, teacher_layer(hidden), b, labels=labels, gradient="forward", **options)
+        (found.loss if options else found).backward()
+    assert watched.products == 4
 
 
 @MODES
@@ -300,6 +326,7 @@ EXACT = {
     "focal": lambda x, w, b, t, **mode: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), reduction="mean", **mode),
     "kl": lambda x, w, b, t, **mode: linear_kl_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "js": lambda x, w, b, t, **mode: linear_js_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "cosine": lambda x, w, b, t, **mode: linear_cosine_distance(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "total variation": lambda x, w, b, t, **mode: linear_total_variation(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
 }
 
@@ -400,4 +427,4 @@ def test_peak_memory(loss, mode, accumulate):
     logits = chunk * classes * (6 + 4 * (loss.name == "kl"))
     given = 2 * (w.numel() + x.numel() + b.numel()) + (4 * w.numel() if accumulate == "float32" else 0)
     assert used <= 1.05 * (logits + given) + 2**20 * 16
-    assert used < rows * classes * 2 / 3
+    assert used < rows * classes * 2 * (2 if loss.name == "kl" else 1) / 3  # a third of all logits, of the teacher's too

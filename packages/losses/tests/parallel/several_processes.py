@@ -51,8 +51,8 @@ class Layout:
         self.own = max(min(self.high, classes) - self.low, 0)
 
     def part(self, t: Tensor, dim: int = 0) -> Tensor:
-        """Return this process's part of a tensor of all classes, with padding of large numbers."""
-        padding = torch.full([self.total - n if d == dim % t.ndim else n for d, n in enumerate(t.shape)], 9.0).to(t)
+        """Return this process's part of a tensor of all classes, with padding that nothing may read."""
+        padding = torch.full([self.total - n if d == dim % t.ndim else n for d, n in enumerate(t.shape)], torch.nan).to(t)
         return torch.cat([t, padding], dim).narrow(dim, self.low, self.high - self.low).clone()
 
     def of_own(self, t: Tensor, dim: int = 0) -> Tensor:
@@ -84,6 +84,12 @@ def cases(classes: int, target: Tensor) -> dict[str, dict[str, Any]]:
         "smoothing alone": {"label_smoothing": 1.0, "z_loss": 0.1},
         "weights": {"weight": weight, "z_loss": 0.1, "label_smoothing": 0.1},
         "weights of rows": {"weight": weight, "reduction": "none"},
+        "weights of tokens": {"token_weight": torch.randn(len(target)).mul(torch.arange(len(target)) != 1), "z_loss": 0.1},
+        "weights of tokens and classes": {"token_weight": torch.rand(()), "weight": weight, "reduction": "none"},
+        "by probability": {"token_weight": "probability", "reduction": "sum", "scale": 0.7},
+        "by probability, weights": {"token_weight": "probability", "weight": weight, "return_lse": True},
+        "by entropy": {"token_weight": "entropy", "softcap": 3.0},
+        "by entropy, outputs": {"token_weight": "entropy", **OUTPUTS, "z_loss": 0.1, "weight": weight},
         "pair": pair,
         "pair, smoothed": {**pair, "label_smoothing": 0.3, "weight": weight},
         "another ignored class": {"ignore_index": int(target[0]), "label_smoothing": 0.1},
@@ -175,7 +181,8 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     index = torch.randint(layout.classes, (2, 4))
     index[1, 2] = -100
     known = {"group": group, "classes": layout.classes}
-    for options in ({}, {"temperature": 0.7, "softcap": 5.0, "return_entropy": True}):
+    every = {f"return_{name}": True for name in ("entropy", "lse", "z_loss", "correct", "argmax", "log_p2", "mean_logit")}
+    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **every}):
         leaves, own = (
             [x.double().requires_grad_(), w.double().requires_grad_()],
             [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
@@ -213,7 +220,11 @@ def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         "js": (*js, {"beta": 0.3, "temperature": 0.7, "loss_weight": weight, "labels": target, "reduction": "sum"}),
         "js of rows": (*js, {"reduction": "none", "labels": target}),
         "js in backward": (*js, {"beta": 0.9, "gradient": "backward", "softcap": 4.0, "normalizer": torch.tensor(3.0)}),
-        "total variation": (*tv, {"temperature": 1.5}),
+        "total variation": (*tv, {"temperature": 1.5, "scale": 1.3}),
+        "kl and labels": (*kl, {"temperature": 2.0, "labels": target, "hard_weight": 0.3, "return_entropy": True, "scale": 0.6}),
+        "js and labels": (*js, {"reduction": "none", "labels": target.int(), "hard_weight": 0.6, "loss_weight": weight, "softcap": 3.0}),
+        "labels alone": (*tv, {"labels": target.clamp(min=0), "ignore_index": int(target[0]), "hard_weight": 1.0, "gradient": "backward"}),
+        "entropy": (*kl, {"reduction": "sum", "reverse": True, "temperature": 0.7, "return_entropy": True}),
     }
 
 
@@ -234,6 +245,11 @@ def check_divergences(layout: Layout, name: str, group: Any) -> None:
             compare(f"{name}, {case}", found, expected, grads, [of_x, layout.of_own(of_w), layout.of_own(of_b)])
             again = torch.autograd.grad(scalar(found), own)
             assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
+    far = y @ v.t() - 1e4  # an offset of all classes, beside which padding is large
+    whole, own = x.double().requires_grad_(), [x.clone().requires_grad_(), layout.part(w).requires_grad_()]
+    expected = kl_div_with_logits(whole @ w.double().t(), far.double())
+    found = linear_kl_div(*own, layout.part(far, 1), group=group, classes=layout.classes)
+    compare(f"{name}, an offset", found, expected, grads_of(found, own[:1]), grads_of(expected, [whole]))
     own = [x[:0], layout.part(w).requires_grad_()]
     nothing = linear_js_div(*own, LinearTeacher(y[:0], layout.part(v)), reduction="sum", group=group, classes=layout.classes)
     assert nothing == 0
@@ -252,12 +268,15 @@ def check_three_products(group: Any) -> None:
     target[3::7] = -100
     layout = Layout(len(w), -(-len(w) // dist.get_world_size()), False)
     x, w, divisor = x.bfloat16(), w.bfloat16(), torch.tensor(7.0)
+    of_tokens = torch.randn(40).mul(torch.arange(40) % 5 > 0)
     torch.set_default_device(None)  # a mode, under which no product writes a gradient in forward
     for options, chunks in (
         ({}, 1),
         ({"reduction": "sum", "softcap": 5.0, "scale": 0.7}, 1),
         ({"z_loss": 0.01, "normalizer": divisor, "chunk": 16}, 3),
         ({"chunk": 16, "gradient": "forward", "accumulate": "weight"}, 3),
+        ({"chunk": 16, "token_weight": of_tokens, "z_loss": 0.01, "softcap": 9.0}, 3),
+        ({"token_weight": "probability", "reduction": "sum"}, 1),
     ):
         for size in (1.0, 12.0):  # at which another process has nearly all of a row's probability
             given = x * size
@@ -281,12 +300,48 @@ def check_three_products(group: Any) -> None:
             four = torch.autograd.grad(3 * linear_cross_entropy(*own, target, **{**known, "gradient": "backward"}), own)
             assert launch_counts().get("linear_finish_kernel", 0) == before
             assert error(grads[1], four[1]) < 2e-2
-    # one process in three products, another in four, which exchange the same rows
-    for chunk in (None, 16):
-        mixed = {"gradient": "backward"} if dist.get_rank() else {}
-        known = {"group": group, "classes": len(w), "chunk": chunk}
-        found, alike = (torch.autograd.grad(linear_cross_entropy(*own, target, **known, **each), own)[1] for each in (mixed, {}))
-        assert error(found, alike) < 2e-2
+    # a weight that the product cannot address is copied, so that all processes take three products
+    turned = own[1].detach().t().contiguous().t() if dist.get_rank() else own[1].detach()
+    turned.requires_grad_()
+    assert turned.is_contiguous() == (dist.get_rank() == 0)
+    before = launch_counts().get("linear_finish_kernel", 0)
+    found = torch.autograd.grad(linear_cross_entropy(own[0], turned, target, **{**known, "chunk": 16}), [own[0], turned])
+    assert launch_counts().get("linear_finish_kernel", 0) == before + 3
+    whole = torch.autograd.grad(linear_cross_entropy(*own, target, **{**known, "chunk": 16}), own)
+    assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+    if x.is_cuda:
+        torch.set_default_device(x.device)
+
+
+def check_precision(group: Any) -> None:
+    """Compare the error of the input's gradient in bfloat16 with one process's: parts are summed in float32, and rounded once."""
+    torch.manual_seed(1)
+    x, w, target = torch.randn(64, 32).bfloat16(), torch.randn(2 * PADDED, 32).bfloat16(), torch.randint(2 * PADDED, (64,))
+    teacher = torch.randn(64, 2 * PADDED)
+    layout = Layout(len(w), len(w) // dist.get_world_size(), True)
+    own_teacher, known = layout.part(teacher, 1), {"group": group}
+    upstream = torch.linspace(0.5, 2.0, 64)
+    torch.set_default_device(None)  # a mode, under which no product writes a gradient in forward
+    for name, one, several, exact in (
+        ("scalar", *[lambda x, w, **more: linear_cross_entropy(x, w, target, **more)] * 2, lambda z: cross_entropy(z, target)),
+        (
+            "rows",
+            *[lambda x, w, **more: upstream @ linear_cross_entropy(x, w, target, reduction="none", **more)] * 2,
+            lambda z: upstream.double() @ cross_entropy(z, target, reduction="none"),
+        ),
+        (
+            "divergence",
+            lambda x, w: linear_kl_div(x, w, teacher),
+            lambda x, w, **more: linear_kl_div(x, w, own_teacher, **more),
+            lambda z: kl_div_with_logits(z, teacher.double()),
+        ),
+    ):
+        wide, whole, part = x.double().requires_grad_(), x.clone().requires_grad_(), x.clone().requires_grad_()
+        (right,) = torch.autograd.grad(exact(wide @ w.double().t()), wide)
+        (of_one,) = torch.autograd.grad(one(whole, w.clone().requires_grad_()), whole)
+        (of_several,) = torch.autograd.grad(several(part, layout.part(w).requires_grad_(), **known), part)
+        errors = [((g.double() - right).norm() / right.norm()).item() for g in (of_one, of_several)]
+        assert errors[1] < 1.1 * errors[0], f"{name}: {errors}"
     if x.is_cuda:
         torch.set_default_device(x.device)
 
@@ -426,6 +481,9 @@ def check_errors(mesh: Any) -> None:
         x.clone().requires_grad_(),
         group=group,
     )
+    refused(ValueError, "hard_weight needs labels", linear_kl_div, x, whole, x, group=group, hard_weight=0.5)
+    more = {"group": group, "hard_weight": 0.5, "labels": target + most}
+    refused(IndexError, f"labels must hold 0 to {most - 1}", linear_kl_div, x, whole, x, **more)
     topk = TopKTeacher(torch.randn(ROWS, 2), torch.zeros(ROWS, 2, dtype=torch.int64))
     refused(TypeError, "group needs all of the teacher's logits", linear_kl_div, x, whole, topk, group=group)
     twice = cross_entropy(x.requires_grad_(), target, group=group)
@@ -448,6 +506,7 @@ def main() -> None:
             check_divergences(layout, name, mesh)
     if "three products" in sys.argv[1:]:
         check_three_products(mesh)
+        check_precision(mesh)
     if "dtensors" in sys.argv[1:]:
         check_layouts_of_logits(mesh)
         check_compiled(mesh.get_group())
@@ -455,6 +514,7 @@ def main() -> None:
         if not gpus:  # where indices are not read on the host
             check_errors(mesh)
     if "fsdp" in sys.argv[1:]:
+        check_precision(mesh)
         check_fsdp(mesh.device_type)
     dist.barrier()
     print("every process agrees")

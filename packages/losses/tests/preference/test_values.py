@@ -228,7 +228,7 @@ def test_mixed_precision_takes_the_widest():
     assert L.simpo_loss(c.half(), r).dtype == torch.float64
 
 
-@pytest.mark.each("function")
+@pytest.mark.each("function", ci=True)
 @every
 def test_compile(function, oracle, tensors, kwargs):
     torch._dynamo.reset()

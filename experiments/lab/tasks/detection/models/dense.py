@@ -30,7 +30,8 @@ ANCHOR_SIZES = (32, 64, 128, 256, 512)
 class Detector(nn.Module):
     """What dense detectors share; torchvision's post-processing belongs to a subclass.
 
-    strides: of the levels. matches_output: whether the targets follow from what is predicted.
+    strides: of the levels. matches_output: whether the targets follow from what is predicted. takes_targets: whether forward takes the
+    batch's boxes and labels after the images, in training. suppresses: whether the lower-scoring of two boxes that overlap is removed.
     """
 
     coder: Coder
@@ -42,13 +43,15 @@ class Detector(nn.Module):
     postprocess_detections: Any
     strides: tuple[int, ...] = STRIDES
     matches_output = False
+    takes_targets = False
+    suppresses = True
 
-    def forward(self, images: Tensor) -> DetectorOutput:
-        """Return the head's raw outputs for images (N, 3, H, W)."""
+    def forward(self, images: Tensor, *targets: Tensor) -> DetectorOutput:
+        """Return the head's raw outputs for images (N, 3, H, W). targets: boxes (N, K, 4) and labels (N, K), see takes_targets."""
         height, width = images.shape[-2:]
         if height % DIVISOR or width % DIVISOR:
             raise UserError(f"a batch of {height}×{width} pixels: detectors take images padded to multiples of {DIVISOR}.")
-        return self.outputs(list(self.backbone(images).values()))
+        return self.outputs(list(self.backbone(images).values()), *targets)
 
     def outputs(self, levels: list[Tensor]) -> DetectorOutput:
         """Return the head's raw outputs for the levels, the finest first."""

@@ -11,11 +11,13 @@ from torchvision.ops import box_convert
 
 from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.models.denoising import Denoising
 from lab.tasks.detection.models.dense import Detector
 from lab.tasks.detection.models.matching import with_a_row
+from lab.tasks.detection.models.unsuppressed import clipped, least, rows_at, unsuppressed
 from lab.tasks.detection.models.yolo import PRIOR, cells_of
-from lab.tasks.detection.types import BACKGROUND, DetectorOutput, Matched
-from lossforge.losses import hungarian_assign, matching_cost, plain_torch
+from lab.tasks.detection.types import DetectorOutput, Matched, rows_of
+from lossforge.losses import DenoisingQueries, DetrCriterion, plain_torch
 
 STRIDES = (8, 16, 32)
 NEAREST = 1e-3
@@ -48,11 +50,19 @@ class Decoder(nn.Module):
         self.mix = nn.Sequential(nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
 
-    def forward(self, queries: Tensor, place: Tensor, cells: Tensor, places: Tensor) -> Tensor:
-        """Return queries (N, Q, channels). place: of the queries' boxes; places: of the cells (N, T, channels)."""
+    def forward(self, queries: Tensor, place: Tensor, cells: Tensor, places: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Return queries (N, Q, channels).
+
+        Args:
+            queries: (N, Q, channels).
+            place: of the queries' boxes, (N, Q, channels).
+            cells: (N, T, channels).
+            places: of the cells, (T, channels).
+            hidden: (Q, Q) bool, which queries (rows) do not see which.
+        """
         first, second, third = self.norms
         at = queries + place
-        queries = first(queries + self.own(at, at, queries, need_weights=False)[0])
+        queries = first(queries + self.own(at, at, queries, need_weights=False, attn_mask=hidden)[0])
         queries = second(queries + self.across(queries + place, cells + places, cells, need_weights=False)[0])
         return cast(Tensor, third(queries + self.mix(queries)))
 
@@ -61,7 +71,8 @@ class Detr(Detector):
     """A detector whose queries match the boxes one to one, so that nothing is suppressed.
 
     Sources: Carion et al., DETR, 2020 (arXiv 2005.12872); Zhu et al., Deformable DETR, 2021 (arXiv 2010.04159), for the selected queries
-    and the refined boxes; Zhao et al., RT-DETR, 2024 (arXiv 2304.08069), for attention on the coarsest level alone.
+    and the refined boxes; Zhao et al., RT-DETR, 2024 (arXiv 2304.08069), for attention on the coarsest level alone. Those of denoising
+    are in denoising.py.
 
     Args:
         backbone: returns a dict of the levels of strides 8, 16 and 32, with `out_channels` each.
@@ -71,11 +82,15 @@ class Detr(Detector):
         layers, encoder_layers: of the decoder, and of the encoder on the coarsest level.
         heads: of the attention.
         cost: weights of class, L1 and GIoU in the cost of a pair, in this order.
+        denoising: how many queries of an image are made of its boxes with noise, in training; 0 for none.
+        label_noise, box_noise: see Denoising.
         score_thresh, detections_per_img: lowest score of a detection, and how many are kept.
     """
 
     strides = STRIDES
     matches_output = True
+    suppresses = False
+    only_in_training = ("denoising",)
 
     def __init__(
         self,
@@ -88,13 +103,18 @@ class Detr(Detector):
         encoder_layers: int = 1,
         heads: int = 8,
         cost: Sequence[float] = (2.0, 5.0, 2.0),
+        denoising: int = 0,
+        label_noise: float = 0.25,
+        box_noise: float = 1.0,
         score_thresh: float = 0.05,
         detections_per_img: int = 100,
     ) -> None:
         super().__init__()
         channels = cast(int, backbone.out_channels)
         self.backbone, self.criterion, self.coder = backbone, criterion, ImageCoder()
-        self.queries, self.cost = queries, tuple(cost)
+        self.queries = queries
+        of_class, of_distance, of_overlap = cost
+        self.matcher = DetrCriterion(cost_class=of_class, cost_bbox=of_distance, cost_giou=of_overlap)
         self.score_thresh, self.detections_per_img = score_thresh, detections_per_img
         layer = nn.TransformerEncoderLayer(channels, heads, 4 * channels, dropout=0.0, activation="gelu", batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, encoder_layers, enable_nested_tensor=False)
@@ -105,40 +125,62 @@ class Detr(Detector):
         self.box_deltas = nn.ModuleList(_perceptron(channels) for _ in range(layers + 1))
         for classifier in self.cls_logits:
             nn.init.constant_(cast(nn.Linear, classifier).bias, -math.log(1 / PRIOR - 1))
+        self.denoising = Denoising(classes, channels, denoising, label_noise, box_noise) if denoising else None
+        self.takes_targets = bool(denoising)
 
     def get_classifier(self) -> nn.Module:
-        return self.cls_logits
+        return self.cls_logits if self.denoising is None else nn.ModuleList([self.cls_logits, self.denoising.content])
 
-    def outputs(self, levels: list[Tensor]) -> DetectorOutput:
-        """Return the last layer's outputs, and in training those of all before, the selected queries' first."""
+    def outputs(self, levels: list[Tensor], boxes: Tensor | None = None, labels: Tensor | None = None) -> DetectorOutput:
+        """Return the last layer's outputs, and in training those of all before, the selected queries' first, and of denoising queries.
+
+        Args:
+            levels: the finest first.
+            boxes: (N, K, 4) the batch's, in pixels, of which denoising queries are made.
+            labels: (N, K), -1 in rows without a box.
+        """
         height, width = (side * STRIDES[0] for side in levels[0].shape[-2:])
         *finer, coarsest = levels
-        _, anchors = self.anchors_of(height, width, coarsest.device)
+        image, anchors = self.anchors_of(height, width, coarsest.device)
         count = coarsest.shape[-2] * coarsest.shape[-1]
         kind = levels[0].dtype  # the weights', also where a model is exported in half precision
         places = self.place(anchors.to(kind))  # (T, channels)
         seen = self.encoder(coarsest.flatten(2).mT + places[-count:])
         cells = self.enter(torch.cat([*[level.flatten(2).mT for level in finer], seen], 1))
         logits = self.cls_logits[0](cells)
-        chosen = logits.detach().amax(-1).topk(least(self.queries, cells.shape[1]), 1).indices[..., None]
-
-        def of_chosen(t: Tensor) -> Tensor:
-            return t.gather(1, chosen.expand(-1, -1, t.shape[-1]))
-
-        queries = of_chosen(cells)
-        boxes = self.box_deltas[0](queries).float() + of_chosen(anchors.logit(NEAREST).expand(cells.shape[0], -1, -1))
-        found = [DetectorOutput(of_chosen(logits), boxes.sigmoid())]
+        chosen = logits.detach().amax(-1).topk(least(self.queries, cells.shape[1]), 1).indices
+        queries = rows_at(cells, chosen)
+        at = self.box_deltas[0](queries).float() + rows_at(anchors.logit(NEAREST).expand(cells.shape[0], -1, -1), chosen)
+        found, noisy, hidden = [DetectorOutput(rows_at(logits, chosen), at.sigmoid(), coefficients=self.coefficients(queries))], 0, None
         queries = queries.detach()
+        if self.training and self.denoising is not None and boxes is not None and labels is not None:
+            boxes, labels = with_a_row(boxes.float(), labels)
+            content, noise = self.denoising(self.coder.encode(image, boxes), labels)
+            hidden = self.denoising.hidden(labels.shape[1], queries.shape[1], queries.device)
+            noisy, queries, at = content.shape[1], torch.cat([content, queries], 1), torch.cat([noise.logit(NEAREST), at], 1)
+        of_noise = []
         for layer, classifier, deltas in zip(self.decoder, self.cls_logits[1:], self.box_deltas[1:], strict=True):
-            at = boxes.detach()
-            queries = layer(queries, self.place(at.sigmoid().to(kind)), cells, places)
-            boxes = deltas(queries).float() + at
-            found.append(DetectorOutput(classifier(queries), boxes.sigmoid()))
+            at = at.detach()
+            queries = layer(queries, self.place(at.sigmoid().to(kind)), cells, places, hidden)
+            at = deltas(queries).float() + at
+            logits, regression = classifier(queries), at.sigmoid()
+            own = self.coefficients(queries[:, noisy:])
+            found.append(DetectorOutput(logits[:, noisy:], regression[:, noisy:], coefficients=own))
+            of_noise.append((logits[:, :noisy], regression[:, :noisy]))
         last = found.pop()
         if not self.training:
             return last
         logits, regression = (torch.cat(each) for each in list(zip(*found, strict=True))[:2])
-        return last._replace(earlier_logits=logits, earlier_regression=regression)
+        rows = [each.coefficients for each in found if each.coefficients is not None]
+        last = last._replace(earlier_logits=logits, earlier_regression=regression, earlier_coefficients=torch.cat(rows) if rows else None)
+        if not noisy:
+            return last
+        logits, regression = (torch.cat(each) for each in zip(*of_noise, strict=True))
+        return last._replace(noisy_logits=logits, noisy_regression=regression)
+
+    def coefficients(self, queries: Tensor) -> Tensor | None:
+        """Return the coefficients (N, Q, P) of the masks of queries (N, Q, channels); None: there are no masks."""
+        return None
 
     def anchors_of(self, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the image (1, 4) in pixels, and the cells (T, 4) of all levels as centre and sides in shares of it."""
@@ -153,68 +195,48 @@ class Detr(Detector):
 
     @torch.no_grad()
     def match(self, batch: DetectionBatch, output: DetectorOutput | None = None) -> Matched:
-        """Return the targets of all layers' queries, (layers · N, Q), without waiting for the device."""
+        """Return the targets of `rows_of(output)`, without waiting for the device."""
         assert output is not None
         height, width = batch.images.shape[-2:]
         (image,) = self.anchors(height, width, batch.boxes.device)
-        every = joined(output)
-        layers = len(every.logits) // len(batch.boxes)
-        boxes, labels = (t.repeat(layers, *[1] * (t.ndim - 1)) for t in with_a_row(batch.boxes.float(), batch.labels))
-        rows, (of_class, of_distance, of_overlap) = labels.new_full(labels.shape[:1], labels.shape[1]), self.cost
+        boxes, labels = with_a_row(batch.boxes.float(), batch.labels)
+        exists = labels >= 0
+        # all images' boxes one after the other; the rows without a box are last
+        order = (~exists).flatten().sort(stable=True).indices
+        label, box = labels.flatten()[order].clamp(min=0), boxes.flatten(0, 1)[order]
+        denoising = None
+        if self.denoising is not None and output.noisy_logits is not None and output.noisy_regression is not None:
+            place = torch.where(exists, exists.flatten().cumsum(0).view_as(labels) - 1, -1)
+            noisy = [of_layers(part, len(labels)) for part in (output.noisy_logits, output.noisy_regression)]
+            groups = self.denoising.groups(labels.shape[1])
+            denoising = DenoisingQueries(noisy[0], noisy[1], self.denoising.places(place), groups)
+        logits, regression = (
+            of_layers(last if earlier is None else torch.cat([earlier, last]), len(labels))
+            for earlier, last in ((output.earlier_logits, output.logits), (output.earlier_regression, output.regression))
+        )
         with plain_torch() if self.criterion.plain else nullcontext():
-            cost = matching_cost(
-                every.logits,
-                every.regression,
-                labels.clamp(min=0).flatten(),
-                self.coder.encode(image, boxes).flatten(0, 1),
-                rows,
-                cost_class=of_class,
-                cost_bbox=of_distance,
-                cost_giou=of_overlap,
-            )
-            # a row without a box costs the same everywhere
-            place = hungarian_assign(cost.masked_fill(labels.flatten() < 0, math.nan), rows)
-        index = place.clamp(min=0)
-        label = torch.where(place >= 0, labels.flatten()[index], BACKGROUND)
-        positive = label >= 0
-        found = torch.where(positive[..., None], boxes.flatten(0, 1)[index], image)
-        return Matched(label, found, positive, positive.sum(dtype=torch.float32), image)
+            found = self.matcher.match(logits, regression, label, self.coder.encode(image, box), exists.sum(1), denoising=denoising)
+        target = torch.where(found.matched[:, None], self.coder.decode(found.boxes, image), image)
+        # the box's place in its image, of queries without a box -1
+        index = torch.where(found.matched, order[found.box % exists.sum().clamp(min=1)] % labels.shape[1], -1)
+        positives = found.matched.sum(dtype=torch.float32)
+        return Matched(found.labels, target, found.matched, positives, image, box_index=index, weight=found.weight)
 
     def loss(self, output: DetectorOutput, matched: Matched, normalizer: Tensor) -> dict[str, Tensor]:
-        """Return sums over the batch and all layers, divided by `normalizer`."""
-        return self.criterion(joined(output), matched, self.coder, normalizer)
+        """Return sums over the batch, all layers and denoising queries, divided by `normalizer`."""
+        return self.criterion(rows_of(output), matched, self.coder, normalizer)
 
     @torch.no_grad()
     def detections(self, output: DetectorOutput, sizes: Tensor, padded: tuple[int, int]) -> list[dict[str, Tensor]]:
         """Return the best pairs of query and class of each image; see Detector.detections."""
         (image,) = self.anchors(*padded, output.logits.device)
-        best, labels, boxes = best_of(output, self.coder.decode(output.regression, image), self.detections_per_img)
-        limits = sizes.to(boxes).flip(1).repeat(1, 2)[:, None]
-        boxes = boxes.clamp(min=0).minimum(limits)
-        kept = best > self.score_thresh
-        return [
-            {"boxes": of[sure], "scores": score[sure], "labels": label[sure]}
-            for of, score, label, sure in zip(boxes, best, labels, kept, strict=True)
-        ]
+        boxes = clipped(self.coder.decode(output.regression, image), sizes)
+        return unsuppressed(output, boxes, self.detections_per_img, self.score_thresh)
 
 
-def joined(output: DetectorOutput) -> DetectorOutput:
-    """Return the outputs of all layers as one batch, (layers · N, Q)."""
-    if output.earlier_logits is None or output.earlier_regression is None:
-        return output
-    return DetectorOutput(torch.cat([output.earlier_logits, output.logits]), torch.cat([output.earlier_regression, output.regression]))
-
-
-def least(first: int, second: int) -> int:
-    """Return the smaller number, as a symbol in torch.export, which would bind the image's size by a comparison."""
-    return torch.sym_min(first, second) if torch.compiler.is_exporting() else min(first, second)
-
-
-def best_of(output: DetectorOutput, boxes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best scores (N, D), their classes (N, D), and the boxes of their queries (N, D, 4)."""
-    scores, classes = output.logits.float().sigmoid(), output.logits.shape[-1]
-    best, place = scores.flatten(1).topk(least(count, scores.shape[1] * classes))
-    return best, place % classes, boxes.gather(1, (place // classes)[..., None].expand(-1, -1, 4))
+def of_layers(outputs: Tensor, images: int) -> Tensor:
+    """Return (layers, N, Q, …) of (layers · N, Q, …), N the number of images."""
+    return outputs.unflatten(0, (-1, images))
 
 
 def _perceptron(channels: int) -> nn.Module:

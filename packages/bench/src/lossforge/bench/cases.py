@@ -8,15 +8,18 @@ from typing import Any
 
 FP32, BF16 = "fp32", "bf16"
 DTYPES = (FP32, BF16)
-SUITES = ("table", "losses", "variants", "small", "scaling", "linear", "features")
-FUSED = ("linear", "features")
+FUSED = ("linear", "features", "exact", "objectives")
 """Suites of losses fused with the product that computes their logits: shapes are (…, hidden, classes), or queries, features, keys."""
+SUITES = ("table", "losses", "variants", "small", "scaling", *FUSED)
 CONTENDERS = {
     "lossforge": "ours as it is called",
     "lossforge-backward": 'gradient="backward": the gradient is computed when backward asks for it',
     "lossforge-inplace": "inplace=True: the gradient takes the memory of the logits",
     "lossforge-weight": 'accumulate="weight": the gradient of a layer\'s weight is summed in its own dtype',
     "lossforge-skip": "skip_ignored=True: ignored rows are left out of a layer's products",
+    "lossforge-rounded": 'logits="weight": logits may be rounded to the dtype of the weight',
+    "lossforge-float32": 'logits="float32": logits are kept in float32',
+    "objective": "an objective alone, from the log-probabilities of tokens",
     "products": "the matrix products that ours makes, alone and at the same chunks",
     "products-weight": "the same of lossforge-weight",
     "products-backward": "the same of lossforge-backward",
@@ -80,18 +83,20 @@ class Case:
             if d != 1 or len(shape) != 4 or self.suite in FUSED:  # (N, C, H, W) keeps its classes
                 least = LEAST.get(self.inputs, 1) if d == 0 else 1
                 shape[d] = max(least, min(shape[d], shape[d] * elements // math.prod(shape)))
-        if self.inputs == "clean and augmented":
-            shape[0] -= shape[0] % 3
+        shape[0] -= shape[0] % GROUPED.get(self.inputs, 1)
         return replace(self, shape=tuple(shape))
 
 
-LEAST = {"pairs": 2, "easy and hard classes": 2, "views": 2, "labelled views": 2, "clean and augmented": 3}
+GROUPED = {"clean and augmented": 3, "near rows": 2, "two halves": 2}
+"""Inputs whose samples come in groups of so many."""
+FEW = ("pairs", "easy and hard classes", "views", "labelled views", "labelled features", "guided features")
+LEAST = dict.fromkeys(FEW, 2) | {"clean and augmented": 3, "near rows": 4, "two halves": 4}
 """The fewest samples that some inputs can be made for."""
 SMOOTHING: dict[str, Any] = {"label_smoothing": 0.1}
 FOCAL: dict[str, Any] = {"alpha": 0.25, "gamma": 2.0, "reduction": "sum"}
-OVERLAP = ("dice", "jaccard", "tversky", "focal_tversky", "dice_ce")
+OVERLAP = ("dice", "jaccard", "tversky", "focal_tversky", "dice_ce", "generalized_dice", "mcc")
 WHOLE = ("siglip", "clip", *OVERLAP)
-LATE = ("clip", "two_way", "load_balancing", "ohem_ce", "lovasz_softmax", "lovasz_hinge", *OVERLAP)
+LATE = ("clip", "two_way", "load_balancing", "ohem_ce", "lovasz_softmax", "lovasz_hinge", "silog", "dist", *OVERLAP)
 """Losses whose gradient is known only when the whole batch was read."""
 VOCABULARY, HEAD, CLIP, SEGMENTATION = "llm-vocabulary", "timm-head", "clip-16384", "segmentation-512"
 TOKENS, MAPS, SIMILARITIES = (8192, 32000), (8, 21, 512, 512), (16384, 16384)
@@ -130,7 +135,7 @@ def _losses() -> Iterable[Case]:
     anchors, large, labels, many = (16, 120087, 80), (2**28,), (4096, 9605), (4096, 21841)
     faces, vectors, lvis = (2048, 85742), (65536, 768), (16384, 1203)
     softened = {"temperature": 2.0, "reduction": "batchmean"}
-    mean = {"reduction": "mean"}
+    mean, teachers = {"reduction": "mean"}, {"student_temperature": 0.1, "teacher_temperature": 0.04}
     cases: tuple[tuple[str, str, tuple[int, ...], str, dict[str, Any], dict[str, Any]], ...] = (
         ("mse", "large", large, "dense", {}, {}),
         ("huber", "large", large, "dense", {"delta": 1.0}, {"delta": 0.5}),
@@ -182,11 +187,17 @@ def _losses() -> Iterable[Case]:
         ("js", VOCABULARY, TOKENS, "teacher", {"beta": 0.5, "reduction": "batchmean"}, {"beta": 0.3}),
         ("total_variation", VOCABULARY, TOKENS, "distinct teacher", {"reduction": "batchmean"}, {"temperature": 2.0}),
         ("topk_kl", VOCABULARY, TOKENS, "top classes", softened, {"temperature": 3.0}),
+        ("dino", "prototypes-65536", (8192, 65536), "centred teacher", teachers, {"student_temperature": 0.2}),
+        ("dkd", HEAD, (16384, 1000), "labelled teacher", {"alpha": 1.0, "beta": 8.0, "temperature": 4.0}, {"beta": 4.0}),
+        ("channel_wise_kl_div", SEGMENTATION, MAPS, "teacher", {"temperature": 4.0}, {"temperature": 2.0}),
+        ("boundary", SEGMENTATION, MAPS, "distance maps", {}, {}),
         ("dice", SEGMENTATION, MAPS, "classes", mean, {}),
         ("jaccard", SEGMENTATION, MAPS, "classes", mean, {}),
         ("tversky", SEGMENTATION, MAPS, "classes", {"alpha": 0.3, "beta": 0.7} | mean, {"alpha": 0.5}),
         ("focal_tversky", SEGMENTATION, MAPS, "classes", {"alpha": 0.3, "beta": 0.7, "gamma": 0.75} | mean, {"gamma": 0.5}),
         ("dice_ce", SEGMENTATION, MAPS, "classes", {"lambda_dice": 1.0, "lambda_ce": 1.0} | mean, {"lambda_ce": 0.5}),
+        ("generalized_dice", SEGMENTATION, MAPS, "classes", mean, {}),
+        ("mcc", SEGMENTATION, MAPS, "classes", mean, {}),
     )
     for loss, use, shape, inputs, options, other in cases:
         for dtype in DTYPES:
@@ -214,6 +225,11 @@ def _batches() -> Iterable[Case]:
         ("ohem_ce", SEGMENTATION, MAPS, "easy and hard classes", hard, {"threshold": 0.6}),
         ("lovasz_softmax", SEGMENTATION, MAPS, "classes", {}, {}),
         ("lovasz_hinge", "masks-512", (32, 512, 512), "mask", {"per_image": True}, {}),
+        ("dist", HEAD, (16384, 1000), "teacher", {"beta": 1.0, "gamma": 1.0, "temperature": 4.0}, {"beta": 2.0}),
+        ("silog", "depths-1024", (16, 1, 1024, 1024), "depths", {"lambd": 0.5}, {"lambd": 0.85}),
+        ("koleo", "features-8192", (8192, 1024), "near rows", {}, {}),
+        ("vicreg", "projections-2048", (2 * 2048, 8192), "two halves", {}, {}),
+        ("barlow_twins", "projections-2048", (2 * 2048, 8192), "two halves", {}, {}),
     )
     for loss, use, shape, inputs, options, other in cases:
         for dtype in DTYPES:
@@ -280,9 +296,44 @@ def _features() -> Iterable[Case]:
     for size, use in ((16384, "clip-16384"), (65536, "clip-65536")):
         for loss in ("info_nce", "clip_features", "siglip_features"):
             yield Case("features", loss, use, (size, 512, size), BF16, "features")
+    yield Case("features", "info_nce_labels", "features-8192", (8192, 512, 8192), BF16, "labelled features")
+    yield Case("features", "info_nce_decoupled", "features-8192", (8192, 512, 8192), BF16, "features")
+    yield Case("features", "gist_embed", "features-8192", (8192, 512, 8192), BF16, "guided features")
     for size, use in ((8192, "views-8192"), (32768, "views-32768")):
         yield Case("features", "nt_xent", use, (size, 512, size), BF16, "views")
-        yield Case("features", "supcon", use, (size, 512, size), BF16, "labelled views")
+        for loss in ("supcon", "multi_similarity", "circle"):
+            yield Case("features", loss, use, (size, 512, size), BF16, "labelled views")
+    yield Case("features", "proxy_anchor", "online-products", (11318, 512, 8192), BF16, "proxies and features")
+
+
+def _exact() -> Iterable[Case]:
+    """Return cross entropies whose logits have a standard deviation of 32, at which rounding them shows."""
+    for shape, use in (
+        ((8192, 4096, 128256), "llama3-8b"),
+        ((2048, 4096, 128256), "llama3-8b"),
+        ((4096, 2048, 32000), "llama2"),
+        ((8192, 2048, 50304), "gpt2"),
+        ((16384, 2048, 128256), "llama3-1b"),
+        ((1024, 1024, 32000), "llama2"),
+        ((8192, 5120, 151936), "qwen3-14b"),
+        ((8192, 1024, 151936), "qwen3-0.6b"),
+    ):
+        yield Case("exact", "ce", use, shape, BF16, "large logits")
+
+
+def _objectives() -> Iterable[Case]:
+    """Return objectives of the log-probabilities of tokens, and losses with a weight a token or a hard part."""
+    several, rows = (8, 1024, 2048, 128256), (8192, 2048, 128256)
+    for loss, shape, inputs in (
+        ("grpo_on_policy", several, "rollouts"),
+        ("grpo", several, "rollouts"),
+        ("gspo", several, "rollouts"),
+        ("dpo", several, "pairs"),
+        ("weighted_ce", rows, "tokens"),
+        ("hard_kl", rows, "labelled linear teacher"),
+        ("hard_js", rows, "labelled linear teacher"),
+    ):
+        yield Case("objectives", loss, "llama3-1b", shape, BF16, inputs)
 
 
 CASES: tuple[Case, ...] = (
@@ -294,6 +345,8 @@ CASES: tuple[Case, ...] = (
     *_scaling(),
     *_linear(),
     *_features(),
+    *_exact(),
+    *_objectives(),
 )
 
 

@@ -80,6 +80,11 @@ def _labelled(function: Call) -> Call:
     return lambda x, other, *, label, **options: function(x, other, label, **options)
 
 
+def _halves(function: Call) -> Call:
+    """Give both halves of one tensor, two views of as many samples, so that both get a gradient."""
+    return lambda x, **options: function(*x.chunk(2), **options)
+
+
 UNREGISTERED = {
     "clip": "clip_loss",
     "selective_log_softmax": "selective_log_softmax",
@@ -88,12 +93,25 @@ UNREGISTERED = {
     "jsd": "jsd_cross_entropy",
     "seesaw": "seesaw_loss",
     "load_balancing": "load_balancing_loss",
+    "generalized_dice": "generalized_dice_loss",
+    "mcc": "mcc_loss",
+    "dkd": "dkd_loss",
+    "channel_wise_kl_div": "channel_wise_kl_div",
+    "dist": "dist_loss",
+    "boundary": "boundary_loss",
+    "silog": "silog_loss",
+    "koleo": "koleo_loss",
+    "vicreg": "vicreg_loss",
+    "barlow_twins": "barlow_twins_loss",
 }
 """Our losses that are not in the registry, and their functions."""
 _ADAPTED: dict[str, Callable[[Call], Call]] = {
     "selective_log_softmax": _token_logps,
     "margin_ranking": _labelled,
     "cosine_embedding": _labelled,
+    "dkd": _labelled,
+    "vicreg": _halves,
+    "barlow_twins": _halves,
 }
 
 

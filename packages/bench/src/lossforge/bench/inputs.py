@@ -10,7 +10,7 @@ from lossforge.bench.cases import Case
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 IGNORE_INDEX = -100
-PER_CLASS = ("weight", "log_prior", "class_counts")
+PER_CLASS = ("weight", "log_prior", "class_counts", "center")
 TOP = 64
 """Classes of each row for which the teacher's probabilities are known."""
 
@@ -229,6 +229,41 @@ def _teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     return {"target": torch.randn(x.shape, device=x.device, generator=generator).to(x.dtype)}
 
 
+def _labelled_teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    return _teacher(x, generator) | {"label": _indices(x, generator, 1)}
+
+
+def _centred_teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return a teacher's logits and the float32 mean of those of earlier batches; cosines, as both heads end in a normalised layer."""
+    teacher = _teacher(x.mul_(0.3), generator)["target"] * 0.3
+    return {"target": teacher, "center": 0.1 * torch.randn(x.shape[1], device=x.device, generator=generator)}
+
+
+def _distance_maps(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return signed distances in pixels, negative inside a region, most of them outside."""
+    return {"target": 20 * torch.randn(x.shape, device=x.device, generator=generator).abs() - 5}
+
+
+def _depths(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Turn the noise in x into depths in metres. Three pixels in ten of the target are 0: unknown."""
+    x.copy_((0.5 * x).exp())
+    known = torch.rand(x.shape, device=x.device, generator=generator) > 0.3
+    return {"target": torch.where(known, 0.1 + 10 * torch.rand(x.shape, device=x.device, generator=generator), 0.0)}
+
+
+def _near_rows(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Move each second row near the one before it, so that no rounding decides which row is nearest."""
+    x[1::2].mul_(0.5).add_(x[::2])
+    return {}
+
+
+def _two_halves(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Make the rows of the second half views of those of the first."""
+    first, second = x.chunk(2)
+    second.mul_(0.6).add_(first, alpha=0.8)
+    return {}
+
+
 def _distinct_teacher(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Make the teacher's probabilities differ from the student's for every class. Where they are almost equal, rounding decides which is
     larger, and a gradient may jump."""
@@ -326,6 +361,12 @@ _MAKERS: dict[str, Callable[[Tensor, torch.Generator], dict[str, Tensor]]] = {
     "clean and augmented": _clean_and_augmented,
     "teacher": _teacher,
     "distinct teacher": _distinct_teacher,
+    "labelled teacher": _labelled_teacher,
+    "centred teacher": _centred_teacher,
+    "distance maps": _distance_maps,
+    "depths": _depths,
+    "near rows": _near_rows,
+    "two halves": _two_halves,
     "top classes": _top_classes,
     "boxes": _boxes,
     "rotated": _rotated,

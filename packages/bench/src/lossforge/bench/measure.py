@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MIB = 2**20
 Nothing = Callable[[], object]
@@ -130,19 +131,35 @@ def peak_mebibytes(call: Nothing, device: torch.device) -> float:
     return (torch.cuda.max_memory_allocated(device) - before) / MIB
 
 
-def synchronises(call: Nothing) -> bool:
-    """Return whether the call waits for the device."""
-    with warnings.catch_warnings(action="ignore"):  # torch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+def waits(call: Nothing) -> int:
+    """Count how often the call waits for the device."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(each.message) for each in said)
+
+
+class _Counted(TorchDispatchMode):
+    """Counts what reaches the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operations(call: Nothing) -> int:
+    """Count the operations of a call that reach torch's dispatcher, views too."""
+    with _Counted() as counted:
         call()
-    except RuntimeError as error:
-        if "synchroniz" in str(error):
-            return True
-        raise
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return False
+    return counted.count
 
 
 def graph_of(call: Nothing, before: Nothing) -> torch.cuda.CUDAGraph:

@@ -353,6 +353,80 @@ def _topk_kl(x: Tensor, target: Tensor, *, indices: Tensor, temperature: float, 
     return F.kl_div(log_p, target, reduction=reduction, log_target=True) * temperature**2
 
 
+def _dino(x: Tensor, target: Tensor, *, center: Tensor, student_temperature: float, teacher_temperature: float, reduction: str) -> Tensor:
+    """Compute as the authors' DINOLoss does for one pair of crops (arXiv 2104.14294)."""
+    q = ((_wide(target) - center) / teacher_temperature).softmax(1)
+    return _reduced(-(q * (_wide(x) / student_temperature).log_softmax(1)).sum(1), reduction)
+
+
+def _dkd(x: Tensor, target: Tensor, *, label: Tensor, alpha: float, beta: float, temperature: float, reduction: str) -> Tensor:
+    """Compute as the authors' code does (arXiv 2203.08679), which takes 1000 from the own class's logit."""
+    own = F.one_hot(label, x.shape[1])
+    pairs, others = [], []
+    for logits in (_wide(x) / temperature, _wide(target) / temperature):
+        p = (logits.softmax(1) * own).sum(1)
+        pairs.append(torch.stack([p, 1 - p], 1).log())
+        others.append((logits - 1000 * own).log_softmax(1))
+    of_own, of_others = (F.kl_div(p, q, reduction="none", log_target=True).sum(1) for p, q in (pairs, others))
+    return _reduced(temperature**2 * (alpha * of_own + beta * of_others), reduction)
+
+
+def _channel_wise_kl_div(x: Tensor, target: Tensor, *, temperature: float, reduction: str) -> Tensor:
+    """arXiv 2011.13256."""
+    log_p, log_q = ((_wide(t).flatten(2) / temperature).log_softmax(2) for t in (x, target))
+    return _reduced(temperature**2 * F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(2), reduction)
+
+
+def _dist(x: Tensor, target: Tensor, *, beta: float, gamma: float, temperature: float) -> Tensor:
+    """Compute as the authors' code does (arXiv 2205.10536)."""
+    p, q = ((_wide(t) / temperature).softmax(1) for t in (x, target))
+
+    def correlation(a: Tensor, b: Tensor) -> Tensor:
+        return F.cosine_similarity(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True), eps=1e-8).mean()
+
+    return temperature**2 * (beta * (1 - correlation(p, q)) + gamma * (1 - correlation(p.T, q.T)))
+
+
+def _boundary(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """arXiv 1812.07032, of maps that a data loader computed."""
+    return _reduced((_wide(x).softmax(1) * target).mean((2, 3)), reduction)
+
+
+def _silog(x: Tensor, target: Tensor, *, lambd: float) -> Tensor:
+    """Compute arXiv 1406.2283 over the pixels whose depth is known, and take the root."""
+    known = target > 0
+    d = torch.where(known, _wide(x).log() - torch.where(known, target, 1.0).log(), 0.0)
+    n = known.sum()
+    return (d.square().sum() / n - lambd * (d.sum() / n).square()).sqrt()
+
+
+def _koleo(x: Tensor) -> Tensor:
+    """Compute as DINOv2's KoLeoLoss does."""
+    x = F.normalize(_wide(x), dim=1, eps=1e-8)
+    nearest = (x @ x.T).fill_diagonal_(-1).argmax(1)
+    return -(F.pairwise_distance(x, x[nearest], eps=1e-8) + 1e-8).log().mean()
+
+
+def _off_diagonal(c: Tensor) -> Tensor:
+    return c.square().sum() - c.diagonal().square().sum()
+
+
+def _vicreg(x: Tensor) -> Tensor:
+    """Compute as lightly's VICRegLoss does, with its defaults, of two views in one tensor."""
+    a, b = _wide(x).chunk(2)
+    total = 25 * F.mse_loss(a, b)
+    for z in (a - a.mean(0), b - b.mean(0)):
+        total = total + 12.5 * F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean() + _off_diagonal(z.T @ z / (len(z) - 1)) / z.shape[1]
+    return total
+
+
+def _barlow_twins(x: Tensor) -> Tensor:
+    """Compute as lightly's BarlowTwinsLoss does, with its defaults, of two views in one tensor."""
+    a, b = ((z - z.mean(0)) / (z.var(0, unbiased=False) + 1e-5).sqrt() for z in _wide(x).chunk(2))
+    c = a.T @ b / len(a)
+    return (1 - c.diagonal()).square().sum() + 5e-3 * _off_diagonal(c)
+
+
 def _area(low: Tensor, high: Tensor) -> Tensor:
     w, h = (high - low).unbind(1)
     return w * h
@@ -537,6 +611,21 @@ def _dice_ce(x: Tensor, target: Tensor, *, lambda_dice: float, lambda_ce: float,
     return lambda_dice * _dice(x, target, reduction=reduction) + lambda_ce * F.cross_entropy(x, target, reduction=reduction)
 
 
+def _generalized_dice(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as monai.losses.GeneralizedDiceLoss does (arXiv 1707.03237)."""
+    i, p, y = _regions(x, target)
+    w = 1 / y.square()
+    w = torch.where(w.isinf(), torch.where(w.isinf(), 0.0, w).amax(1, keepdim=True), w)
+    return _reduced(1 - (2 * (w * i).sum(1) + SMOOTH) / ((w * (p + y)).sum(1) + SMOOTH), reduction)
+
+
+def _mcc(x: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    """Compute as monai.losses.MCCLoss does (arXiv 2010.13454), in shares of the pixels, whose products do not overflow."""
+    m = target[0].numel()
+    i, p, y = (sums / m for sums in _regions(x, target))
+    return _reduced(1 - (i - p * y) / (p * y * (1 - p) * (1 - y) + SMOOTH / m**4).sqrt(), reduction)
+
+
 def _lovasz(errors: Tensor, own: Tensor) -> Tensor:
     """Compute the authors' loss of regions (…, pixels), with their weights as fractions: as differences in float32 they are a tenth off."""
     errors, order = errors.sort(descending=True, stable=True)
@@ -639,4 +728,15 @@ _EAGER: dict[str, Call] = {
     "tversky": _tversky,
     "focal_tversky": _focal_tversky,
     "dice_ce": _dice_ce,
+    "generalized_dice": _generalized_dice,
+    "mcc": _mcc,
+    "dino": _dino,
+    "dkd": _dkd,
+    "channel_wise_kl_div": _channel_wise_kl_div,
+    "dist": _dist,
+    "boundary": _boundary,
+    "silog": _silog,
+    "koleo": _koleo,
+    "vicreg": _vicreg,
+    "barlow_twins": _barlow_twins,
 }

@@ -147,7 +147,7 @@ def _replay(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: R
             inputs.x.grad = None
 
         try:
-            if measure.synchronises(step):
+            if measure.waits(step):
                 row.graph_status = "waits for the device"
                 return
             graph = measure.graph_of(step, reset)

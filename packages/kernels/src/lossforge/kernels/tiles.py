@@ -265,9 +265,13 @@ class ProductTiles(FeatureTiles):
     """The same of a product with an epilogue."""
 
 
-def product_tiles() -> ProductTiles:
-    """Choose tiles of a product in which a loss is computed. They depend on nothing, so that a row has the same bits in any batch."""
-    return on_trial(ProductTiles) or ProductTiles(128, 256, 64, 8, 8, 3, 1)
+def product_tiles(narrow: bool = False) -> ProductTiles:
+    """Choose tiles of a product in which a loss is computed. They follow from the GPU alone, so that a row has the same bits in any batch.
+
+    Args:
+        narrow: on sm_100, where tiles of 256 columns take up to 311,344 bytes of shared memory, and there are 232,448.
+    """
+    return on_trial(ProductTiles) or ProductTiles(128, 128 if narrow else 256, 64, 8, 8, 3, 1)
 
 
 def contrastive_tiles(rows: int, columns: int) -> SimilarityTiles:

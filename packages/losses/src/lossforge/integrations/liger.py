@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, version_of
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import cross_entropy, linear_cross_entropy
+from lossforge.patch.patching import Patch, Replacement, version_of
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "0.8.1, 0.8.5"
 

@@ -5,8 +5,8 @@
     megatron.patch()                                                   # then train as before
     loss = megatron.vocab_parallel_cross_entropy(logits, labels)       # or in code of your own
 
-Each process computes the log-sum-exp of its own classes, and the target's logit where the target is among them. Two collectives of 4 and 8
-bytes a token make the loss of the whole vocabulary. Logits are neither copied in float32 nor overwritten.
+Each process computes statistics of its own classes, and one all-gather of 12 bytes a token makes the loss of the whole vocabulary
+(`cross_entropy` with `group=`). Logits are neither copied in float32 nor overwritten.
 
 Tested with megatron-core 0.16.1.
 """
@@ -17,26 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, say_once
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import cross_entropy
+from lossforge.patch.patching import Patch, Replacement
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "0.16"
 NO_CLASS = -100
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over a group. Each process has the whole loss, and gives the gradient of its own part."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
-        total = parts.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
 
 
 def vocab_parallel_cross_entropy(
@@ -47,32 +33,29 @@ def vocab_parallel_cross_entropy(
     Args:
         vocab_parallel_logits: (S, B, V / processes), the logits of this process's classes, in any floating dtype.
         target: (S, B), classes of the whole vocabulary, the same on each process.
-        label_smoothing: other than 0: Megatron's own function runs, in its own tensor-parallel group.
+        label_smoothing: ε in [0, (V - 1) / V]: the other classes of the whole vocabulary have ε / (V - 1) each. Megatron's own takes the
+            mean of each process's classes alone, so that the processes have different losses; on one process both are the same.
         tp_group: the process group; None for Megatron's tensor-parallel group.
 
     Returns:
-        (S, B), in float32. Mask the loss of targets that are no class, such as -100, as Megatron does.
-    """
-    if label_smoothing:
-        from megatron.core.tensor_parallel import cross_entropy as theirs
+        (S, B), in float32, 0 for targets that are no class, such as -100.
 
-        say_once("Megatron's own vocab_parallel_cross_entropy runs: label smoothing over several processes is not in lossforge")
-        smoothed: Tensor = theirs._VocabParallelCrossEntropy.apply(vocab_parallel_logits, target, label_smoothing)
-        return smoothed
+    Raises:
+        ValueError: label_smoothing is out of its range.
+    """
     if tp_group is None:
         from megatron.core.parallel_state import get_tensor_model_parallel_group
 
         tp_group = get_tensor_model_parallel_group()
     logits, flat = vocab_parallel_logits.flatten(0, -2), target.flatten()
-    first = dist.get_rank(tp_group) * logits.shape[1]
-    mine = (flat >= first) & (flat < first + logits.shape[1])
-    local = torch.where(mine, flat - first, NO_CLASS)
-    found: Any = cross_entropy(logits, local, ignore_index=NO_CLASS, reduction="none", return_lse=True)
-    top = found.lse.detach().clone()
-    dist.all_reduce(top, dist.ReduceOp.MAX, group=tp_group)
-    parts = torch.stack([(found.lse - top).exp(), torch.where(mine, found.lse - found.loss - top, 0.0)])
-    shares, of_target = _Sum.apply(parts, tp_group)
-    loss: Tensor = shares.log() - of_target
+    classes = logits.shape[1] * dist.get_world_size(tp_group)
+    flat = torch.where((flat >= 0) & (flat < classes), flat, NO_CLASS)
+    smoothing = label_smoothing * classes / max(classes - 1, 1)  # of which the target has a part, too
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to (V - 1) / V with the V = {classes} classes, got {label_smoothing}")
+    loss: Tensor = cross_entropy(
+        logits, flat, ignore_index=NO_CLASS, reduction="none", label_smoothing=smoothing, group=tp_group, validate=False
+    )
     return loss.view(target.shape)
 
 

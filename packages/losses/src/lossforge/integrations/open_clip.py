@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, or_theirs
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import clip_loss_from_features, info_nce_loss, siglip_loss_from_features
+from lossforge.patch.patching import Patch, Replacement, or_theirs
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "3.3"
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, or_theirs
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -24,6 +22,8 @@ from lossforge.losses import (
     sigmoid_focal_loss,
     tversky_loss,
 )
+from lossforge.patch.patching import Patch, Replacement, or_theirs
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "0.6"
 SOFT = "the targets are not whole numbers, and for soft ones the formulas differ"

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, or_theirs
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import info_nce_loss
+from lossforge.patch.patching import Patch, Replacement, or_theirs
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "6.2"
 SYMMETRIC = {"query_to_doc", "doc_to_query"}

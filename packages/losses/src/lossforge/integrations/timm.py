@@ -17,8 +17,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lossforge.integrations.patching import Names, Patch, Replacement, or_theirs, version_of
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
     asymmetric_loss_multi_label,
     asymmetric_loss_single_label,
@@ -32,6 +30,8 @@ from lossforge.losses import (
     two_way_loss,
     zlpr_loss,
 )
+from lossforge.patch.patching import Names, Patch, Replacement, or_theirs, version_of
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "1.0.20, 1.0.31"
 NOT_ROWS = "the logits are not (N, C)"

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lossforge.integrations.patching import IntegrationError, say_once, signature_of
 from lossforge.losses import linear_cross_entropy
+from lossforge.patch.patching import IntegrationError, say_once, signature_of
 
 TESTED = "0.3"
 CALL = "(self, pred, labels, global_valid_tokens=None, **loss_inputs)"

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lossforge.integrations.patching import LOG, Patch, say_once
 from lossforge.losses import cross_entropy, linear_cross_entropy
+from lossforge.patch.patching import LOG, Patch, say_once
 
 LABELS_OF = {"ForCausalLMLoss": True, "ForMaskedLMLoss": False, "loss_function": True}
 """Whether a loss of transformers compares a token's logits with the next label."""

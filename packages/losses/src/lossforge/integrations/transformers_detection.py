@@ -23,8 +23,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, or_theirs
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
     DenoisingQueries,
     DetrCriterion,
@@ -44,6 +42,8 @@ from lossforge.losses import (
     varifocal_loss,
 )
 from lossforge.losses.detection.counts import to_device
+from lossforge.patch.patching import Patch, Replacement, or_theirs
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "5.23"
 ClassCost = Literal["focal", "softmax"]

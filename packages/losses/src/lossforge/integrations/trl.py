@@ -17,16 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.integrations.patching import LOG, Patch, Replacement, say_once
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
     LinearTeacher,
     js_div_with_logits,
     linear_cross_entropy,
-    linear_entropy,
     linear_js_div,
     selective_log_softmax,
 )
+from lossforge.patch.patching import LOG, Patch, Replacement, say_once
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "1.16"
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
@@ -113,10 +112,8 @@ def _divergence(own: Any) -> Any:
             # theirs gives the teacher no gradient
             layer = _in_one_dtype(teacher_hidden.detach(), teacher_weight.detach(), None if teacher_bias is None else teacher_bias.detach())
             teacher = LinearTeacher(*layer, scale=teacher_logit_scale, softcap=caps[1])
-            loss = linear_js_div(hidden, weight, teacher, bias, beta=beta, reduction="none", **softened)
-            with torch.no_grad():
-                entropy = linear_entropy(hidden, weight, bias, **softened)
-            return loss, entropy
+            results = linear_js_div(hidden, weight, teacher, bias, beta=beta, reduction="none", return_entropy=True, **softened)
+            return results.loss, results.entropy
 
     return ChunkedDivergenceFunction
 
@@ -141,7 +138,9 @@ def _logps(own: Any) -> Any:
 def _entropy(own: Any) -> Any:
     def entropy_from_logits(logits: Tensor, chunk_size: int = 128) -> Tensor:
         nothing = torch.full(logits.shape[:-1], -100, dtype=torch.int64, device=logits.device)
-        return selective_log_softmax(logits, nothing, return_entropy=True).entropy
+        entropy = selective_log_softmax(logits, nothing, return_entropy=True).entropy
+        assert entropy is not None
+        return entropy
 
     return entropy_from_logits
 
@@ -155,6 +154,7 @@ def _logps_and_entropy(own: Any) -> Any:
         if row_mask is not None:
             index = index.masked_fill(row_mask == 0, -100)
         found = selective_log_softmax(logits, index, temperature=temperature, return_entropy=True)
+        assert found.entropy is not None
         entropy = found.entropy if entropy_requires_grad else found.entropy.detach()
         return found.logps, entropy if row_mask is None else entropy.masked_fill(row_mask == 0, 0.0)
 

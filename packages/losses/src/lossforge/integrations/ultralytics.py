@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lossforge.integrations.patching import Patch, Replacement, or_theirs
-from lossforge.integrations.patching import patch as patch_names
 from lossforge.losses import (
     binary_cross_entropy_with_logits,
     complete_box_iou_loss,
@@ -24,6 +22,8 @@ from lossforge.losses import (
     l1_loss,
     task_aligned_assign,
 )
+from lossforge.patch.patching import Patch, Replacement, or_theirs
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "8.4"
 

@@ -4,8 +4,9 @@
 
     verl.patch()                      # in each worker; with model.use_fused_kernels=True
 
-Both backends of `fused_kernel_options.impl_backend` are replaced: "torch" (and "liger"), a module, and "triton", a function. Over a process
-group, whose processes share the classes, verl's own function runs.
+Both backends of `fused_kernel_options.impl_backend` are replaced: "torch" (and "liger"), a module, and "triton", a function. The latter
+takes a process group, whose processes share the classes. As verl's does, it then gives each process its own part of the hidden states'
+gradient.
 
 Tested with verl 0.9.1.
 """
@@ -14,17 +15,19 @@ from typing import Any
 
 from torch import Tensor
 
-from lossforge.integrations.patching import Patch, Replacement, say_once
-from lossforge.integrations.patching import patch as patch_names
-from lossforge.losses import linear_selective_log_softmax
+from lossforge.losses import TokenLogps, linear_selective_log_softmax
+from lossforge.patch.patching import Patch, Replacement, say_once
+from lossforge.patch.patching import patch as patch_names
 
 TESTED = "0.9"
 
 
-def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    found = linear_selective_log_softmax(
-        hidden, weight.to(hidden.dtype), labels.long().view(hidden.shape[:-1]), temperature=temperature, return_entropy=True
-    )
+def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: Any = None) -> tuple[Tensor, Tensor]:
+    index = labels.long().view(hidden.shape[:-1])
+    options = {"temperature": temperature, "return_entropy": True, "group": group, "sum_input_gradient": False}
+    found = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)
+    assert isinstance(found, TokenLogps)
+    assert found.entropy is not None
     return found.logps, found.entropy
 
 
@@ -50,15 +53,11 @@ def _function(own: Any) -> Any:
         reduction: str = "none",
         dist_process_group: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        reasons = {
-            "its classes lie on several processes": dist_process_group is not None,
-            f"reduction={reduction!r} is not in lossforge": reduction.lower() != "none",
-        }
-        if why := [reason for reason, holds in reasons.items() if holds]:
-            say_once(f"verl's own linear_cross_entropy runs: {why[0]}")
+        if reduction.lower() != "none":
+            say_once(f"verl's own linear_cross_entropy runs: reduction={reduction!r} is not in lossforge")
             found: tuple[Tensor, Tensor] = own(hidden, weight, labels, temperature, reduction, dist_process_group)
             return found
-        logps, entropy = _log_probs(hidden, weight, labels, temperature)
+        logps, entropy = _log_probs(hidden, weight, labels, temperature, dist_process_group)
         return logps.flatten(), entropy.flatten()  # as verl's kernel gives them
 
     return linear_cross_entropy

@@ -23,8 +23,8 @@ R = TypeVar("R", bound=Callable[..., Tensor])
 Function = str | Callable[..., Any]
 """A device function, found when a kernel needs it, because it needs Triton.
 
-"file.name": the function of lossforge.kernels.formulas. A plain function, which stands beside its reference and is written with
-device_names, becomes one; if it returns its value alone, its derivatives are added. A device function is taken as it is.
+"file.name" or "folder.file.name": the function of lossforge.kernels.formulas. A plain function, which stands beside its reference and is
+written with device_names, becomes one; if it returns its value alone, its derivatives are added. A device function is taken as it is.
 """
 
 
@@ -52,7 +52,7 @@ class DeviceFormula(NamedTuple):
 
     def _loaded(self, value: Any) -> Any:
         if isinstance(value, str):
-            file, name = value.split(".")
+            file, _, name = value.rpartition(".")
             return getattr(importlib.import_module(f".formulas.{file}", kernels.__name__), name)
         if isinstance(value, DeviceFormula):
             return value.load()
@@ -85,7 +85,7 @@ FORMULAS: dict[str, Formula] = {}
 
 
 def formula(name: str, device: DeviceFormula, saturates: bool = False) -> Callable[[R], R]:
-    """Enter a plain-torch reference, with its device functions: `DeviceFormula("focal.focal")`, or a plain `DeviceFormula(function)`."""
+    """Enter a plain-torch reference, with its device functions: `DeviceFormula("softmax.focal")`, or a plain `DeviceFormula(function)`."""
 
     def enter(reference: R) -> R:
         FORMULAS[name] = Formula(reference, device, saturates)

@@ -42,11 +42,13 @@ from torch import Tensor
 from lossforge.losses import checks, definitions
 from lossforge.losses.definitions.classification import class_balanced_weight
 from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput
-from lossforge.losses.definitions.experts import LoadBalancingOutput
-from lossforge.losses.definitions.linear import FusedLinear, LinearTeacher, TopKTeacher, fuse_linear
+from lossforge.losses.definitions.divergence import DivergenceOutput
+from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
+from lossforge.losses.definitions.language.experts import LoadBalancingOutput
+from lossforge.losses.definitions.language.linear import FusedLinear, LinearTeacher, TopKTeacher, fuse_linear
+from lossforge.losses.definitions.language.tokens import TokenLogps
 from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
-from lossforge.losses.definitions.tokens import TokenLogps
 from lossforge.losses.option_types import (
     Activation,
     Averaged,
@@ -56,6 +58,7 @@ from lossforge.losses.option_types import (
     Empty,
     Gradient,
     Independent,
+    MarginStrategy,
     ProcessGroup,
     Reduction,
     ScalarReduction,
@@ -65,6 +68,7 @@ from lossforge.losses.run import compute, entry_point, entry_point_of_layer
 
 __all__ = [
     "CrossEntropyOutput",
+    "DivergenceOutput",
     "FusedLinear",
     "LinearTeacher",
     "LoadBalancingOutput",
@@ -75,6 +79,7 @@ __all__ = [
     "arcface_loss",
     "asymmetric_loss_multi_label",
     "asymmetric_loss_single_label",
+    "barlow_twins_loss",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "box_iou_loss",
@@ -82,16 +87,19 @@ __all__ = [
     "box_smooth_l1_loss",
     "bradley_terry_loss",
     "channel_wise_kl_div",
+    "circle_loss",
     "class_balanced_weight",
     "clip_loss",
     "clip_loss_from_features",
     "complete_box_iou_loss",
     "cosface_loss",
+    "cosine_distance_with_logits",
     "cosine_embedding_loss",
     "cpo_loss",
     "cross_entropy",
     "dice_ce_loss",
     "dice_loss",
+    "dino_loss",
     "dist_loss",
     "distance_box_iou_loss",
     "distribution_balanced_loss",
@@ -106,6 +114,7 @@ __all__ = [
     "general_robust_loss",
     "generalized_box_iou_loss",
     "generalized_cross_entropy",
+    "gist_embed_loss",
     "grpo_loss",
     "gwd_loss",
     "hinge_embedding_loss",
@@ -119,8 +128,11 @@ __all__ = [
     "kl_div",
     "kl_div_with_logits",
     "kld_loss",
+    "koleo_loss",
     "kto_loss",
     "l1_loss",
+    "ldam_loss",
+    "linear_cosine_distance",
     "linear_cross_entropy",
     "linear_entropy",
     "linear_js_div",
@@ -137,6 +149,7 @@ __all__ = [
     "margin_ranking_loss",
     "mse_loss",
     "multi_margin_loss",
+    "multi_similarity_loss",
     "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
@@ -150,6 +163,7 @@ __all__ = [
     "preference_bce",
     "preference_bce_with_logits",
     "probiou_loss",
+    "proxy_anchor_loss",
     "quality_focal_loss",
     "quantile_loss",
     "rotated_iou_loss",
@@ -160,6 +174,7 @@ __all__ = [
     "siglip_loss_from_features",
     "sigmoid_focal_loss",
     "simpo_loss",
+    "sinkhorn_center",
     "smooth_l1_loss",
     "smoothed_binary_cross_entropy",
     "soft_margin_loss",
@@ -175,6 +190,7 @@ __all__ = [
     "tversky_loss",
     "two_way_loss",
     "varifocal_loss",
+    "vicreg_loss",
     "zlpr_loss",
 ]
 
@@ -3010,7 +3026,8 @@ def logit_adjusted_cross_entropy(
     arXiv 2007.07314).
 
     L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the
-    training set. Predict with x alone.
+    training set. Predict with x alone. At τ = 1 it is balanced softmax
+    (arXiv 2007.10740).
 
     The adjusted logits are never stored: τ ln π is added as they are read.
 
@@ -3195,9 +3212,9 @@ def jsd_cross_entropy(
 
 @entry_point
 def arcface_loss(
-    input: Tensor, target: Tensor, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, ignore_index: int = -100,
-    reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-    validate: bool | None = None, normalizer: float | Tensor | None = None,
+    input: Tensor, target: Tensor, margin: float | Tensor = 0.5, scale: float = 64.0, weight: Tensor | None = None,
+    ignore_index: int = -100, reduction: Reduction = "mean", *, sub_centers: int = 1, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor:
     """Additive angular margin loss of cosines, as insightface's ArcFace (Deng et
     al. 2019, arXiv 1801.07698).
@@ -3214,6 +3231,18 @@ def arcface_loss(
     normalisations. sin θ is taken as at least 3.2e-4, so that the gradient is
     finite where x_t is 1.
 
+    With sub_centers=K, as insightface's and pytorch-metric-learning's
+    SubCenterArcFace (Deng et al. 2020, ECCV), a class has K vectors, of which
+    the nearest counts: x of a class is the largest of its K cosines, which
+    stand side by side, (N, C K). Images with wrong labels then gather at a
+    vector of their own.
+
+    Adaptive margins are `margin=margins[target]`: of classes, as mmpretrain's
+    ArcFaceClsHead(margins=) has them, larger for rarer ones (arXiv 2010.05350),
+    or of rows, such as those that follow the length of the features. Rows of
+    their own take a copy of the cosines, which torch makes before the kernel;
+    they are not fused with a linear layer, and not with inplace.
+
     When to use it: Take it to learn features whose angles tell identities,
     products or speakers that training has not seen.
 
@@ -3227,12 +3256,15 @@ def arcface_loss(
         target: class indices of any integer dtype, in the shape of input
             without the classes.
         margin: m in [0, π], the angle in radians that is added to the target's;
-            0 for a scaled cross entropy.
+            0 for a scaled cross entropy. Or one a row, in the shape of target,
+            without a gradient: adaptive margins.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         reduction: "mean", "sum" or "none".
+        sub_centers: K, how many vectors a class has, 3 in the paper; 1 for
+            ArcFace. Not fused with a linear layer, and not with inplace.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -3258,8 +3290,8 @@ def arcface_loss(
     options.
     """
     return compute(definitions.angular.arcface_loss(
-        input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
-        normalizer=normalizer,
+        input, target, margin, scale, weight, ignore_index, reduction, sub_centers=sub_centers, empty=empty, gradient=gradient,
+        inplace=inplace, validate=validate, normalizer=normalizer,
     ))
 
 
@@ -3322,6 +3354,72 @@ def cosface_loss(
     options.
     """
     return compute(definitions.angular.cosface_loss(
+        input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+        normalizer=normalizer,
+    ))
+
+
+@entry_point
+def ldam_loss(
+    input: Tensor, target: Tensor, margin: Tensor | None = None, scale: float = 30.0, weight: Tensor | None = None,
+    ignore_index: int = -100, reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """Label-distribution-aware margin loss of cosines (LDAM; Cao et al. 2019,
+    arXiv 1906.07413), as the authors' code.
+
+    L = -w_t ln(exp(s (x_t - m_t)) / (exp(s (x_t - m_t)) + Σⱼ exp(s xⱼ))), j ≠
+    t, x = cos θ, s = scale, m = margin. The paper's margins go as n^(-1/4) of a
+    class with n samples: m = 0.5 (min n / n)^(1/4), which the module makes of
+    the counts.
+
+    Over many classes the cosines need not be in memory:
+    `fuse_linear(ldam_loss)(F.normalize(features), F.normalize(weight), target,
+    margin)` computes them by chunks.
+
+    When to use it: Take it for a long tail whose rare classes are separable but
+    overfitted. The authors add class weights (`class_balanced_weight`) for the
+    last fifth of the training alone.
+
+    When not: Leave it for logits that are no cosines, whose scale makes the
+    margins meaningless; `logit_adjusted_ce` takes such.
+
+    Args:
+        input: cosines in [-1, 1].
+        target: class indices of any integer dtype, in the shape of input
+            without the classes.
+        margin: (C,), by how much the cosine of each class must exceed the
+            others'; None for a scaled cross entropy.
+        scale: s above 0, which multiplies the cosines after the margin.
+        weight: (C,), a factor of each class, which the mean divides by.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        reduction: "mean", "sum" or "none".
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import ldam_loss
+        >>> features, centres = (torch.nn.functional.normalize(torch.randn(n, 32)) for n in (8, 10))
+        >>> cosines = (features @ centres.T).requires_grad_()
+        >>> ldam_loss(cosines, torch.randint(10, (8,)), torch.linspace(0.1, 0.5, 10)).backward()
+
+    Source: arXiv 1906.07413. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.angular.ldam_loss(
         input, target, margin, scale, weight, ignore_index, reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
         normalizer=normalizer,
     ))
@@ -3391,7 +3489,7 @@ def box_iou_loss(
     Source: arXiv 1608.01471. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.iou.box_iou_loss(
+    return compute(definitions.boxes.iou.box_iou_loss(
         boxes1, boxes2, reduction, eps, log=log, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     ))
@@ -3455,7 +3553,7 @@ def generalized_box_iou_loss(
     torchvision.ops.generalized_box_iou_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.iou.generalized_box_iou_loss(
+    return compute(definitions.boxes.iou.generalized_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     ))
@@ -3518,7 +3616,7 @@ def distance_box_iou_loss(
     Source: arXiv 1911.08287; in place of torchvision.ops.distance_box_iou_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.iou.distance_box_iou_loss(
+    return compute(definitions.boxes.iou.distance_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     ))
@@ -3582,7 +3680,7 @@ def complete_box_iou_loss(
     Source: arXiv 1911.08287; in place of torchvision.ops.complete_box_iou_loss.
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.iou.complete_box_iou_loss(
+    return compute(definitions.boxes.iou.complete_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     ))
@@ -3644,7 +3742,7 @@ def efficient_box_iou_loss(
     Source: arXiv 2101.08158. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.iou.efficient_box_iou_loss(
+    return compute(definitions.boxes.iou.efficient_box_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight, format=format,
         validate=validate,
     ))
@@ -3711,7 +3809,7 @@ def scylla_box_iou_loss(
     Source: arXiv 2205.12740. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.iou.scylla_box_iou_loss(
+    return compute(definitions.boxes.iou.scylla_box_iou_loss(
         boxes1, boxes2, reduction, eps, neg_gamma=neg_gamma, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
         format=format, validate=validate,
     ))
@@ -3765,7 +3863,7 @@ def box_l1_loss(
     Source: arXiv 2005.12872. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.iou.box_l1_loss(
+    return compute(definitions.boxes.iou.box_l1_loss(
         boxes1, boxes2, reduction, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     ))
 
@@ -3819,7 +3917,7 @@ def box_smooth_l1_loss(
     Source: arXiv 1504.08083. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.iou.box_smooth_l1_loss(
+    return compute(definitions.boxes.iou.box_smooth_l1_loss(
         boxes1, boxes2, reduction, beta, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     ))
 
@@ -3856,7 +3954,7 @@ def probiou_loss(
             loss takes is a line. So gradients stay finite, and equal boxes have
             none.
         log: take D in place of √(1 - e^-D), the paper's second loss. It does
-            not saturate at 1, so that boxes far apart are pulled harder. The
+            not saturate at 1, so that distant boxes are pulled harder. The
             paper begins with it.
         empty: what a mean over no pairs gives: "zero", as the losses of other
             boxes, or "nan".
@@ -3883,7 +3981,7 @@ def probiou_loss(
     Source: arXiv 2106.06072. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.rotated.probiou_loss(
+    return compute(definitions.boxes.rotated.probiou_loss(
         boxes1, boxes2, reduction, eps, log=log, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     ))
 
@@ -3901,7 +3999,7 @@ def gwd_loss(
     Σ₁^½)^½), ρ the distance of the centres, Σ = R diag(w²/4, h²/4) Rᵀ, and d
     divided by the geometric mean of the four sides. For τ below 1 it is w f(d).
 
-    When to use it: Take it where rotated boxes may be far apart, and in recipes
+    When to use it: Take it where rotated boxes may be distant, and in recipes
     of mmrotate that were tuned with it.
 
     When not: Do not use it with `normalize=False` where small and large boxes
@@ -3949,7 +4047,7 @@ def gwd_loss(
     Source: arXiv 2101.11952. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.rotated.gwd_loss(
+    return compute(definitions.boxes.rotated.gwd_loss(
         boxes1, boxes2, reduction, eps, fun=fun, tau=tau, alpha=alpha, normalize=normalize, empty=empty, gradient=gradient,
         normalizer=normalizer, weight=weight,
     ))
@@ -4017,7 +4115,7 @@ def kld_loss(
     Source: arXiv 2106.01883. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.rotated.kld_loss(
+    return compute(definitions.boxes.rotated.kld_loss(
         boxes1, boxes2, reduction, eps, fun=fun, tau=tau, alpha=alpha, sqrt=sqrt, empty=empty, gradient=gradient, normalizer=normalizer,
         weight=weight,
     ))
@@ -4079,7 +4177,7 @@ def kfiou_loss(
     Source: arXiv 2201.12558. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.rotated.kfiou_loss(
+    return compute(definitions.boxes.rotated.kfiou_loss(
         boxes1, boxes2, reduction, eps, fun=fun, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     ))
 
@@ -4136,7 +4234,7 @@ def rotated_iou_loss(
     Source: arXiv 1908.03851. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.rotated.rotated_iou_loss(
+    return compute(definitions.boxes.rotated.rotated_iou_loss(
         boxes1, boxes2, reduction, eps, empty=empty, gradient=gradient, normalizer=normalizer, weight=weight,
     ))
 
@@ -4715,14 +4813,38 @@ def lovasz_hinge_loss(
     ))
 
 
+@overload
+def kl_div_with_logits(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
+    temperature_squared: bool = True, ignore_index: int = -100, return_entropy: Literal[False] = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor: ...
+@overload
+def kl_div_with_logits(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
+    temperature_squared: bool = True, ignore_index: int = -100, return_entropy: Literal[True], weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> DivergenceOutput: ...
+@overload
+def kl_div_with_logits(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
+    temperature_squared: bool = True, ignore_index: int = -100, return_entropy: bool = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput: ...
 @entry_point
 def kl_div_with_logits(
     input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
-    temperature_squared: bool = True, ignore_index: int = -100, weight: Tensor | None = None, labels: Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
-    target_softcap: float | None = None,
-) -> Tensor:
+    temperature_squared: bool = True, ignore_index: int = -100, return_entropy: bool = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
     L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q =
@@ -4752,10 +4874,12 @@ def kl_div_with_logits(
             On by default, as Hinton et al. 2015 have it; off by default in the
             Jensen-Shannon and total variation losses.
         ignore_index: label of the rows that are left out.
+        return_entropy: give the entropy of each row's softmax(input / T) as
+            well, without gradient; 0 in rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
-            Other labels mean nothing here.
+            Other labels mean nothing without hard_weight.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -4769,10 +4893,14 @@ def kl_div_with_logits(
         target_softcap: above 0; the teacher's logits become
             target_softcap · tanh(x / target_softcap), before the temperature.
             None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
-        input is).
+        input is); with return_entropy DivergenceOutput.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4789,19 +4917,44 @@ def kl_div_with_logits(
     """
     return compute(definitions.divergence.kl_div_with_logits(
         input, target_logits, temperature, reduction, reverse=reverse, temperature_squared=temperature_squared, ignore_index=ignore_index,
-        weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-        scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
+        return_entropy=return_entropy, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+        normalizer=normalizer, scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
+        hard_weight=hard_weight,
     ))
 
 
+@overload
+def js_div_with_logits(
+    input: Tensor, target_logits: Tensor, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[False] = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor: ...
+@overload
+def js_div_with_logits(
+    input: Tensor, target_logits: Tensor, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[True], weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> DivergenceOutput: ...
+@overload
+def js_div_with_logits(
+    input: Tensor, target_logits: Tensor, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: bool = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput: ...
 @entry_point
 def js_div_with_logits(
     input: Tensor, target_logits: Tensor, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-    temperature_squared: bool = False, ignore_index: int = -100, weight: Tensor | None = None, labels: Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
-    target_softcap: float | None = None,
-) -> Tensor:
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: bool = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput:
     """Generalised Jensen-Shannon divergence of the student's softmax and the
     teacher's.
 
@@ -4834,10 +4987,12 @@ def js_div_with_logits(
             Off by default, as in TRL; on by default in the Kullback-Leibler
             losses.
         ignore_index: label of the rows that are left out.
+        return_entropy: give the entropy of each row's softmax(input / T) as
+            well, without gradient; 0 in rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
-            Other labels mean nothing here.
+            Other labels mean nothing without hard_weight.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -4851,10 +5006,14 @@ def js_div_with_logits(
         target_softcap: above 0; the teacher's logits become
             target_softcap · tanh(x / target_softcap), before the temperature.
             None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
-        input is).
+        input is); with return_entropy DivergenceOutput.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4871,19 +5030,44 @@ def js_div_with_logits(
     """
     return compute(definitions.divergence.js_div_with_logits(
         input, target_logits, beta, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index,
-        weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
-        scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
+        return_entropy=return_entropy, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+        normalizer=normalizer, scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
+        hard_weight=hard_weight,
     ))
 
 
+@overload
+def total_variation_with_logits(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[False] = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor: ...
+@overload
+def total_variation_with_logits(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[True], weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> DivergenceOutput: ...
+@overload
+def total_variation_with_logits(
+    input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: bool = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput: ...
 @entry_point
 def total_variation_with_logits(
     input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-    temperature_squared: bool = False, ignore_index: int = -100, weight: Tensor | None = None, labels: Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
-    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
-    target_softcap: float | None = None,
-) -> Tensor:
+    temperature_squared: bool = False, ignore_index: int = -100, return_entropy: bool = False, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput:
     """Total variation distance of the student's softmax and the teacher's.
 
     L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T).
@@ -4910,10 +5094,12 @@ def total_variation_with_logits(
             Off by default: the value is then a distance in [0, 1]; on by
             default in the Kullback-Leibler losses.
         ignore_index: label of the rows that are left out.
+        return_entropy: give the entropy of each row's softmax(input / T) as
+            well, without gradient; 0 in rows that are left out.
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
-            Other labels mean nothing here.
+            Other labels mean nothing without hard_weight.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -4927,10 +5113,14 @@ def total_variation_with_logits(
         target_softcap: above 0; the teacher's logits become
             target_softcap · tanh(x / target_softcap), before the temperature.
             None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
-        input is).
+        input is); with return_entropy DivergenceOutput.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -4946,9 +5136,88 @@ def total_variation_with_logits(
     options.
     """
     return compute(definitions.divergence.total_variation_with_logits(
-        input, target_logits, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index, weight=weight,
-        labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer, scale=scale,
-        softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
+        input, target_logits, temperature, reduction, temperature_squared=temperature_squared, ignore_index=ignore_index,
+        return_entropy=return_entropy, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+        normalizer=normalizer, scale=scale, softcap=softcap, target_scale=target_scale, target_softcap=target_softcap,
+        hard_weight=hard_weight,
+    ))
+
+
+@entry_point
+def cosine_distance_with_logits(
+    input: Tensor, target_logits: Tensor, reduction: BatchReduction = "batchmean", *, ignore_index: int = -100,
+    weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0,
+    softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor:
+    """Cosine distance of the student's logits and the teacher's, as rows of C
+    numbers.
+
+    L = 1 - x · t / (|x| |t|), x = input, t = target_logits; a length is at
+    least 1e-8, as in torch.nn.functional.cosine_similarity.
+
+    Source: Liger-Kernel's LigerFusedLinearCosineSimilarityLoss: its β is
+    1 - hard_weight, and its weight of the labels hard_weight.
+
+    When to use it: Take it for distillation that should teach directions of
+    logits, not their size: a temperature changes nothing.
+
+    When not: Leave it where the student's probabilities matter. A common offset
+    of the logits, which no softmax sees, changes the distance, and the student
+    is free in the size of its logits. With `hard_weight` the labels' cross
+    entropy sets it.
+
+    Args:
+        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating
+            dtype.
+        target_logits: the teacher's, in the shape of input, of any floating
+            dtype.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        ignore_index: label of the rows that are left out.
+        weight: (N, d…), floating or bool, a factor of each row; the means
+            divide by its sum. Rows of weight 0 are not read.
+        labels: integers (N, d…); rows whose label is ignore_index are left out.
+            Other labels mean nothing without hard_weight.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
+        input is).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import cosine_distance_with_logits
+        >>> student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)
+        >>> cosine_distance_with_logits(student, teacher).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return compute(definitions.divergence.cosine_distance_with_logits(
+        input, target_logits, reduction, ignore_index=ignore_index, weight=weight, labels=labels, empty=empty, gradient=gradient,
+        inplace=inplace, validate=validate, normalizer=normalizer, scale=scale, softcap=softcap, target_scale=target_scale,
+        target_softcap=target_softcap, hard_weight=hard_weight,
     ))
 
 
@@ -5060,7 +5329,7 @@ def topk_kl_div_with_logits(
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
-            Other labels mean nothing here.
+            Other labels mean nothing without hard_weight.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -5248,6 +5517,194 @@ def dist_loss(input: Tensor, target_logits: Tensor, beta: float = 1.0, gamma: fl
 
 
 @entry_point
+def dino_loss(
+    input: Tensor, target_logits: Tensor, student_temperature: float = 0.1, teacher_temperature: float = 0.04,
+    reduction: BatchReduction = "batchmean", *, center: Tensor | None = None, ignore_index: int = -100, weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """Cross entropy of a student's softmax from a teacher's centred and sharpened
+    one, the loss of DINO (Caron et al. 2021, arXiv 2104.14294), iBOT
+    (2111.07832) and SwAV (2006.09882).
+
+    L = -Σⱼ qⱼ ln pⱼ, p = softmax(input / Tₛ), q =
+    softmax((target_logits - c) / Tₜ), with the temperatures Tₛ of the student
+    and Tₜ of the teacher.
+
+    - DINO and iBOT: c is the running mean of the teacher's logits over batches. DINO takes the mean over the pairs of two different views.
+    - iBOT of masked patches: `weight` has one over the number of masked patches of the image; reduction="sum", normalizer: the images.
+    - SwAV, and DINOv2's and DINOv3's Sinkhorn-Knopp: c = sinkhorn_center(target_logits, Tₜ), of this batch.
+
+    Neither softmax is in memory. `fuse_linear(dino_loss)` computes the
+    student's prototypes too, by chunks.
+
+    When to use it: Take it to learn features without labels from views of an
+    image, with a teacher that is the student's running mean.
+
+    When not: Leave it where a teacher's logits are sure to mean classes (`kl`).
+    Without a centre all images soon get one prototype.
+
+    Args:
+        input: the student's logits (C,), (N, C) or (N, C, d…), of any floating
+            dtype.
+        target_logits: the teacher's, in the shape of input.
+        student_temperature: Tₛ above 0.
+        teacher_temperature: Tₜ above 0, below Tₛ, so that the teacher is
+            sharper.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        center: c, subtracted from the teacher's logits in float32; None for 0.
+            It has no gradient.
+        ignore_index: label of the rows that are left out.
+        weight: (N, d…), floating or bool, a factor of each row; the means
+            divide by its sum. Rows of weight 0 are not read.
+        labels: integers (N, d…); rows whose label is ignore_index are left out.
+            Other labels mean nothing without hard_weight.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: a class index is out of range; on CUDA with validate alone.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import dino_loss
+        >>> student, teacher = torch.randn(8, 64, requires_grad=True), torch.randn(8, 64)
+        >>> dino_loss(student, teacher, center=teacher.mean(0)).backward()
+
+    Source: arXiv 2104.14294. `help(lossforge.losses.functional)` explains the
+    options.
+    """
+    return compute(definitions.features.self_distillation.dino_loss(
+        input, target_logits, student_temperature, teacher_temperature, reduction, center=center, ignore_index=ignore_index, weight=weight,
+        labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate, normalizer=normalizer,
+    ))
+
+
+@checks.named
+def koleo_loss(input: Tensor, eps: float = 1e-08) -> Tensor:
+    """Kozachenko-Leonenko entropy of features, as DINOv2's and lightly's KoLeoLoss
+    (Sablayrolles et al. 2019, arXiv 1806.03198).
+
+    L = -1/N Σᵢ ln(‖zᵢ - zₚ + ε‖ + ε), z the rows divided by their lengths, p
+    the nearest other row of i, ε = eps.
+
+    The matrix of similarities is in memory for 2,048 rows at a time.
+
+    When to use it: Take it beside `dino_loss`, by a factor of 0.1, so that the
+    features of a batch spread over the sphere.
+
+    When not: Leave it where rows of a batch may be equal, such as two views of
+    one image: give it one view at a time.
+
+    Args:
+        input: (N, D), the features of N > 1 samples, of any floating dtype.
+        eps: ε of at least 0.
+
+    Returns:
+        a scalar, in float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import koleo_loss
+        >>> koleo_loss(torch.randn(8, 32, requires_grad=True)).backward()
+    """
+    return definitions.features.self_distillation.koleo_loss(input, eps)
+
+
+@checks.named
+def vicreg_loss(
+    input1: Tensor, input2: Tensor, lambda_param: float = 25.0, mu_param: float = 25.0, nu_param: float = 1.0, eps: float = 0.0001,
+) -> Tensor:
+    """Variance, invariance and covariance of two views, as lightly's VICRegLoss
+    (Bardes et al. 2022, arXiv 2105.04906).
+
+    L = λ mean (z - z′)² + μ/2 [v(z) + v(z′)] + ν [c(z) + c(z′)], v(z) = 1/D Σⱼ
+    max(0, 1 - √(Var zⱼ + ε)), c(z) = 1/D Σᵢ≠ⱼ Cov(z)ᵢⱼ², with λ = lambda_param,
+    μ = mu_param, ν = nu_param, ε = eps.
+
+    For N < D the squares of the covariances come from the N × N products of
+    samples, because both have one sum of squares: no matrix D × D is in memory.
+
+    When to use it: Take it for features of two views without negatives, a
+    teacher or large batches.
+
+    When not: Leave it where batches are large enough for `nt_xent_loss`.
+
+    Args:
+        input1: (N, D), the features of one view, N > 1. Those of several
+            processes have to be gathered.
+        input2: (N, D), the features of the other view, in the same order.
+        lambda_param: λ of at least 0, the weight of the invariance.
+        mu_param: μ of at least 0, the weight of the variance.
+        nu_param: ν of at least 0, the weight of the covariance.
+        eps: ε of at least 0.
+
+    Returns:
+        a scalar, in float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import vicreg_loss
+        >>> vicreg_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
+    """
+    return definitions.features.self_distillation.vicreg_loss(input1, input2, lambda_param, mu_param, nu_param, eps)
+
+
+@checks.named
+def barlow_twins_loss(input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05) -> Tensor:
+    """Redundancy of two views' features, as lightly's BarlowTwinsLoss (Zbontar et
+    al. 2021, arXiv 2103.03230).
+
+    L = Σᵢ (1 - Cᵢᵢ)² + λ Σᵢ≠ⱼ Cᵢⱼ², C = zᵀ z′ / N, z the features less their
+    mean over √(Var + ε), λ = lambda_param, ε = eps.
+
+    For N < D the squares come from N × N products of samples: no matrix D × D
+    is in memory.
+
+    When to use it: Take it for features of two views without negatives or a
+    teacher.
+
+    When not: Leave it where features have few dimensions: it needs thousands.
+
+    Args:
+        input1: (N, D), the features of one view, N > 1. Those of several
+            processes have to be gathered.
+        input2: (N, D), the features of the other view, in the same order.
+        lambda_param: λ of at least 0, the weight of the products of different
+            features.
+        eps: ε above 0.
+
+    Returns:
+        a scalar, in float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import barlow_twins_loss
+        >>> barlow_twins_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
+    """
+    return definitions.features.self_distillation.barlow_twins_loss(input1, input2, lambda_param, eps)
+
+
+@entry_point
 def siglip_loss(
     input: Tensor, target: Tensor | None = None, *, offset: int = 0, negative_only: bool = False, reduction: Reduction = "mean",
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
@@ -5319,7 +5776,7 @@ def siglip_loss(
     Source: arXiv 2303.15343. `help(lossforge.losses.functional)` explains the
     options.
     """
-    return compute(definitions.contrastive.siglip_loss(
+    return compute(definitions.features.contrastive.siglip_loss(
         input, target, offset=offset, negative_only=negative_only, reduction=reduction, weight=weight, empty=empty, gradient=gradient,
         inplace=inplace, validate=validate, normalizer=normalizer, target_b=target_b, lam=lam, dim=dim, score=score,
     ))
@@ -5377,7 +5834,7 @@ def clip_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.contrastive.clip_loss(
+    return compute(definitions.features.contrastive.clip_loss(
         similarity, offset, reduction, empty=empty, gradient=gradient, inplace=inplace, normalizer=normalizer, scale=scale,
     ))
 
@@ -5385,8 +5842,10 @@ def clip_loss(
 @entry_point_of_layer
 def info_nce_loss(
     query: Tensor, positive: Tensor, negatives: Tensor | None = None, temperature: float | Tensor = 0.1, reduction: Reduction = "mean", *,
-    in_batch: bool = True, symmetric: bool = False, offset: int = 0, normalize: bool = True, empty: Empty = "nan",
-    gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    in_batch: bool = True, symmetric: bool = False, offset: int = 0, normalize: bool = True, labels: Tensor | None = None,
+    directions: tuple[Literal['query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'], ...] = ("query_to_doc",),
+    decoupled: bool = False, hardness: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+    normalizer: float | Tensor | None = None, group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor:
     """InfoNCE of features, as info_nce.info_nce and sentence-transformers'
     MultipleNegativesRankingLoss (arXiv 1807.03748).
@@ -5396,7 +5855,9 @@ def info_nce_loss(
 
     - MultipleNegativesRankingLoss is temperature=1/20, with the hard negatives of all anchors, (N, K, D), as negatives.flatten(0, 1).
     - A queue, as MoCo's (arXiv 1911.05722), is negatives with in_batch=False: a query is then compared with its own positive and the queue.
-    - On several devices gather the positives of all, and give the row of this device's first positive as offset.
+    - GTE (arXiv 2308.03281) takes all four directions. Each adds its similarities to the one sum of a query.
+    - DCL (arXiv 2110.06848) is decoupled=True.
+    - On several devices give the group. Or gather the positives of all, and give the row of this device's first positive as offset.
 
     No matrix of similarities is in memory, neither in forward nor in backward.
 
@@ -5410,7 +5871,8 @@ def info_nce_loss(
         query: (N, D), the features of N queries.
         positive: (M, D). Row i + offset belongs to query i; the other rows are
             its negatives. M > N where those of other devices are among them.
-        negatives: (K, D), further negatives of every query.
+        negatives: (K, D), further negatives of every query; or (N, K, D), K
+            negatives of each query alone.
         temperature: T above 0, a number or a tensor of one element, which gets
             a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
@@ -5420,9 +5882,24 @@ def info_nce_loss(
             queries, as CLIP's; negatives are those of queries alone.
         offset: the row of positive that belongs to the first query.
         normalize: divide each row by its length first.
+        labels: integers, one for each positive. A positive whose label is that
+            of a query's own is not its negative, as with equal texts.
+        directions: what the sum is over, as sentence-transformers names it:
+            "query_to_doc", which must be among them; "query_to_query", qᵢ · qⱼ
+            of the other queries; "doc_to_query", pᵢ · qⱼ of all queries;
+            "doc_to_doc", pᵢ · kⱼ of all but the own positive.
+        decoupled: leave the own pair out of the sum.
+        hardness: α of at least 0. The similarity of a negative is larger by α
+            qᵢ · kⱼ, which has no gradient: harder negatives weigh more.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        group: processes over which the rows are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each gives its own pairs, of any
+            number, and compares them with the features of all, which go round a
+            ring. The scalar is that of all rows, in every process; "none" gives
+            this process's. Gradients are those of the sum of what all processes
+            return, which DDP averages. torch.compile breaks its graph.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5439,23 +5916,30 @@ def info_nce_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.contrastive.info_nce_loss(
+    return definitions.features.contrastive.info_nce_loss(
         query, positive, negatives, temperature, reduction, in_batch=in_batch, symmetric=symmetric, offset=offset, normalize=normalize,
-        empty=empty, gradient=gradient, normalizer=normalizer,
-    ))
+        labels=labels, directions=directions, decoupled=decoupled, hardness=hardness, empty=empty, gradient=gradient, normalizer=normalizer,
+        group=group,
+    )
 
 
 @entry_point_of_layer
 def nt_xent_loss(
     input1: Tensor, input2: Tensor, temperature: float | Tensor = 0.5, reduction: Reduction = "mean", *, normalize: bool = True,
-    empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    decoupled: bool = False, gathered1: Tensor | None = None, gathered2: Tensor | None = None, offset: int = 0, empty: Empty = "nan",
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None, group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor:
     """Normalised temperature-scaled cross entropy of two views, the loss of SimCLR
     (Chen et al. 2020, arXiv 2002.05709).
 
     L = ln Σⱼ exp xᵢⱼ - xᵢₚ, j ≠ i, x = z · z / T over all 2 N views z: each
     view is compared with its sample's other view and with the 2 N - 2 views of
-    other samples.
+    other samples. With `decoupled`, DCL (Yeh et al. 2022, arXiv 2110.06848),
+    the sum leaves the other view out, so that small batches learn as well.
+
+    On several devices give the group. Or, as lightly's
+    NTXentLoss(gather_distributed=True): gather the views of all, and give them,
+    and the row of this device's first sample among them as offset.
 
     When to use it: Take it for self-supervised features of images in two
     augmentations.
@@ -5470,9 +5954,20 @@ def nt_xent_loss(
             a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
+        decoupled: leave the other view of a sample out of the sum.
+        gathered1: the first views of M samples, input1 among them; a view is
+            compared with these and gathered2 in place of the inputs.
+        gathered2: the second views of these samples.
+        offset: the row of gathered1 that is the first of input1.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        group: processes over which the rows are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each gives its own pairs, of any
+            number, and compares them with the features of all, which go round a
+            ring. The scalar is that of all rows, in every process; "none" gives
+            this process's. Gradients are those of the sum of what all processes
+            return, which DDP averages. torch.compile breaks its graph.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5488,16 +5983,18 @@ def nt_xent_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.contrastive.nt_xent_loss(
-        input1, input2, temperature, reduction, normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer,
-    ))
+    return definitions.features.contrastive.nt_xent_loss(
+        input1, input2, temperature, reduction, normalize=normalize, decoupled=decoupled, gathered1=gathered1, gathered2=gathered2,
+        offset=offset, empty=empty, gradient=gradient, normalizer=normalizer, group=group,
+    )
 
 
 @entry_point_of_layer
 def supervised_contrastive_loss(
     features: Tensor, labels: Tensor | None = None, temperature: float | Tensor = 0.07, base_temperature: float | None = 0.07,
-    reduction: Reduction = "mean", *, normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None,
-    normalizer: float | Tensor | None = None,
+    reduction: Reduction = "mean", *, normalize: bool = True, gathered: Tensor | None = None, gathered_labels: Tensor | None = None,
+    offset: int = 0, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor:
     """Supervised contrastive loss, as SupContrast's SupConLoss (Khosla et al.
     2020, arXiv 2004.11362).
@@ -5522,9 +6019,19 @@ def supervised_contrastive_loss(
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
         normalize: divide each row by its length first.
+        gathered: the features of M samples, those of this device among them; a
+            row is compared with these in place of `features`.
+        gathered_labels: their labels, where labels are given.
+        offset: the sample of `gathered` that is the first of features.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        group: processes over which the rows are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each gives its own pairs, of any
+            number, and compares them with the features of all, which go round a
+            ring. The scalar is that of all rows, in every process; "none" gives
+            this process's. Gradients are those of the sum of what all processes
+            return, which DDP averages. torch.compile breaks its graph.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5540,16 +6047,17 @@ def supervised_contrastive_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.contrastive.supervised_contrastive_loss(
-        features, labels, temperature, base_temperature, reduction, normalize=normalize, empty=empty, gradient=gradient,
-        normalizer=normalizer,
-    ))
+    return definitions.features.contrastive.supervised_contrastive_loss(
+        features, labels, temperature, base_temperature, reduction, normalize=normalize, gathered=gathered, gathered_labels=gathered_labels,
+        offset=offset, empty=empty, gradient=gradient, normalizer=normalizer, group=group,
+    )
 
 
 @entry_point_of_layer
 def clip_loss_from_features(
     image_features: Tensor, text_features: Tensor, logit_scale: float | Tensor = 1.0, reduction: Reduction = "mean", *, offset: int = 0,
     normalize: bool = False, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor:
     """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss (Radford
     et al. 2021, arXiv 2103.00020).
@@ -5558,16 +6066,16 @@ def clip_loss_from_features(
     logit_scale · images · textsᵀ, p = i + offset: clip_loss of x, a matrix that
     is never in memory.
 
-    On several devices, as open_clip's local_loss: gather the features of all,
-    and take the mean of info_nce_loss(images, every_text,
+    On several devices give the group. Or, as open_clip's local_loss: gather the
+    features of all, and take the mean of info_nce_loss(images, every_text,
     temperature=1 / logit_scale, offset=offset, normalize=False) and the same of
     texts and every image.
 
     When to use it: Take it to align images and texts, or any two kinds of data
     that come in pairs.
 
-    When not: Leave it where it costs too much to gather the features of all
-    devices; `siglip_loss_from_features` needs no sum over devices.
+    When not: Leave it where batches are small; `siglip_loss_from_features`
+    depends less on the number of pairs.
 
     Args:
         image_features: (N, D), unit vectors as a CLIP model gives them.
@@ -5580,6 +6088,12 @@ def clip_loss_from_features(
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        group: processes over which the rows are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each gives its own pairs, of any
+            number, and compares them with the features of all, which go round a
+            ring. The scalar is that of all rows, in every process; "none" gives
+            this process's. Gradients are those of the sum of what all processes
+            return, which DDP averages. torch.compile breaks its graph.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5596,17 +6110,17 @@ def clip_loss_from_features(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.contrastive.clip_loss_from_features(
+    return definitions.features.contrastive.clip_loss_from_features(
         image_features, text_features, logit_scale, reduction, offset=offset, normalize=normalize, empty=empty, gradient=gradient,
-        normalizer=normalizer,
-    ))
+        normalizer=normalizer, group=group,
+    )
 
 
 @entry_point_of_layer
 def siglip_loss_from_features(
     image_features: Tensor, text_features: Tensor, logit_scale: float | Tensor = 1.0, logit_bias: float | Tensor = 0.0,
     reduction: Reduction = "mean", *, offset: int = 0, negative_only: bool = False, normalize: bool = False, empty: Empty = "nan",
-    gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None, group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor:
     """Pairwise sigmoid loss of image and text features, as open_clip's SigLipLoss
     (Zhai et al. 2023, arXiv 2303.15343).
@@ -5633,6 +6147,12 @@ def siglip_loss_from_features(
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        group: processes over which the rows are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each gives its own pairs, of any
+            number, and compares them with the features of all, which go round a
+            ring. The scalar is that of all rows, in every process; "none" gives
+            this process's. Gradients are those of the sum of what all processes
+            return, which DDP averages. torch.compile breaks its graph.
 
     Returns:
         a scalar, in float32 (float64 for float64); with reduction "none" one
@@ -5649,9 +6169,263 @@ def siglip_loss_from_features(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.contrastive.siglip_loss_from_features(
+    return definitions.features.contrastive.siglip_loss_from_features(
         image_features, text_features, logit_scale, logit_bias, reduction, offset=offset, negative_only=negative_only, normalize=normalize,
+        empty=empty, gradient=gradient, normalizer=normalizer, group=group,
+    )
+
+
+@entry_point_of_layer
+def gist_embed_loss(
+    query: Tensor, positive: Tensor, query_guide: Tensor, positive_guide: Tensor, negatives: Tensor | None = None,
+    negatives_guide: Tensor | None = None, temperature: float | Tensor = 0.01, reduction: Reduction = "mean", *, margin: float = 0.0,
+    margin_strategy: MarginStrategy = "absolute", contrast_anchors: bool = True, contrast_positives: bool = True, offset: int = 0,
+    normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """InfoNCE without the false negatives that a guide finds, as
+    sentence-transformers' GISTEmbedLoss (Solatorio 2024, arXiv 2402.16829).
+
+    L = ln Σⱼ exp xᵢⱼ - xᵢₚ, xᵢⱼ = qᵢ · kⱼ / T, the sum over the pair, the other
+    positives, the other queries qⱼ, the products of the own with the other
+    positives, and the negatives: over those whose similarity by the guide is at
+    most gᵢ - margin, where gᵢ is the guide's similarity of the pair.
+
+    Neither the similarities nor those of the guide are in memory. A guide's
+    similarity must be larger by 1e-6 to be left out, so that equal texts are
+    not left out by chance; a query and a positive are never their own
+    negatives.
+
+    When to use it: Take it for pairs from data with many near duplicates, with
+    a good embedding model as guide.
+
+    When not: Leave it where no guide is better than the model;
+    `info_nce_loss(labels=)` leaves out what is known to be equal.
+
+    Args:
+        query: (N, D), the features of N queries.
+        positive: (M, D). Row i + offset belongs to query i; the other rows are
+            its negatives.
+        query_guide: (N, G), the guide's features of the queries. No guide has a
+            gradient. They are rounded to the dtype of query.
+        positive_guide: (M, G), those of the positives.
+        negatives: (K, D), further negatives of every query.
+        negatives_guide: (K, G), the guide's features of the negatives.
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
+        reduction: "mean" over the rows, "sum", or "none", one value a row.
+        margin: how far below the similarity of the pair a negative must be; a
+            fraction of it with margin_strategy="relative".
+        margin_strategy: "absolute": gᵢ - margin, or "relative": gᵢ - margin
+            |gᵢ|.
+        contrast_anchors: compare queries with each other.
+        contrast_positives: compare positives with each other.
+        offset: the row of positive that belongs to the first query.
+        normalize: divide each row, of the guide's too, by its length first.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import gist_embed_loss
+        >>> query, positive, guide = torch.randn(8, 32, requires_grad=True), torch.randn(8, 32), torch.randn(2, 8, 16)
+        >>> gist_embed_loss(query, positive, *guide).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return compute(definitions.features.metric_learning.gist_embed_loss(
+        query, positive, query_guide, positive_guide, negatives, negatives_guide, temperature, reduction, margin=margin,
+        margin_strategy=margin_strategy, contrast_anchors=contrast_anchors, contrast_positives=contrast_positives, offset=offset,
+        normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer,
+    ))
+
+
+@entry_point_of_layer
+def multi_similarity_loss(
+    features: Tensor, labels: Tensor, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, reduction: Reduction = "mean", *,
+    epsilon: float | None = None, normalize: bool = True, gathered: Tensor | None = None, gathered_labels: Tensor | None = None,
+    offset: int = 0, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """Multi-similarity loss, as pytorch-metric-learning's MultiSimilarityLoss
+    (Wang et al. 2019, arXiv 1904.06627).
+
+    L = ln(1 + Σₚ exp(-α (xᵢₚ - λ))) / α + ln(1 + Σₙ exp(β (xᵢₙ - λ))) / β, x =
+    z · z, p the others of the same label, n those of other labels, λ = base.
+    With `epsilon`, the sums are over the pairs that the paper mines, as
+    MultiSimilarityMiner(epsilon): positives with xᵢₚ - ε < maxₙ xᵢₙ and
+    negatives with xᵢₙ + ε > minₚ xᵢₚ.
+
+    The matrix of similarities is not in memory, nor is a list of pairs. Mining
+    takes one more pass over the similarities.
+
+    When to use it: Take it to learn features for retrieval from labels, with
+    several samples of a class in a batch.
+
+    When not: Leave it where a batch has about one sample of each class;
+    `proxy_anchor_loss` compares with a learned proxy of each class.
+
+    Args:
+        features: (N, D).
+        labels: integers (N,).
+        alpha: α, how much the hardest positives outweigh others.
+        beta: β, how much the hardest negatives outweigh others.
+        base: λ, the similarity that divides positives from negatives.
+        reduction: "mean" over the rows, "sum", or "none", one value a row.
+        epsilon: ε of mining, 0.1 in the paper; None: all pairs count, as in
+            pytorch-metric-learning without a miner.
+        normalize: divide each row by its length first.
+        gathered: the features of M samples, those of this device among them; a
+            row is compared with these in place of `features`.
+        gathered_labels: their labels.
+        offset: the row of `gathered` that is the first of features.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import multi_similarity_loss
+        >>> multi_similarity_loss(torch.randn(8, 32, requires_grad=True), torch.arange(8) % 3, epsilon=0.1).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return compute(definitions.features.metric_learning.multi_similarity_loss(
+        features, labels, alpha, beta, base, reduction, epsilon=epsilon, normalize=normalize, gathered=gathered,
+        gathered_labels=gathered_labels, offset=offset, empty=empty, gradient=gradient, normalizer=normalizer,
+    ))
+
+
+@entry_point_of_layer
+def circle_loss(
+    features: Tensor, labels: Tensor, margin: float = 0.4, gamma: float = 80.0, reduction: Reduction = "mean", *, normalize: bool = True,
+    gathered: Tensor | None = None, gathered_labels: Tensor | None = None, offset: int = 0, empty: Empty = "nan",
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """Circle loss of pairs, as pytorch-metric-learning's CircleLoss (Sun et al.
+    2020, arXiv 2002.10857).
+
+    L = ln(1 + Σₚ exp(γ wₚ (1 - m - xᵢₚ)) Σₙ exp(γ wₙ (xᵢₙ - m))), x = z · z, wₚ
+    = max(0, 1 + m - xᵢₚ), wₙ = max(0, xᵢₙ + m), which have no gradient; p the
+    others of the same label, n those of other labels, m = margin. A row without
+    a positive, or without a negative, adds 0.
+
+    The mean divides by all rows, as Keras' does. That of
+    pytorch-metric-learning divides by the rows whose loss is above 0: give
+    their number as normalizer.
+
+    When to use it: Take it to learn features for retrieval or identification
+    where each pair must be pulled by how far it is off.
+
+    When not: Leave it where features are not normalised: the margin speaks of
+    cosines. With one sample of a class in a batch no row has a positive;
+    `proxy_anchor_loss` needs none.
+
+    Args:
+        features: (N, D).
+        labels: integers (N,).
+        margin: m, by which positives are pulled above 1 - m, and negatives
+            below m; 0.25 for faces.
+        gamma: γ above 0, the scale; 256 for faces.
+        reduction: "mean" over the rows, "sum", or "none", one value a row.
+        normalize: divide each row by its length first.
+        gathered: the features of M samples, those of this device among them; a
+            row is compared with these in place of `features`.
+        gathered_labels: their labels.
+        offset: the row of `gathered` that is the first of features.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import circle_loss
+        >>> circle_loss(torch.randn(8, 32, requires_grad=True), torch.arange(8) % 3).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return compute(definitions.features.metric_learning.circle_loss(
+        features, labels, margin, gamma, reduction, normalize=normalize, gathered=gathered, gathered_labels=gathered_labels, offset=offset,
         empty=empty, gradient=gradient, normalizer=normalizer,
+    ))
+
+
+@entry_point_of_layer
+def proxy_anchor_loss(
+    features: Tensor, proxies: Tensor, labels: Tensor, margin: float = 0.1, alpha: float = 32.0, reduction: Reduction = "mean", *,
+    normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+) -> Tensor:
+    """Proxy anchor loss, as pytorch-metric-learning's ProxyAnchorLoss (Kim et al.
+    2020, arXiv 2003.13911).
+
+    L = 1/|P⁺| Σ_c ln(1 + Σₚ exp(-α (x_cp - δ))) + 1/C Σ_c ln(1 + Σₙ exp(α
+    (x_cn + δ))), x = proxies · featuresᵀ, p the features of class c, n all
+    others, |P⁺| the number of classes that the batch has, δ = margin.
+
+    The matrix of similarities is in memory neither in forward nor in backward.
+    The proxies get a gradient; give them a learning rate of their own, 100
+    times that of the model in the paper.
+
+    When to use it: Take it to learn features for retrieval from labels, with
+    batches of any mixture of classes: it converges fast, because each proxy
+    sees all samples of the batch.
+
+    When not: Leave it with more classes than a matrix of proxies can be learned
+    for; `multi_similarity_loss` has no parameters.
+
+    Args:
+        features: (N, D).
+        proxies: (C, D), one row a class, learned with the features.
+        labels: class indices (N,). A label below 0 or of at least C raises
+            IndexError; on CUDA it makes the loss nan.
+        margin: δ, which positives must exceed and the negated similarity of
+            negatives too.
+        alpha: α above 0, the scale.
+        reduction: "mean" as in the formula; "none", (C,), a proxy's own: its
+            term of positives times C / |P⁺|, and its term of negatives; "sum"
+            adds these up, and a normalizer divides their sum.
+        normalize: divide each row by its length first.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import proxy_anchor_loss
+        >>> features, proxies = torch.randn(8, 32, requires_grad=True), torch.randn(5, 32, requires_grad=True)
+        >>> proxy_anchor_loss(features, proxies, torch.arange(8) % 5).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return compute(definitions.features.metric_learning.proxy_anchor_loss(
+        features, proxies, labels, margin, alpha, reduction, normalize=normalize, empty=empty, gradient=gradient, normalizer=normalizer,
     ))
 
 
@@ -5723,7 +6497,7 @@ def load_balancing_loss(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return compute(definitions.experts.load_balancing_loss(
+    return compute(definitions.language.experts.load_balancing_loss(
         router_logits, top_k, attention_mask, balance=balance, z_loss=z_loss, return_z_loss=return_z_loss, empty=empty, gradient=gradient,
         inplace=inplace,
     ))
@@ -5731,23 +6505,73 @@ def load_balancing_loss(
 
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[False] = False, scale: float = 1.0,
-    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[False] = False, return_lse: Literal[False] = False,
+    return_z_loss: Literal[False] = False, return_correct: Literal[False] = False, return_argmax: Literal[False] = False,
+    return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False, scale: float = 1.0, softcap: float | None = None,
+    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[True], scale: float = 1.0,
-    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: Literal[True], return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
 ) -> TokenLogps: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, scale: float = 1.0,
-    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: Literal[True],
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: Literal[True], return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True],
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: Literal[True], scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
+) -> TokenLogps: ...
+@overload
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
 ) -> Tensor | TokenLogps: ...
 @entry_point
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, scale: float = 1.0,
-    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, return_lse: bool = False,
+    return_z_loss: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
+    return_mean_logit: bool = False, scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100,
+    inplace: bool = False, validate: bool | None = None,
 ) -> Tensor | TokenLogps:
     """Log-probability of each token, as TRL's selective_log_softmax:
     log_softmax(x / T) at the indices, in one pass over the logits.
@@ -5757,7 +6581,8 @@ def selective_log_softmax(
     softcap · tanh(scale · logits / softcap).
 
     Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is
-    stored; both results are differentiable, together in one further pass.
+    stored. Log-probabilities, entropy and log-sum-exp are differentiable,
+    together in one further pass.
 
     Args:
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy
@@ -5765,7 +6590,16 @@ def selective_log_softmax(
         index: tokens (…) or (…, K), of any integer dtype. With K tokens a row,
             two gradients of the logits' size are added.
         temperature: T above 0.
-        return_entropy: give H as well.
+        return_entropy: give H as well, differentiable.
+        return_lse: give ln Σⱼ exp(xⱼ / T) as well, differentiable.
+        return_z_loss: give lse² as well, differentiable.
+        return_correct: give as well whether each row's largest logit is the
+            target's.
+        return_argmax: give the class of each row's largest logit as well.
+        return_log_p2: give ln Σ p² of each row's softmax as well, without
+            gradient.
+        return_mean_logit: give the mean of each row's logits as well, without
+            gradient.
         scale: above 0; the logits become scale · x, as the model has them,
             before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are
@@ -5776,14 +6610,14 @@ def selective_log_softmax(
             It is an input like others: a gradient of the whole row arrives
             through it.
         ignore_index: tokens whose log-probability is 0, without gradient, but
-            whose H is still computed.
+            whose further outputs are still computed.
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
 
     Returns:
-        as index, float32 (float64 for float64), or TokenLogps(logps, entropy),
-        whose entropy is (…). `sequence_logps` adds log-probabilities up to
-        sequences.
+        as index, float32 (float64 for float64); with any return_…, TokenLogps,
+        whose logps and correct are as index, the others (…). `sequence_logps`
+        adds log-probabilities up to sequences.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5797,9 +6631,10 @@ def selective_log_softmax(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.tokens.selective_log_softmax(
-        logits, index, temperature=temperature, return_entropy=return_entropy, scale=scale, softcap=softcap, lse=lse,
-        ignore_index=ignore_index, inplace=inplace, validate=validate,
+    return definitions.language.tokens.selective_log_softmax(
+        logits, index, temperature=temperature, return_entropy=return_entropy, return_lse=return_lse, return_z_loss=return_z_loss,
+        return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
+        scale=scale, softcap=softcap, lse=lse, ignore_index=ignore_index, inplace=inplace, validate=validate,
     )
 
 
@@ -5938,8 +6773,8 @@ def linear_cross_entropy(
         label_smoothing: ε in [0, 1].
         return_z_loss: give the part of z_loss beside the loss.
         return_lse: give log-sum-exp of each row as well, differentiable.
-        return_entropy: give the entropy of each row's softmax as well,
-            differentiable.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         return_correct: give as well whether each row's largest logit is the
             target's.
         return_argmax: give the class of each row's largest logit as well.
@@ -6010,7 +6845,7 @@ def linear_cross_entropy(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.linear.linear_cross_entropy(
+    return definitions.language.linear.linear_cross_entropy(
         input, weight, target, bias, loss_weight=loss_weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
         return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
@@ -6023,44 +6858,110 @@ def linear_cross_entropy(
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
-    softcap: float | None = None, return_entropy: Literal[False] = False, ignore_index: int = -100, validate: bool | None = None,
-    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None, sum_input_gradient: bool = True,
+    softcap: float | None = None, return_entropy: Literal[False] = False, return_lse: Literal[False] = False,
+    return_z_loss: Literal[False] = False, return_correct: Literal[False] = False, return_argmax: Literal[False] = False,
+    return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False, ignore_index: int = -100,
+    validate: bool | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor: ...
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
-    softcap: float | None = None, return_entropy: Literal[True], ignore_index: int = -100, validate: bool | None = None,
-    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None, sum_input_gradient: bool = True,
+    softcap: float | None = None, return_entropy: Literal[True], return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> TokenLogps: ...
 @overload
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
-    softcap: float | None = None, return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None,
-    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None, sum_input_gradient: bool = True,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: Literal[True], return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: Literal[True],
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True], return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: Literal[True],
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
+) -> TokenLogps: ...
+@overload
+def linear_selective_log_softmax(
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps: ...
 @entry_point_of_layer
 def linear_selective_log_softmax(
     input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
-    softcap: float | None = None, return_entropy: bool = False, ignore_index: int = -100, validate: bool | None = None,
-    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None, sum_input_gradient: bool = True,
+    softcap: float | None = None, return_entropy: bool = False, return_lse: bool = False, return_z_loss: bool = False,
+    return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False,
+    ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True,
 ) -> Tensor | TokenLogps:
     """Log-probability of each token from a model's hidden states:
     selective_log_softmax(F.linear(input, weight, bias), index).
 
-    What GRPO, PPO, DPO and other preference objectives start from. Both results
-    are differentiable, together in one further pass. `linear_objective`
-    computes such an objective with its gradient, by one product fewer. Further
-    results of each row, such as argmax and the mean logit, come from
-    linear_cross_entropy with reduction="none", whose loss is minus the
-    log-probability.
+    What GRPO, PPO, DPO and other preference objectives start from.
+    Log-probabilities, entropy and log-sum-exp are differentiable, together in
+    one further pass. `linear_objective` computes such an objective with its
+    gradient, by one product fewer.
 
     Args:
         input: (…, H), what the layer takes, of any floating dtype.
@@ -6074,7 +6975,17 @@ def linear_selective_log_softmax(
             before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are
             divided by T.
-        return_entropy: give the entropy as well.
+        return_entropy: give the entropy of softmax(x / T) as well,
+            differentiable.
+        return_lse: give ln Σⱼ exp(xⱼ / T) as well, differentiable.
+        return_z_loss: give lse² as well, differentiable.
+        return_correct: give as well whether each row's largest logit is the
+            target's.
+        return_argmax: give the class of each row's largest logit as well.
+        return_log_p2: give ln Σ p² of each row's softmax as well, without
+            gradient.
+        return_mean_logit: give the mean of each row's logits as well, without
+            gradient.
         ignore_index: tokens whose log-probability is 0, without gradient.
         validate: check class indices on CUDA too, which waits for the device.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
@@ -6107,7 +7018,8 @@ def linear_selective_log_softmax(
             over the sequence would add up. Default: True.
 
     Returns:
-        as index, float32 (float64 for float64), or TokenLogps(logps, entropy).
+        as index, float32 (float64 for float64); with any return_…, TokenLogps,
+        whose logps and correct are as index, the others (…).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -6121,10 +7033,12 @@ def linear_selective_log_softmax(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.linear.linear_selective_log_softmax(
+    return definitions.language.linear.linear_selective_log_softmax(
         input, weight, index, bias, temperature=temperature, scale=scale, softcap=softcap, return_entropy=return_entropy,
-        ignore_index=ignore_index, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored,
-        valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
+        return_lse=return_lse, return_z_loss=return_z_loss, return_correct=return_correct, return_argmax=return_argmax,
+        return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, ignore_index=ignore_index, validate=validate, chunk=chunk,
+        accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes,
+        sum_input_gradient=sum_input_gradient,
     )
 
 
@@ -6221,7 +7135,7 @@ def linear_objective(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.linear.linear_objective(
+    return definitions.language.linear.linear_objective(
         input, weight, index, objective, bias, independent=independent, entropy=entropy, temperature=temperature, scale=scale,
         softcap=softcap, ignore_index=ignore_index, gradient=gradient, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift,
@@ -6290,22 +7204,56 @@ def linear_entropy(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_entropy(hidden, head.weight, head.bias).mean().backward()
     """
-    return definitions.linear.linear_entropy(
+    return definitions.language.linear.linear_entropy(
         input, weight, bias, temperature=temperature, scale=scale, softcap=softcap, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
     )
 
 
+@overload
+def linear_kl_div(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    tail: bool = False, loss_weight: Tensor | None = None, return_entropy: Literal[False] = False, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> Tensor: ...
+@overload
+def linear_kl_div(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    tail: bool = False, loss_weight: Tensor | None = None, return_entropy: Literal[True], chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> DivergenceOutput: ...
+@overload
+def linear_kl_div(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    tail: bool = False, loss_weight: Tensor | None = None, return_entropy: bool = False, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> Tensor | DivergenceOutput: ...
 @entry_point_of_layer
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
     reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
-    tail: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
-    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
-    softcap: float | None = None, labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None,
-    empty: Empty = "nan", gradient: Gradient | None = None,
-) -> Tensor:
+    tail: bool = False, loss_weight: Tensor | None = None, return_entropy: bool = False, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> Tensor | DivergenceOutput:
     """Kullback-Leibler divergence of the softmax of a linear layer's output from a
     teacher's.
 
@@ -6331,6 +7279,8 @@ def linear_kl_div(
         tail: of a TopKTeacher: the classes that are not among the K count as
             one more.
         loss_weight: (…), a factor a row; the means divide by its sum.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is
@@ -6362,7 +7312,12 @@ def linear_kl_div(
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
         labels: integers (…); rows whose label is ignore_index are left out.
+            With hard_weight classes, with group of all processes.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         normalizer: number or 0-d tensor in place of the mean's divisor.
@@ -6388,25 +7343,55 @@ def linear_kl_div(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.linear.linear_kl_div(
+    return definitions.language.linear.linear_kl_div(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, reverse=reverse,
-        temperature_squared=temperature_squared, renormalize=renormalize, tail=tail, loss_weight=loss_weight, chunk=chunk,
-        accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes,
-        sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels, ignore_index=ignore_index,
-        normalizer=normalizer, empty=empty, gradient=gradient,
+        temperature_squared=temperature_squared, renormalize=renormalize, tail=tail, loss_weight=loss_weight, return_entropy=return_entropy,
+        chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group,
+        classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels,
+        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
     )
 
 
+@overload
+def linear_js_div(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, beta: float = 0.5,
+    temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: Literal[False] = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor: ...
+@overload
+def linear_js_div(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, beta: float = 0.5,
+    temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> DivergenceOutput: ...
+@overload
+def linear_js_div(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, beta: float = 0.5,
+    temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor | DivergenceOutput: ...
 @entry_point_of_layer
 def linear_js_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, beta: float = 0.5,
     temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
-    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
-    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
-    gradient: Gradient | None = None,
-) -> Tensor:
+    return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor | DivergenceOutput:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's
     output and a teacher's: js_div_with_logits, fused.
 
@@ -6422,6 +7407,8 @@ def linear_js_div(
         temperature_squared: as in js_div_with_logits: multiply by T². Off by
             default, as in TRL.
         loss_weight: (…), a factor a row; the means divide by its sum.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is
@@ -6453,7 +7440,12 @@ def linear_js_div(
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
         labels: integers (…); rows whose label is ignore_index are left out.
+            With hard_weight classes, with group of all processes.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         normalizer: number or 0-d tensor in place of the mean's divisor.
@@ -6479,23 +7471,55 @@ def linear_js_div(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.linear.linear_js_div(
+    return definitions.language.linear.linear_js_div(
         input, weight, teacher, bias, beta=beta, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
-        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift,
-        group=group, classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels,
-        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
+        loss_weight=loss_weight, return_entropy=return_entropy, chunk=chunk, accumulate=accumulate, logits=logits,
+        skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
+        scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
+        gradient=gradient,
     )
 
 
+@overload
+def linear_total_variation(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: Literal[False] = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor: ...
+@overload
+def linear_total_variation(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> DivergenceOutput: ...
+@overload
+def linear_total_variation(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor | DivergenceOutput: ...
 @entry_point_of_layer
 def linear_total_variation(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None, chunk: int | None = None,
-    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
-    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
-    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, labels: Tensor | None = None,
-    ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-) -> Tensor:
+    reduction: BatchReduction = "batchmean", temperature_squared: bool = False, loss_weight: Tensor | None = None,
+    return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor | DivergenceOutput:
     """Total variation distance of the softmax of a linear layer's output and a
     teacher's: total_variation_with_logits, fused.
 
@@ -6509,6 +7533,102 @@ def linear_total_variation(
         reduction: "mean", "sum" or "none".
         temperature_squared: as in total_variation_with_logits: multiply by T².
             Off by default: the value is then a distance in [0, 1].
+        loss_weight: (…), a factor a row; the means divide by its sum.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        valid: the same without waiting: a number that the rows not ignored do
+            not exceed. Where they do, the result is nan.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
+        group: processes over which the classes are spread, a ProcessGroup or a
+            DeviceMesh of one dimension: each has all rows, and the part of
+            weight, bias and what else has an entry a class that belongs to its
+            classes. weight may be a DTensor, Shard(0).
+        classes: with group, how many there are, where parts are padded or the
+            last is smaller. Default: as many as equal parts have.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
+        labels: integers (…); rows whose label is ignore_index are left out.
+            With hard_weight classes, with group of all processes.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        normalizer: number or 0-d tensor in place of the mean's divisor.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
+            torch.compile.
+
+    Returns:
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a row, in float32.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import linear_total_variation
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+
+    `help(lossforge.losses.functional)` explains the options.
+    """
+    return definitions.language.linear.linear_total_variation(
+        input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
+        loss_weight=loss_weight, return_entropy=return_entropy, chunk=chunk, accumulate=accumulate, logits=logits,
+        skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
+        scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
+        gradient=gradient,
+    )
+
+
+@entry_point_of_layer
+def linear_cosine_distance(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, reduction: BatchReduction = "batchmean",
+    loss_weight: Tensor | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0,
+    softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
+    normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+) -> Tensor:
+    """Cosine distance of a linear layer's output and a teacher's, as rows of
+    logits: cosine_distance_with_logits, fused.
+
+    With hard_weight it is Liger-Kernel's LigerFusedLinearCosineSimilarityLoss.
+    group is refused.
+
+    Args:
+        input: (…, H), what the layer takes, of any floating dtype.
+        weight: (C, H), the layer's.
+        teacher: the teacher's logits (…, C), or a LinearTeacher; with group, of
+            this process's classes, and torch.compile then breaks its graph.
+        bias: (C,), the layer's; None for none.
+        reduction: "mean", "sum" or "none".
         loss_weight: (…), a factor a row; the means divide by its sum.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
@@ -6541,7 +7661,12 @@ def linear_total_variation(
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
         labels: integers (…); rows whose label is ignore_index are left out.
+            With hard_weight classes, with group of all processes.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         normalizer: number or 0-d tensor in place of the mean's divisor.
@@ -6561,17 +7686,17 @@ def linear_total_variation(
 
     Examples:
         >>> import torch
-        >>> from lossforge.losses import linear_total_variation
+        >>> from lossforge.losses import linear_cosine_distance
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
-        >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+        >>> linear_cosine_distance(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.linear.linear_total_variation(
-        input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
-        loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift,
-        group=group, classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, labels=labels,
-        ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
+    return definitions.language.linear.linear_cosine_distance(
+        input, weight, teacher, bias, reduction=reduction, loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits,
+        skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
+        scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
+        gradient=gradient,
     )
 
 

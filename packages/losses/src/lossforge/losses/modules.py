@@ -21,8 +21,18 @@ from typing_extensions import TypeVar
 
 from lossforge.losses import checks, definitions, functional
 from lossforge.losses.base.module import BoxModule, LinearModule, LossModule, PairModule, PreferenceModule, TargetModule, constructor
-from lossforge.losses.functional import CrossEntropyOutput, PolicyLossOutput, ValueLossOutput
-from lossforge.losses.option_types import Activation, Averaged, BatchReduction, BoxFormat, Empty, Gradient, Reduction, ScalarReduction
+from lossforge.losses.functional import CrossEntropyOutput, DivergenceOutput, PolicyLossOutput, ValueLossOutput
+from lossforge.losses.option_types import (
+    Activation,
+    Averaged,
+    BatchReduction,
+    BoxFormat,
+    Empty,
+    Gradient,
+    MarginStrategy,
+    Reduction,
+    ScalarReduction,
+)
 
 __all__ = [
     "ArcFaceLoss",
@@ -30,6 +40,7 @@ __all__ = [
     "AsymmetricLossSingleLabel",
     "BCELoss",
     "BCEWithLogitsLoss",
+    "BarlowTwinsLoss",
     "BinaryCrossEntropy",
     "BoxIoULoss",
     "BoxL1Loss",
@@ -37,12 +48,16 @@ __all__ = [
     "BradleyTerryLoss",
     "CPOLoss",
     "ChannelWiseKLDivLoss",
+    "CircleLoss",
     "ClipFeaturesLoss",
     "ClipLoss",
     "CompleteBoxIoULoss",
     "CosFaceLoss",
+    "CosineDistanceWithLogitsLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
+    "DINOLoss",
+    "DISTLoss",
     "DKDLoss",
     "DPOLoss",
     "DiceCELoss",
@@ -52,6 +67,7 @@ __all__ = [
     "DistributionFocalLoss",
     "EfficientBoxIoULoss",
     "FocalTverskyLoss",
+    "GISTEmbedLoss",
     "GRPOLoss",
     "GWDLoss",
     "GaussianFocalLoss",
@@ -70,7 +86,10 @@ __all__ = [
     "KLDivLoss",
     "KLDivWithLogitsLoss",
     "KTOLoss",
+    "KoLeoLoss",
     "L1Loss",
+    "LDAMLoss",
+    "LinearCosineDistanceLoss",
     "LinearCrossEntropyLoss",
     "LinearJSDivLoss",
     "LinearKLDivLoss",
@@ -85,6 +104,7 @@ __all__ = [
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
+    "MultiSimilarityLoss",
     "NLLLoss",
     "NTXentLoss",
     "OHEMCrossEntropyLoss",
@@ -96,6 +116,7 @@ __all__ = [
     "PreferenceBCELoss",
     "PreferenceBCEWithLogitsLoss",
     "ProbIoULoss",
+    "ProxyAnchorLoss",
     "QualityFocalLoss",
     "QuantileLoss",
     "RotatedIoULoss",
@@ -117,6 +138,7 @@ __all__ = [
     "TripletMarginLoss",
     "TverskyLoss",
     "TwoWayLoss",
+    "VICRegLoss",
     "VarifocalLoss",
     "ZlprLoss",
 ]
@@ -131,12 +153,15 @@ class ArcFaceLoss(TargetModule):
 
     Args:
         margin: m in [0, π], the angle in radians that is added to the target's;
-            0 for a scaled cross entropy.
+            0 for a scaled cross entropy. Or one a row, in the shape of target,
+            without a gradient: adaptive margins.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         reduction: "mean", "sum" or "none".
+        sub_centers: K, how many vectors a class has, 3 in the paper; 1 for
+            ArcFace. Not fused with a linear layer, and not with inplace.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -150,19 +175,20 @@ class ArcFaceLoss(TargetModule):
     inplace: bool
     validate: bool | None
     scale: float
-    margin: float
+    margin: float | Tensor
     weight: Tensor | None
     ignore_index: int
+    sub_centers: int
 
     @constructor
     def __init__(
-        self, margin: float = 0.5, scale: float = 64.0, weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None,
+        self, margin: float | Tensor = 0.5, scale: float = 64.0, weight: Tensor | None = None, ignore_index: int = -100,
+        reduction: Reduction = "mean", *, sub_centers: int = 1, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, margin=margin,
-            weight=weight, ignore_index=ignore_index,
+            weight=weight, ignore_index=ignore_index, sub_centers=sub_centers,
         )
 
 
@@ -354,6 +380,31 @@ class BCEWithLogitsLoss(TargetModule):
             validate=validate, dim=dim, weight=weight, pos_weight=pos_weight, label_smoothing=label_smoothing,
             target_threshold=target_threshold,
         )
+
+
+class BarlowTwinsLoss(LossModule):
+    """Redundancy of two views' features as lightly's BarlowTwinsLoss: see
+    barlow_twins_loss.
+
+    Args:
+        lambda_param: λ of at least 0, the weight of the products of different
+            features.
+        eps: ε above 0.
+    """
+
+    function = staticmethod(functional.barlow_twins_loss)
+    lambda_param: float
+    eps: float
+
+    @constructor
+    def __init__(self, lambda_param: float = 0.005, eps: float = 1e-05) -> None:
+        super().__init__(lambda_param=lambda_param, eps=eps)
+
+    def forward(self, input1: Tensor, input2: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input1, input2, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input1: Tensor, input2: Tensor, **per_call: Any) -> Tensor: ...
 
 
 class BinaryCrossEntropy(TargetModule):
@@ -578,6 +629,43 @@ class ChannelWiseKLDivLoss(LossModule):
         def __call__(self, input: Tensor, target_logits: Tensor, **per_call: Any) -> Tensor: ...
 
 
+class CircleLoss(LossModule):
+    """Circle loss of labelled features: see circle_loss.
+
+    `forward` takes gathered, gathered_labels and offset as well.
+
+    Args:
+        margin: m, by which positives are pulled above 1 - m, and negatives
+            below m; 0.25 for faces.
+        gamma: γ above 0, the scale; 256 for faces.
+        reduction: "mean" over the rows, "sum", or "none", one value a row.
+        normalize: divide each row by its length first.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.circle_loss)
+    shared = {"empty": "nan", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    margin: float
+    gamma: float
+    normalize: bool
+
+    @constructor
+    def __init__(
+        self, margin: float = 0.4, gamma: float = 80.0, reduction: Reduction = "mean", *, normalize: bool = True, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, margin=margin, gamma=gamma, normalize=normalize)
+
+    def forward(self, features: Tensor, labels: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(features, labels, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, features: Tensor, labels: Tensor, **per_call: Any) -> Tensor: ...
+
+
 class ClipFeaturesLoss(LossModule):
     """Symmetric InfoNCE of image and text features, as open_clip.ClipLoss: see
     clip_loss_from_features.
@@ -713,6 +801,61 @@ class CosFaceLoss(TargetModule):
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, margin=margin,
             weight=weight, ignore_index=ignore_index,
+        )
+
+
+class CosineDistanceWithLogitsLoss(TargetModule):
+    """Cosine distance from a teacher's logits: see cosine_distance_with_logits.
+
+    Args:
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        ignore_index: label of the rows that are left out.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
+        target_scale: above 0; the teacher's logits become target_scale · x,
+            before the cap.
+        target_softcap: above 0; the teacher's logits become
+            target_softcap · tanh(x / target_softcap), before the temperature.
+            None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
+    """
+
+    function = staticmethod(functional.cosine_distance_with_logits)
+    shared = {
+        "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
+        "target_softcap": None, "hard_weight": 0.0,
+    }
+    reductions = ("none", "batchmean", "mean", "sum")
+    reduction: BatchReduction
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    scale: float
+    softcap: float | None
+    target_scale: float
+    target_softcap: float | None
+    hard_weight: float
+    ignore_index: int
+
+    @constructor
+    def __init__(
+        self, reduction: BatchReduction = "batchmean", *, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
+            target_scale=target_scale, target_softcap=target_softcap, hard_weight=hard_weight, ignore_index=ignore_index,
         )
 
 
@@ -905,6 +1048,77 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
 
     if TYPE_CHECKING:
         def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
+
+
+class DINOLoss(TargetModule):
+    """Cross entropy of a student's softmax from a teacher's centred and sharpened
+    one: see dino_loss.
+
+    Args:
+        student_temperature: Tₛ above 0.
+        teacher_temperature: Tₜ above 0, below Tₛ, so that the teacher is
+            sharper.
+        reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
+            samples; "mean" over the rows (F.kl_div: over the elements); "sum";
+            "none": one value a row. Rows that are left out count in no mean.
+        center: c, subtracted from the teacher's logits in float32; None for 0.
+            It has no gradient.
+        ignore_index: label of the rows that are left out.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+    """
+
+    function = staticmethod(functional.dino_loss)
+    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None}
+    reductions = ("none", "batchmean", "mean", "sum")
+    reduction: BatchReduction
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    student_temperature: float
+    teacher_temperature: float
+    center: Tensor | None
+    ignore_index: int
+
+    @constructor
+    def __init__(
+        self, student_temperature: float = 0.1, teacher_temperature: float = 0.04, reduction: BatchReduction = "batchmean", *,
+        center: Tensor | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
+            student_temperature=student_temperature, teacher_temperature=teacher_temperature, center=center, ignore_index=ignore_index,
+        )
+
+
+class DISTLoss(LossModule):
+    """Distillation of relations: see dist_loss.
+
+    Args:
+        beta: β of at least 0, the weight of relations among the classes of a
+            row.
+        gamma: γ of at least 0, the weight of relations among the rows of a
+            class.
+        temperature: T above 0.
+    """
+
+    function = staticmethod(functional.dist_loss)
+    beta: float
+    gamma: float
+    temperature: float
+
+    @constructor
+    def __init__(self, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0) -> None:
+        super().__init__(beta=beta, gamma=gamma, temperature=temperature)
+
+    def forward(self, input: Tensor, target_logits: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, target_logits, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, target_logits: Tensor, **per_call: Any) -> Tensor: ...
 
 
 class DKDLoss(LossModule):
@@ -1325,6 +1539,61 @@ class FocalTverskyLoss(TargetModule):
             ignore_index=ignore_index, present_only=present_only, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
             smooth_nr=smooth_nr, smooth_dr=smooth_dr, alpha=alpha, beta=beta, gamma=gamma,
         )
+
+
+class GISTEmbedLoss(LossModule):
+    """InfoNCE without the false negatives that a guide finds: see gist_embed_loss.
+
+    `forward` takes offset as well.
+
+    Args:
+        temperature: T above 0, a number or a tensor of one element, which gets
+            a gradient.
+        reduction: "mean" over the rows, "sum", or "none", one value a row.
+        margin: how far below the similarity of the pair a negative must be; a
+            fraction of it with margin_strategy="relative".
+        margin_strategy: "absolute": gᵢ - margin, or "relative": gᵢ - margin
+            |gᵢ|.
+        contrast_anchors: compare queries with each other.
+        contrast_positives: compare positives with each other.
+        normalize: divide each row, of the guide's too, by its length first.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.gist_embed_loss)
+    shared = {"empty": "nan", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    temperature: float | Tensor
+    margin: float
+    margin_strategy: MarginStrategy
+    contrast_anchors: bool
+    contrast_positives: bool
+    normalize: bool
+
+    @constructor
+    def __init__(
+        self, temperature: float | Tensor = 0.01, reduction: Reduction = "mean", *, margin: float = 0.0,
+        margin_strategy: MarginStrategy = "absolute", contrast_anchors: bool = True, contrast_positives: bool = True,
+        normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, empty=empty, gradient=gradient, temperature=temperature, margin=margin, margin_strategy=margin_strategy,
+            contrast_anchors=contrast_anchors, contrast_positives=contrast_positives, normalize=normalize,
+        )
+
+    def forward(
+        self, query: Tensor, positive: Tensor, query_guide: Tensor, positive_guide: Tensor, negatives: Tensor | None = None,
+        negatives_guide: Tensor | None = None, **per_call: Any,
+    ) -> Tensor:
+        return self.compute(query, positive, query_guide, positive_guide, negatives, negatives_guide, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(
+            self, query: Tensor, positive: Tensor, query_guide: Tensor, positive_guide: Tensor, negatives: Tensor | None = None,
+            negatives_guide: Tensor | None = None, **per_call: Any,
+        ) -> Tensor: ...
 
 
 class GRPOLoss(LossModule, Generic[Result]):
@@ -1768,6 +2037,13 @@ class InfoNCELoss(LossModule):
         symmetric: mean of this loss and that of the positives against the
             queries, as CLIP's; negatives are those of queries alone.
         normalize: divide each row by its length first.
+        directions: what the sum is over, as sentence-transformers names it:
+            "query_to_doc", which must be among them; "query_to_query", qᵢ · qⱼ
+            of the other queries; "doc_to_query", pᵢ · qⱼ of all queries;
+            "doc_to_doc", pᵢ · kⱼ of all but the own positive.
+        decoupled: leave the own pair out of the sum.
+        hardness: α of at least 0. The similarity of a negative is larger by α
+            qᵢ · kⱼ, which has no gradient: harder negatives weigh more.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -1780,15 +2056,20 @@ class InfoNCELoss(LossModule):
     in_batch: bool
     symmetric: bool
     normalize: bool
+    directions: tuple[Literal['query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'], ...]
+    decoupled: bool
+    hardness: float
 
     @constructor
     def __init__(
         self, temperature: float | Tensor = 0.1, reduction: Reduction = "mean", *, in_batch: bool = True, symmetric: bool = False,
-        normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None,
+        normalize: bool = True,
+        directions: tuple[Literal['query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'], ...] = ("query_to_doc",),
+        decoupled: bool = False, hardness: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, temperature=temperature, in_batch=in_batch, symmetric=symmetric,
-            normalize=normalize,
+            normalize=normalize, directions=directions, decoupled=decoupled, hardness=hardness,
         )
 
     def forward(self, query: Tensor, positive: Tensor, negatives: Tensor | None = None, **per_call: Any) -> Tensor:
@@ -1837,7 +2118,7 @@ class IoUAwareBCELoss(TargetModule):
         )
 
 
-class JSDivWithLogitsLoss(TargetModule):
+class JSDivWithLogitsLoss(LossModule, Generic[Result]):
     """Generalised Jensen-Shannon divergence from a teacher's logits: see
     js_div_with_logits.
 
@@ -1851,6 +2132,8 @@ class JSDivWithLogitsLoss(TargetModule):
             Off by default, as in TRL; on by default in the Kullback-Leibler
             losses.
         ignore_index: label of the rows that are left out.
+        return_entropy: give the entropy of each row's softmax(input / T) as
+            well, without gradient; 0 in rows that are left out.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -1863,12 +2146,16 @@ class JSDivWithLogitsLoss(TargetModule):
         target_softcap: above 0; the teacher's logits become
             target_softcap · tanh(x / target_softcap), before the temperature.
             None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
     """
 
     function = staticmethod(functional.js_div_with_logits)
     shared = {
         "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
-        "target_softcap": None,
+        "target_softcap": None, "hard_weight": 0.0,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -1879,23 +2166,53 @@ class JSDivWithLogitsLoss(TargetModule):
     softcap: float | None
     target_scale: float
     target_softcap: float | None
+    hard_weight: float
     beta: float
     temperature: float
     temperature_squared: bool
     ignore_index: int
+    return_entropy: bool
+    @overload
+    def __init__(
+        self: "JSDivWithLogitsLoss[Tensor]", beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[False] = False, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "JSDivWithLogitsLoss[DivergenceOutput]", beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        *, temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[True], empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "JSDivWithLogitsLoss[Tensor | DivergenceOutput]", beta: float = 0.5, temperature: float = 1.0,
+        reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False, ignore_index: int = -100,
+        return_entropy: bool = False, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False,
-        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
-        target_softcap: float | None = None,
+        ignore_index: int = -100, return_entropy: bool = False, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None:
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
-            target_scale=target_scale, target_softcap=target_softcap, beta=beta, temperature=temperature,
-            temperature_squared=temperature_squared, ignore_index=ignore_index,
+            target_scale=target_scale, target_softcap=target_softcap, hard_weight=hard_weight, beta=beta, temperature=temperature,
+            temperature_squared=temperature_squared, ignore_index=ignore_index, return_entropy=return_entropy,
         )
+
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Result:
+        return self.compute(input, target, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
 
 
 class JaccardLoss(TargetModule):
@@ -2064,7 +2381,7 @@ class KLDivLoss(TargetModule):
         )
 
 
-class KLDivWithLogitsLoss(TargetModule):
+class KLDivWithLogitsLoss(LossModule, Generic[Result]):
     """Kullback-Leibler divergence from a teacher's logits: see kl_div_with_logits.
 
     Args:
@@ -2077,6 +2394,8 @@ class KLDivWithLogitsLoss(TargetModule):
             On by default, as Hinton et al. 2015 have it; off by default in the
             Jensen-Shannon and total variation losses.
         ignore_index: label of the rows that are left out.
+        return_entropy: give the entropy of each row's softmax(input / T) as
+            well, without gradient; 0 in rows that are left out.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -2089,12 +2408,16 @@ class KLDivWithLogitsLoss(TargetModule):
         target_softcap: above 0; the teacher's logits become
             target_softcap · tanh(x / target_softcap), before the temperature.
             None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
     """
 
     function = staticmethod(functional.kl_div_with_logits)
     shared = {
         "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
-        "target_softcap": None,
+        "target_softcap": None, "hard_weight": 0.0,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2105,23 +2428,52 @@ class KLDivWithLogitsLoss(TargetModule):
     softcap: float | None
     target_scale: float
     target_softcap: float | None
+    hard_weight: float
     temperature: float
     reverse: bool
     temperature_squared: bool
     ignore_index: int
+    return_entropy: bool
+    @overload
+    def __init__(
+        self: "KLDivWithLogitsLoss[Tensor]", temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
+        temperature_squared: bool = True, ignore_index: int = -100, return_entropy: Literal[False] = False, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "KLDivWithLogitsLoss[DivergenceOutput]", temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        reverse: bool = False, temperature_squared: bool = True, ignore_index: int = -100, return_entropy: Literal[True],
+        empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "KLDivWithLogitsLoss[Tensor | DivergenceOutput]", temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        reverse: bool = False, temperature_squared: bool = True, ignore_index: int = -100, return_entropy: bool = False,
+        empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False, temperature_squared: bool = True,
-        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
-        target_softcap: float | None = None,
+        ignore_index: int = -100, return_entropy: bool = False, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None:
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
-            target_scale=target_scale, target_softcap=target_softcap, temperature=temperature, reverse=reverse,
-            temperature_squared=temperature_squared, ignore_index=ignore_index,
+            target_scale=target_scale, target_softcap=target_softcap, hard_weight=hard_weight, temperature=temperature, reverse=reverse,
+            temperature_squared=temperature_squared, ignore_index=ignore_index, return_entropy=return_entropy,
         )
+
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Result:
+        return self.compute(input, target, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
 
 
 class KTOLoss(PreferenceModule):
@@ -2154,6 +2506,28 @@ class KTOLoss(PreferenceModule):
         super().__init__(
             reduction=reduction, beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight, empty=empty,
         )
+
+
+class KoLeoLoss(LossModule):
+    """Kozachenko-Leonenko entropy of features as lightly's KoLeoLoss: see
+    koleo_loss.
+
+    Args:
+        eps: ε of at least 0.
+    """
+
+    function = staticmethod(functional.koleo_loss)
+    eps: float
+
+    @constructor
+    def __init__(self, eps: float = 1e-08) -> None:
+        super().__init__(eps=eps)
+
+    def forward(self, input: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, **per_call: Any) -> Tensor: ...
 
 
 class L1Loss(TargetModule):
@@ -2192,6 +2566,126 @@ class L1Loss(TargetModule):
         )
 
 
+class LDAMLoss(TargetModule):
+    """Label-distribution-aware margin loss of cosines: see ldam_loss.
+
+    Args:
+        class_counts: samples of each class in the training set, (C,), all above
+            0: the rarest class has the margin 0.5, the others 0.5 (min
+            n / n)^(1/4). Kept as the buffer margin, which may be scaled; None:
+            given as margin at each call.
+        scale: s above 0, which multiplies the cosines after the margin.
+        weight: (C,), a factor of each class, which the mean divides by.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        reduction: "mean", "sum" or "none".
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+        inplace: the gradient takes the memory of the logits; read them before.
+        validate: check class indices on CUDA too, which waits for the device.
+    """
+
+    function = staticmethod(functional.ldam_loss)
+    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 30.0}
+    reduction: Reduction
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    scale: float
+    margin: Tensor | None
+    weight: Tensor | None
+    ignore_index: int
+
+    @constructor
+    def __init__(
+        self, class_counts: Tensor | None = None, scale: float = 30.0, weight: Tensor | None = None, ignore_index: int = -100,
+        reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale,
+            margin=definitions.angular.margins_of_counts(class_counts), weight=weight, ignore_index=ignore_index,
+        )
+
+
+class LinearCosineDistanceLoss(LinearModule):
+    """Cosine distance of a linear layer's output from a teacher's: see
+    linear_cosine_distance.
+
+    The layer's tensors belong to the call.
+
+    Args:
+        reduction: "mean", "sum" or "none".
+        chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
+            where memory is short.
+        accumulate: dtype in which a weight's gradient of half precision is
+            summed over the chunks: "float32", or "weight", its own, which takes
+            a third of the memory and rounds after every chunk. Default: float32
+            where memory allows.
+        logits: how logits are kept, where input and weight are of half
+            precision. "float32": a chunk's in float32, beside their gradient.
+            "weight": they may be rounded to the dtype of the weight, where this
+            takes less time or memory. Default: they are never rounded, by the
+            fastest way that does not round them.
+        skip_ignored: leave ignored rows out of the products; the host waits for
+            the device to learn how many are left.
+        shift: the class index of a row, or its label, is that so many rows
+            later in the last leading dimension; the last rows are ignored. 1
+            predicts the next token, without a sliced copy of input. What else
+            has an entry a row stays in its place.
+        sum_input_gradient: with group, give the sum over the processes as the
+            gradient of input, not this process's part, which a reduce-scatter
+            over the sequence would add up. Default: True.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for
+            none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
+        ignore_index: class index of the rows that add nothing, whatever their
+            logits hold.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: "forward" writes the gradients of input, weight and bias in
+            forward, by three matrix products. "backward" computes the logits
+            again, by four products, and takes any gradient. Default: forward
+            where the result is a scalar, but for float16 and under
+            torch.compile.
+    """
+
+    function = staticmethod(functional.linear_cosine_distance)
+    shared = {
+        "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
+        "softcap": None, "hard_weight": 0.0, "ignore_index": -100, "empty": "nan", "gradient": None,
+    }
+    reductions = ("none", "batchmean", "mean", "sum")
+    reduction: BatchReduction
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    logits: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    shift: int
+    sum_input_gradient: bool
+    scale: float
+    softcap: float | None
+    hard_weight: float
+    ignore_index: int
+    gradient: Gradient | None
+
+    @constructor
+    def __init__(
+        self, *, reduction: BatchReduction = "batchmean", chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, hard_weight=hard_weight, ignore_index=ignore_index,
+            empty=empty, gradient=gradient,
+        )
+
+
 class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     """Cross entropy of a linear layer's output: see linear_cross_entropy.
 
@@ -2205,8 +2699,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         label_smoothing: ε in [0, 1].
         return_z_loss: give the part of z_loss beside the loss.
         return_lse: give log-sum-exp of each row as well, differentiable.
-        return_entropy: give the entropy of each row's softmax as well,
-            differentiable.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         return_correct: give as well whether each row's largest logit is the
             target's.
         return_argmax: give the class of each row's largest logit as well.
@@ -2390,7 +2884,7 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
 
 
-class LinearJSDivLoss(LinearModule):
+class LinearJSDivLoss(LossModule, Generic[Result]):
     """Generalised Jensen-Shannon divergence of a linear layer's output: see
     linear_js_div.
 
@@ -2402,6 +2896,8 @@ class LinearJSDivLoss(LinearModule):
         reduction: "mean", "sum" or "none".
         temperature_squared: as in js_div_with_logits: multiply by T². Off by
             default, as in TRL.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is
@@ -2425,6 +2921,10 @@ class LinearJSDivLoss(LinearModule):
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2438,7 +2938,7 @@ class LinearJSDivLoss(LinearModule):
     function = staticmethod(functional.linear_js_div)
     shared = {
         "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
-        "softcap": None, "ignore_index": -100, "empty": "nan", "gradient": None,
+        "softcap": None, "hard_weight": 0.0, "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2450,27 +2950,61 @@ class LinearJSDivLoss(LinearModule):
     sum_input_gradient: bool
     scale: float
     softcap: float | None
+    hard_weight: float
     ignore_index: int
     gradient: Gradient | None
     beta: float
     temperature: float
     temperature_squared: bool
+    return_entropy: bool
+    @overload
+    def __init__(
+        self: "LinearJSDivLoss[Tensor]", *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        temperature_squared: bool = False, return_entropy: Literal[False] = False, chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "LinearJSDivLoss[DivergenceOutput]", *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        temperature_squared: bool = False, return_entropy: Literal[True], chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "LinearJSDivLoss[Tensor | DivergenceOutput]", *, beta: float = 0.5, temperature: float = 1.0,
+        reduction: BatchReduction = "batchmean", temperature_squared: bool = False, return_entropy: bool = False, chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
-        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
-            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
-            beta=beta, temperature=temperature, temperature_squared=temperature_squared,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, hard_weight=hard_weight, ignore_index=ignore_index,
+            empty=empty, gradient=gradient, beta=beta, temperature=temperature, temperature_squared=temperature_squared,
+            return_entropy=return_entropy,
         )
 
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result:
+        return self.compute(input, weight, target, bias, **per_call)
 
-class LinearKLDivLoss(LinearModule):
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
+
+
+class LinearKLDivLoss(LossModule, Generic[Result]):
     """Kullback-Leibler divergence of a linear layer's output from a teacher's: see
     linear_kl_div.
 
@@ -2486,6 +3020,8 @@ class LinearKLDivLoss(LinearModule):
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
         tail: of a TopKTeacher: the classes that are not among the K count as
             one more.
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is
@@ -2509,6 +3045,10 @@ class LinearKLDivLoss(LinearModule):
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2522,7 +3062,7 @@ class LinearKLDivLoss(LinearModule):
     function = staticmethod(functional.linear_kl_div)
     shared = {
         "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
-        "softcap": None, "ignore_index": -100, "empty": "nan", "gradient": None,
+        "softcap": None, "hard_weight": 0.0, "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2534,6 +3074,7 @@ class LinearKLDivLoss(LinearModule):
     sum_input_gradient: bool
     scale: float
     softcap: float | None
+    hard_weight: float
     ignore_index: int
     gradient: Gradient | None
     temperature: float
@@ -2541,22 +3082,58 @@ class LinearKLDivLoss(LinearModule):
     temperature_squared: bool
     renormalize: bool
     tail: bool
+    return_entropy: bool
+    @overload
+    def __init__(
+        self: "LinearKLDivLoss[Tensor]", *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False,
+        temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, return_entropy: Literal[False] = False,
+        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "LinearKLDivLoss[DivergenceOutput]", *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
+        return_entropy: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "LinearKLDivLoss[Tensor | DivergenceOutput]", *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
+        return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True,
-        renormalize: bool = False, tail: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        renormalize: bool = False, tail: bool = False, return_entropy: bool = False, chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
-            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
-            temperature=temperature, reverse=reverse, temperature_squared=temperature_squared, renormalize=renormalize, tail=tail,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, hard_weight=hard_weight, ignore_index=ignore_index,
+            empty=empty, gradient=gradient, temperature=temperature, reverse=reverse, temperature_squared=temperature_squared,
+            renormalize=renormalize, tail=tail, return_entropy=return_entropy,
         )
 
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result:
+        return self.compute(input, weight, target, bias, **per_call)
 
-class LinearTotalVariationLoss(LinearModule):
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
+
+
+class LinearTotalVariationLoss(LossModule, Generic[Result]):
     """Total variation distance of a linear layer's output: see
     linear_total_variation.
 
@@ -2567,6 +3144,8 @@ class LinearTotalVariationLoss(LinearModule):
         reduction: "mean", "sum" or "none".
         temperature_squared: as in total_variation_with_logits: multiply by T².
             Off by default: the value is then a distance in [0, 1].
+        return_entropy: give the entropy of each row's softmax(logits / T) as
+            well; of a divergence without gradient.
         chunk: rows at a time. Default: as many as 1 GiB of logits has, fewer
             where memory is short.
         accumulate: dtype in which a weight's gradient of half precision is
@@ -2590,6 +3169,10 @@ class LinearTotalVariationLoss(LinearModule):
         scale: the logits become scale · x.
         softcap: the logits become softcap · tanh(scale · x / softcap); None for
             none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
         ignore_index: class index of the rows that add nothing, whatever their
             logits hold.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2603,7 +3186,7 @@ class LinearTotalVariationLoss(LinearModule):
     function = staticmethod(functional.linear_total_variation)
     shared = {
         "chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0, "sum_input_gradient": True, "scale": 1.0,
-        "softcap": None, "ignore_index": -100, "empty": "nan", "gradient": None,
+        "softcap": None, "hard_weight": 0.0, "ignore_index": -100, "empty": "nan", "gradient": None,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -2615,23 +3198,56 @@ class LinearTotalVariationLoss(LinearModule):
     sum_input_gradient: bool
     scale: float
     softcap: float | None
+    hard_weight: float
     ignore_index: int
     gradient: Gradient | None
     temperature: float
     temperature_squared: bool
+    return_entropy: bool
+    @overload
+    def __init__(
+        self: "LinearTotalVariationLoss[Tensor]", *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        temperature_squared: bool = False, return_entropy: Literal[False] = False, chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "LinearTotalVariationLoss[DivergenceOutput]", *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        temperature_squared: bool = False, return_entropy: Literal[True], chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "LinearTotalVariationLoss[Tensor | DivergenceOutput]", *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        temperature_squared: bool = False, return_entropy: bool = False, chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
-        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
     ) -> None:
         super().__init__(
             reduction=reduction, chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, shift=shift,
-            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, ignore_index=ignore_index, empty=empty, gradient=gradient,
-            temperature=temperature, temperature_squared=temperature_squared,
+            sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, hard_weight=hard_weight, ignore_index=ignore_index,
+            empty=empty, gradient=gradient, temperature=temperature, temperature_squared=temperature_squared, return_entropy=return_entropy,
         )
+
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result:
+        return self.compute(input, weight, target, bias, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
 
 
 class LogCoshLoss(TargetModule):
@@ -3002,6 +3618,49 @@ class MultiMarginLoss(TargetModule):
         )
 
 
+class MultiSimilarityLoss(LossModule):
+    """Multi-similarity loss of labelled features: see multi_similarity_loss.
+
+    `forward` takes gathered, gathered_labels and offset as well.
+
+    Args:
+        alpha: α, how much the hardest positives outweigh others.
+        beta: β, how much the hardest negatives outweigh others.
+        base: λ, the similarity that divides positives from negatives.
+        reduction: "mean" over the rows, "sum", or "none", one value a row.
+        epsilon: ε of mining, 0.1 in the paper; None: all pairs count, as in
+            pytorch-metric-learning without a miner.
+        normalize: divide each row by its length first.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.multi_similarity_loss)
+    shared = {"empty": "nan", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    alpha: float
+    beta: float
+    base: float
+    epsilon: float | None
+    normalize: bool
+
+    @constructor
+    def __init__(
+        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, reduction: Reduction = "mean", *, epsilon: float | None = None,
+        normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(
+            reduction=reduction, empty=empty, gradient=gradient, alpha=alpha, beta=beta, base=base, epsilon=epsilon, normalize=normalize,
+        )
+
+    def forward(self, features: Tensor, labels: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(features, labels, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, features: Tensor, labels: Tensor, **per_call: Any) -> Tensor: ...
+
+
 class NLLLoss(TargetModule):
     """Negative log-likelihood of log-probabilities as torch.nn.NLLLoss: see
     nll_loss.
@@ -3042,11 +3701,14 @@ class NLLLoss(TargetModule):
 class NTXentLoss(LossModule):
     """Normalised temperature-scaled cross entropy of two views: see nt_xent_loss.
 
+    `forward` takes gathered1, gathered2 and offset as well.
+
     Args:
         temperature: T above 0, a number or a tensor of one element, which gets
             a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
+        decoupled: leave the other view of a sample out of the sum.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -3057,13 +3719,16 @@ class NTXentLoss(LossModule):
     gradient: Gradient | None
     temperature: float | Tensor
     normalize: bool
+    decoupled: bool
 
     @constructor
     def __init__(
-        self, temperature: float | Tensor = 0.5, reduction: Reduction = "mean", *, normalize: bool = True, empty: Empty = "nan",
-        gradient: Gradient | None = None,
+        self, temperature: float | Tensor = 0.5, reduction: Reduction = "mean", *, normalize: bool = True, decoupled: bool = False,
+        empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None:
-        super().__init__(reduction=reduction, empty=empty, gradient=gradient, temperature=temperature, normalize=normalize)
+        super().__init__(
+            reduction=reduction, empty=empty, gradient=gradient, temperature=temperature, normalize=normalize, decoupled=decoupled,
+        )
 
     def forward(self, input1: Tensor, input2: Tensor, **per_call: Any) -> Tensor:
         return self.compute(input1, input2, **per_call)
@@ -3397,7 +4062,7 @@ class ProbIoULoss(BoxModule):
             loss takes is a line. So gradients stay finite, and equal boxes have
             none.
         log: take D in place of √(1 - e^-D), the paper's second loss. It does
-            not saturate at 1, so that boxes far apart are pulled harder. The
+            not saturate at 1, so that distant boxes are pulled harder. The
             paper begins with it.
         empty: what a mean over no pairs gives: "zero", as the losses of other
             boxes, or "nan".
@@ -3417,6 +4082,47 @@ class ProbIoULoss(BoxModule):
         gradient: Gradient | None = None,
     ) -> None:
         super().__init__(reduction=reduction, empty=empty, gradient=gradient, eps=eps, log=log)
+
+
+class ProxyAnchorLoss(LossModule):
+    """Proxy anchor loss of features and the proxies of classes: see
+    proxy_anchor_loss.
+
+    The proxies are given with each call, so that the optimiser has them where
+    the model has.
+
+    Args:
+        margin: δ, which positives must exceed and the negated similarity of
+            negatives too.
+        alpha: α above 0, the scale.
+        reduction: "mean" as in the formula; "none", (C,), a proxy's own: its
+            term of positives times C / |P⁺|, and its term of negatives; "sum"
+            adds these up, and a normalizer divides their sum.
+        normalize: divide each row by its length first.
+        empty: what a mean over nothing gives: "nan", as in torch, or "zero".
+        gradient: written in "forward", or computed in "backward"; None chooses.
+    """
+
+    function = staticmethod(functional.proxy_anchor_loss)
+    shared = {"empty": "nan", "gradient": None}
+    reduction: Reduction
+    gradient: Gradient | None
+    margin: float
+    alpha: float
+    normalize: bool
+
+    @constructor
+    def __init__(
+        self, margin: float = 0.1, alpha: float = 32.0, reduction: Reduction = "mean", *, normalize: bool = True, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None:
+        super().__init__(reduction=reduction, empty=empty, gradient=gradient, margin=margin, alpha=alpha, normalize=normalize)
+
+    def forward(self, features: Tensor, proxies: Tensor, labels: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(features, proxies, labels, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, features: Tensor, proxies: Tensor, labels: Tensor, **per_call: Any) -> Tensor: ...
 
 
 class QualityFocalLoss(TargetModule):
@@ -3831,6 +4537,8 @@ class SoftmaxFocalLoss(TargetModule):
 class SupConLoss(LossModule):
     """Supervised contrastive loss: see supervised_contrastive_loss.
 
+    `forward` takes gathered, gathered_labels and offset as well.
+
     Args:
         temperature: T above 0, a number or a tensor of one element, which gets
             a gradient.
@@ -4087,7 +4795,7 @@ class TotalVariationLoss(TargetModule):
         super().__init__(reduction=reduction, weight=weight, empty=empty, gradient=gradient, inplace=inplace, validate=validate, dim=dim)
 
 
-class TotalVariationWithLogitsLoss(TargetModule):
+class TotalVariationWithLogitsLoss(LossModule, Generic[Result]):
     """Total variation distance from a teacher's logits: see
     total_variation_with_logits.
 
@@ -4100,6 +4808,8 @@ class TotalVariationWithLogitsLoss(TargetModule):
             Off by default: the value is then a distance in [0, 1]; on by
             default in the Kullback-Leibler losses.
         ignore_index: label of the rows that are left out.
+        return_entropy: give the entropy of each row's softmax(input / T) as
+            well, without gradient; 0 in rows that are left out.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -4112,12 +4822,16 @@ class TotalVariationWithLogitsLoss(TargetModule):
         target_softcap: above 0; the teacher's logits become
             target_softcap · tanh(x / target_softcap), before the temperature.
             None for none.
+        hard_weight: α in [0, 1]: the loss of a row is
+            (1 - α) · divergence + α · cross entropy of its label. That is of
+            logits that are scaled and capped, but not softened, and T² does not
+            multiply it. Labels are then classes, and needed. 0: none.
     """
 
     function = staticmethod(functional.total_variation_with_logits)
     shared = {
         "empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None, "target_scale": 1.0,
-        "target_softcap": None,
+        "target_softcap": None, "hard_weight": 0.0,
     }
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
@@ -4128,22 +4842,51 @@ class TotalVariationWithLogitsLoss(TargetModule):
     softcap: float | None
     target_scale: float
     target_softcap: float | None
+    hard_weight: float
     temperature: float
     temperature_squared: bool
     ignore_index: int
+    return_entropy: bool
+    @overload
+    def __init__(
+        self: "TotalVariationWithLogitsLoss[Tensor]", temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[False] = False, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "TotalVariationWithLogitsLoss[DivergenceOutput]", temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[True], empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "TotalVariationWithLogitsLoss[Tensor | DivergenceOutput]", temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+        *, temperature_squared: bool = False, ignore_index: int = -100, return_entropy: bool = False, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
 
     @constructor
     def __init__(
         self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False,
-        ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
-        target_softcap: float | None = None,
+        ignore_index: int = -100, return_entropy: bool = False, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None:
         super().__init__(
             reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
-            target_scale=target_scale, target_softcap=target_softcap, temperature=temperature, temperature_squared=temperature_squared,
-            ignore_index=ignore_index,
+            target_scale=target_scale, target_softcap=target_softcap, hard_weight=hard_weight, temperature=temperature,
+            temperature_squared=temperature_squared, ignore_index=ignore_index, return_entropy=return_entropy,
         )
+
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Result:
+        return self.compute(input, target, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
 
 
 class TripletMarginLoss(LossModule):
@@ -4274,6 +5017,34 @@ class TwoWayLoss(TargetModule):
         gradient: Gradient | None = None,
     ) -> None:
         super().__init__(reduction=reduction, empty=empty, gradient=gradient, tp=tp, tn=tn)
+
+
+class VICRegLoss(LossModule):
+    """Variance, invariance and covariance of two views as lightly's VICRegLoss:
+    see vicreg_loss.
+
+    Args:
+        lambda_param: λ of at least 0, the weight of the invariance.
+        mu_param: μ of at least 0, the weight of the variance.
+        nu_param: ν of at least 0, the weight of the covariance.
+        eps: ε of at least 0.
+    """
+
+    function = staticmethod(functional.vicreg_loss)
+    lambda_param: float
+    mu_param: float
+    nu_param: float
+    eps: float
+
+    @constructor
+    def __init__(self, lambda_param: float = 25.0, mu_param: float = 25.0, nu_param: float = 1.0, eps: float = 0.0001) -> None:
+        super().__init__(lambda_param=lambda_param, mu_param=mu_param, nu_param=nu_param, eps=eps)
+
+    def forward(self, input1: Tensor, input2: Tensor, **per_call: Any) -> Tensor:
+        return self.compute(input1, input2, **per_call)
+
+    if TYPE_CHECKING:
+        def __call__(self, input1: Tensor, input2: Tensor, **per_call: Any) -> Tensor: ...
 
 
 class VarifocalLoss(TargetModule):

@@ -19,7 +19,7 @@ from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, gradients, remember
 from lossforge.losses.base.record import Several, Template
 from lossforge.losses.linear.engine import FUSED
-from lossforge.losses.namespace import NAMESPACE
+from lossforge.losses.namespace import NAMESPACE, OPERATORS
 from lossforge.losses.state import plain
 from lossforge.losses.templates import TEMPLATES
 
@@ -152,6 +152,68 @@ def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *ot
     with recorded(key, tensors) as made:
         made.results = getattr(kernels.of_folder(folder), function)(*tensors, *others)
     return made.results
+
+
+def define_differentiable(
+    name: str,
+    arguments: str,
+    forward: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., None],
+    reference: Callable[..., Tensor],
+    inputs: int = 1,
+    keeps: bool = True,
+) -> None:
+    """Define an operator with one result, whose gradient is an operator too, and differentiable again by its reference.
+
+    Args:
+        name: of the operator.
+        arguments: their schema.
+        forward: computes the result from all arguments.
+        fake: only makes the result.
+        backward: (grad, result, *arguments, *gradients): writes the gradients that are not None.
+        reference: computes the result in plain torch.
+        inputs: how many of the first arguments are differentiated.
+        keeps: whether the result is kept for backward, which otherwise gets None.
+    """
+
+    def written(given: Sequence[Any]) -> list[Tensor | None]:
+        return [torch.empty_like(t) if want else None for t, want in zip(given, given[-inputs:], strict=False)]
+
+    def backwards(grad: Tensor, result: Tensor | None, *given: Any) -> Any:
+        gradients = written(given)
+        backward(grad, result, *given[:-inputs], *gradients)
+        return _one_or_several(grad, gradients)
+
+    def setup(ctx: Any, given: tuple[Any, ...], result: Tensor) -> None:
+        ctx.save_for_backward(result.detach() if keeps else None, *[t if isinstance(t, Tensor) else None for t in given])
+        ctx.others = [None if isinstance(v, Tensor) else v for v in given]
+
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        result, *saved = ctx.saved_tensors
+        given = [v if t is None else t for t, v in zip(saved, ctx.others, strict=True)]
+        wanted = [t.requires_grad for t in given[:inputs]]
+        if torch.is_grad_enabled():
+            found = torch.autograd.grad(
+                reference(*given), [t for t, want in zip(given, wanted, strict=False) if want], grad, create_graph=True
+            )
+            each = iter(found)
+            gradients = [next(each) if want else None for want in wanted]
+        else:
+            made = getattr(OPERATORS, f"{name}_backward")(grad, result, *given, *wanted)
+            gradients = [g if want else None for g, want in zip(made if inputs > 1 else (made,), wanted, strict=True)]
+        return *gradients, *(None,) * (len(given) - inputs)
+
+    wants = "".join(f", bool want{i}" for i in range(inputs))
+    results = ", ".join(["Tensor"] * inputs)
+    define(f"{name}({arguments}) -> Tensor", forward, fake)
+    define(
+        f"{name}_backward(Tensor grad, Tensor{'' if keeps else '?'} result, {arguments}{wants}) -> ({results})",
+        backwards,
+        lambda grad, _, *given: _one_or_several(grad, written(given)),
+    )
+    register_autograd(LIBRARY, name, setup, differentiate)
+    no_double_backward(f"{name}_backward")
 
 
 def no_double_backward(name: str) -> None:

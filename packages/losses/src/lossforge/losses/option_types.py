@@ -18,6 +18,8 @@ Averaged = Literal["present", "all"]
 TokenWeight = Literal["probability", "entropy"]
 Independent = Literal["tokens", "sequences", "pairs"]
 BoxFormat = Literal["xyxy", "cxcywh"]
+MarginStrategy = Literal["absolute", "relative"]
+Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 
 
 class Range(NamedTuple):

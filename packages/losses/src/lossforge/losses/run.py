@@ -162,8 +162,7 @@ def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callab
             made.returned = function(*checks.with_flags(flags, args, kwargs), **kwargs)
         return made.returned
 
-    # code of its own, because torch.compile counts the graphs of a code object, and stops at eight
-    call.__code__ = call.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
+    checks.with_own_code(call, function.__name__)
     call.entry = call  # type: ignore[attr-defined]  # not so of a wrapper, which takes over the attributes
     return call
 

@@ -76,7 +76,7 @@ def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:
     for sample in calls:
         smooth = "label_smoothing" not in loss.without and not ("weight" in sample.kwargs and "label_smoothing with weight" in loss.without)
         kwargs = {k: v for k, v in sample.kwargs.items() if k not in loss.without and (smooth or k != "label_smoothing")}
-        if "target_b" in sample.kwargs and "target_b" not in kwargs:
+        if sample.name in loss.without or ("target_b" in sample.kwargs and "target_b" not in kwargs):
             continue
         if "probabilities" not in loss.without or sample.target is None or not sample.target.is_floating_point():
             yield Sample(sample.name, sample.x, sample.target, kwargs)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lossforge import integrations
-from lossforge.integrations.patching import IntegrationError, say_once
+from lossforge.patch.patching import IntegrationError, say_once
 
 USAGE = """python -m lossforge.patch LIBRARY[,LIBRARY…] [--force] --
        SCRIPT.py | -m MODULE | PROGRAM [ARGUMENT …]"""
@@ -29,7 +29,7 @@ LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed")
 
 def patchable() -> list[str]:
     """Return the libraries whose integration has a `patch`."""
-    names = [each.name for each in pkgutil.iter_modules(integrations.__path__) if each.name != "patching" and not each.name.startswith("_")]
+    names = [each.name for each in pkgutil.iter_modules(integrations.__path__) if not each.name.startswith("_")]
     return [name for name in names if hasattr(importlib.import_module(f"lossforge.integrations.{name}"), "patch")]
 
 

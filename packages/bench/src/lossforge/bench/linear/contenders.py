@@ -13,7 +13,7 @@ from lossforge.bench.contenders import Contender, absent, installed
 from lossforge.bench.linear.inputs import LinearInputs
 from lossforge.bench.linear.losses import BETA, EPSILON, KL_WEIGHT, LOSSES
 
-OF_TOKENS = ("selective_log_softmax", "dpo", "grpo")
+OF_TOKENS = ("selective_log_softmax",)
 """Losses of ours whose gradient only backward can compute, because each token's result has its own upstream gradient."""
 
 
@@ -42,6 +42,15 @@ def _large(case: Case) -> bool:
     return _cross_entropy(case) and case.suite == "linear"
 
 
+def _exact(case: Case) -> bool:
+    return case.suite == "exact"
+
+
+def _in_forward(case: Case) -> bool:
+    """Return whether a case has a second form, whose gradient backward computes."""
+    return _large(case) or case.suite in ("exact", "objectives")
+
+
 def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, twice: bool = False) -> Any:
     """Return the maker of a contender that computes only the products.
 
@@ -57,13 +66,17 @@ def _products(name: str, applies: Callable[[Case], bool], accumulate: int = -1, 
         of = (lambda inputs: inputs.joined()) if LOSSES[case.loss].joined else (lambda inputs: inputs)
         if not applies(case):
             return None
-        return Contender(name, lambda inputs: products(of(inputs), accumulate, again))
+        together = {"dpo": 2, "gspo": 1}.get(case.loss, 0) * case.shape[1] or 1  # a pair of sequences, one sequence
+        return Contender(name, lambda inputs: products(of(inputs), accumulate, again, together))
 
     return make
 
 
-def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
-    """Compute the engine's matrix products with the same chunks and memory as ours, and nothing between them."""
+def products(inputs: LinearInputs, accumulate: int, twice: bool, together: int) -> Tensor:
+    """Compute the engine's matrix products with the same chunks and memory as ours, and nothing between them.
+
+    together: rows that no chunk parts.
+    """
     from lossforge.kernels.call import FROM_WEIGHT, Head
     from lossforge.kernels.divergence.call import DivergenceCall
     from lossforge.kernels.rowwise.call import RowwiseCall
@@ -99,8 +112,17 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool) -> Tensor:
             end = min(start + sums.classes, len(head))
             sums.add(start, end, logits_of(layer.of_classes(start, end), memory[:, : end - start]))
     elif differentiable:
-        by_rows(Gradients(call, found, False))
+        by_rows(Gradients(call, found, False, together))
     return x
+
+
+def _objective(case: Case, device: torch.device) -> Contender | None:
+    """Return the objective alone, forward and backward, from log-probabilities that are there."""
+    if case.suite != "objectives" or case.inputs not in ("rollouts", "pairs"):
+        return None
+    total = LOSSES[case.loss].total
+    logps = torch.full(case.shape[:2], -1.0, device=device, requires_grad=True)
+    return Contender("objective", lambda inputs: total(logps, inputs.others))
 
 
 def _torch(case: Case, device: torch.device) -> Contender:
@@ -126,7 +148,7 @@ def _peer(name: str, of: Callable[[Case], Callable[[LinearInputs], Tensor] | Non
 
     def make(case: Case, device: torch.device) -> Contender | None:
         call = of(case)
-        if call is None or case.suite != "linear" or device.type != "cuda":
+        if call is None or case.suite == "features" or device.type != "cuda":
             return None
         return Contender(name, call) if installed(library or name) else absent(name)
 
@@ -176,7 +198,7 @@ def _quack(scaled: bool) -> Callable[[Case], Callable[[LinearInputs], Tensor] | 
             function = import_module("quack.linear_cross_entropy").chunked_linear_cross_entropy
             return function(inputs.input, inputs.head, inputs.others["target"], tuned=False, use_scaled_exp=scaled)
 
-        return call if _large(case) and case.use != "imagenet-21k" else None  # its classes must be a multiple of 8
+        return call if (_large(case) or _exact(case)) and case.use != "imagenet-21k" else None  # its classes must be a multiple of 8
 
     return of
 
@@ -206,11 +228,14 @@ def _verl(inputs: LinearInputs) -> Sequence[Tensor]:
 _MAKERS: dict[str, Callable[[Case, torch.device], Contender | None]] = {
     "lossforge": _ours("lossforge", _always),
     "lossforge-weight": _ours("lossforge-weight", _cross_entropy, accumulate="weight"),
-    "lossforge-backward": _ours("lossforge-backward", _large, gradient="backward"),
+    "lossforge-backward": _ours("lossforge-backward", _in_forward, gradient="backward"),
+    "lossforge-rounded": _ours("lossforge-rounded", _exact, logits="weight"),
+    "lossforge-float32": _ours("lossforge-float32", _exact, logits="float32"),
+    "objective": _objective,
     "lossforge-skip": _ours("lossforge-skip", lambda case: case.inputs == "half ignored", skip_ignored=True),
     "products": _products("products", _always),
     "products-weight": _products("products-weight", _large, accumulate=0),
-    "products-backward": _products("products-backward", _large, twice=True),
+    "products-backward": _products("products-backward", _in_forward, twice=True),
     "torch": _torch,
     "torch.compile": _compiled,
     "torch-linear": _torch_linear,

@@ -12,7 +12,7 @@ from lossforge.bench.inputs import IGNORE_INDEX, TORCH_DTYPES
 
 OF_ROWS = ("target", "teacher", "teacher_input", "own")
 """Tensors with an entry for each row."""
-UNDIVIDED = ("teacher_head", "labels")
+UNDIVIDED = ("teacher_head", "labels", "guide")
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,16 @@ def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs
         own = torch.arange(2 * lead[0], device=device)
         return {"own": own, "target": own.roll(lead[0])}
 
+    def groups(several: int) -> Tensor:
+        """Give about every second row the label of another one."""
+        return torch.randint(max(1, several // 2), (several,), device=device, generator=generator)
+
+    def of_proxies() -> Tensor:
+        return torch.randint(lead[0], (classes,), device=device, generator=generator)
+
     makers: dict[str, Callable[[], dict[str, Tensor]]] = {
         "classes": lambda: {"target": index()},
+        "large logits": lambda: {"target": index()},
         "half ignored": half_ignored,
         "tokens": tokens,
         "tokens without gradient": tokens,
@@ -100,18 +108,25 @@ def make_inputs(case: Case, device: torch.device, seed: int = 0) -> LinearInputs
         "rollouts": rollouts,
         "dense": lambda: {"target": uniform(*lead, classes).to(TORCH_DTYPES[case.dtype])},
         "linear teacher": linear_teacher,
+        "labelled linear teacher": lambda: linear_teacher() | {"target": index()},
         "teacher": lambda: {"teacher": normal(*lead, classes)},
         "features": lambda: {"target": torch.arange(lead[0], device=device)},
+        "labelled features": lambda: {"target": torch.arange(lead[0], device=device), "labels": groups(lead[0])},
+        "guided features": lambda: views() | {"guide": F.normalize(normal(2 * lead[0], 64), dim=1)},
+        "proxies and features": lambda: {"own": torch.arange(lead[0], device=device), "labels": of_proxies()},
         "views": views,
         "labelled views": lambda: views() | {"labels": torch.randint(1000, lead, device=device, generator=generator).repeat(2)},
     }
     x, head = layer()
-    if case.inputs.endswith("views"):
+    of_views, of_features = case.inputs.endswith("views") or case.inputs == "guided features", case.inputs.endswith("features")
+    if of_views or case.inputs == "labelled features":
         head = head[: len(x)]  # one of each kind; a case that was cut for a CPU has more
-    if case.inputs == "features" or case.inputs.endswith("views"):  # unit vectors, of which pairs are nearer than others
+    if of_features or of_views:  # unit vectors, of which pairs are nearer than others
         x = F.normalize(x, dim=1)
         head[: len(x)] += 0.5 * x[: len(head)]
         head = F.normalize(head, dim=1)
+    if case.inputs == "large logits":
+        x *= 32
     others = makers[case.inputs]()
     wanted = case.inputs != "tokens without gradient"
     return LinearInputs(x.requires_grad_(wanted), head.requires_grad_(wanted), others)

@@ -15,8 +15,16 @@ OURS = {
     "lossforge-weight": ('`accumulate="weight"`', "products-weight"),
     "lossforge-backward": ('`gradient="backward"`', "products-backward"),
     "lossforge-skip": ("`skip_ignored=True`", "products"),
+    "lossforge-rounded": ('`logits="weight"`', "products"),
+    "lossforge-float32": ('`logits="float32"`', "products"),
 }
 """The options of each contender of ours, and the contender that computes its products."""
+ALONE = {
+    "objective": "the objective alone",
+    "products": "its products alone",
+    "products-backward": 'those of `gradient="backward"`',
+}
+"""What a table calls contenders that compute a part of the loss."""
 PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy")
 FEW = ("quack", "quack-scaled", "trl", "verl")
 """Peers that know few of the losses; a table of their own has them."""
@@ -39,6 +47,21 @@ def fused(report: Report, suite: str = "linear") -> str:
     failed += [f"{name}, which brought its process down" for name in report.settings.get("left_out", [])]
     notes = [f"Without a figure: {'; '.join(failed)}."] if failed else []
     return "\n\n".join([markdown(header, rows), *_beside_few(cases), *([off] if off else []), *notes])
+
+
+def listed(report: Report, suite: str) -> str:
+    """Format one line for each case of a suite and contender, with its errors or why it has none."""
+    rows = []
+    for by in report.by_case(suite).values():
+        for number, row in enumerate(by.values()):
+            said = OURS.get(row.contender, ("", ""))[0] or ALONE.get(row.contender, row.contender)
+            errors = ", ".join(_number(row, f"{each}_error", "{:.1e}") for each in ("value", "gradient", "weight"))
+            costs = [_ms(row, "{:.2f}"), _number(row, "peak_mib", "{:,.0f}")]
+            if row.value_error is None:
+                errors = "" if row.status == "ok" else row.status.split(":")[0]
+            rows.append([*(_what(by) if number == 0 else ("", "")), said, *costs, errors])
+    header = ("loss", "tokens × hidden × classes", "by", "ms", "MiB", "errors: value, input's, weight's gradient")
+    return markdown(header, rows)
 
 
 def _beside_few(cases: Iterable[By]) -> list[str]:
@@ -127,6 +150,8 @@ def verdicts(report: Report) -> list[FusedVerdict]:
             found.append(_time(by, "lossforge-skip", "0.6 × with no token ignored", _times(0.6, every)))
         elif ours.loss in ("focal", "bce") and ours.use == "imagenet-21k":
             found.append(_time(by, "lossforge", "1.1 × its products", _times(1.1, products)))
+    found += [each for by in report.by_case("exact").values() for each in _exact(by)]
+    found += [each for by in report.by_case("objectives").values() for each in _objectives(by)]
     for by in report.by_case("features").values():
         if by["lossforge"].use == "clip-65536":
             found.append(FusedVerdict(_said(by["lossforge"]), "MiB", "4 GiB", 4 * GIB, figure(by["lossforge"], "peak_mib")))
@@ -154,6 +179,28 @@ def _engines(by: By) -> Iterable[FusedVerdict]:
     )
 
 
+def _exact(by: By) -> Iterable[FusedVerdict]:
+    """Evaluate cross entropy of large logits: what exact logits cost, and their errors."""
+    rounded, ours = figure(by.get("lossforge-rounded"), "ms"), by["lossforge"]
+    factor = 1.1 if rounded is not None and rounded < 2 else 1.03
+    yield _time(by, "lossforge", f"{factor} × rounded logits", _times(factor, rounded))
+    for what, name in (("input", "gradient_error"), ("weight", "weight_error")):
+        wanted, found = (None if row is None else getattr(row, name) for row in (by.get("lossforge-float32"), ours))
+        yield FusedVerdict(_said(ours), f"error of the {what}'s gradient", '1.5 × logits="float32"', _times(1.5, wanted), found)
+    quack = [ms for name in ("quack", "quack-scaled") if (ms := figure(by.get(name), "ms")) is not None]
+    if quack and ours.use == "qwen3-0.6b":
+        yield _time(by, "lossforge", "QuACK's better form", min(quack))
+
+
+def _objectives(by: By) -> Iterable[FusedVerdict]:
+    """Evaluate objectives of tokens, which take their three products and what the tokens cost."""
+    products, alone = (figure(by.get(name), "ms") for name in ("products", "objective"))
+    if alone is not None and products is not None:
+        yield _time(by, "lossforge", "1.02 × its three products + the objective alone", 1.02 * products + alone)
+    elif by["lossforge"].loss == "weighted_ce":
+        yield _time(by, "lossforge", "1.05 × its three products", _times(1.05, products))
+
+
 def targets(report: Report) -> str:
     found = verdicts(report)
     rows = [
@@ -165,7 +212,7 @@ def targets(report: Report) -> str:
 
 
 def _shown(v: FusedVerdict, value: float | None) -> str:
-    return "–" if value is None else {"ms": f"{value:.2f}", "MiB": f"{value:,.0f}"}.get(v.what, f"{value:.3f}")
+    return "–" if value is None else {"ms": f"{value:.2f}", "MiB": f"{value:,.0f}"}.get(v.what, f"{value:.1e}")
 
 
 def _time(by: By, name: str, of: str, wanted: float | None) -> FusedVerdict:

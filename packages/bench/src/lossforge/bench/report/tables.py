@@ -31,11 +31,19 @@ USES = {
     "box-pairs": "4.2 million pairs",
     "rotated-box-pairs": "4.2 million rotated pairs",
     "embeddings": "65536 triplets of vectors",
+    "prototypes-65536": "65536 prototypes",
+    "depths-1024": "depths 1024²",
+    "features-8192": "a batch of 8192",
+    "online-products": "8192 features and the 11,318 classes of Stanford Online Products",
+    "projections-2048": "two views of 2048 images",
     "gemma2-2b": "Gemma 2 2B",
     "llama3-1b": "Llama 3.2 1B",
     "llama3-8b": "Llama 3 8B",
     "qwen3-0.6b": "Qwen3 0.6B",
     "qwen3-8b": "Qwen3 8B",
+    "qwen3-14b": "Qwen3 14B",
+    "llama2": "Llama 2",
+    "gpt2": "GPT-2",
 }
 LOSSES = {"ce": "cross entropy", "focal": "focal", "mae": "mean absolute error", "bce": "binary cross entropy"}
 LOSSES |= {"preference_bce": "preference-weighted BCE", "mse": "mean squared error", "huber": "Huber", "smooth_l1": "smooth L1"}
@@ -59,6 +67,8 @@ LOSSES |= {
     "generalized_ce": "generalised cross entropy",
 }
 LOSSES |= {"logit_adjusted_ce": "logit-adjusted cross entropy", "selective_log_softmax": "log-probability of tokens", "clip": "CLIP"}
+LOSSES |= {"grpo_on_policy": "GRPO on policy", "gspo": "GSPO", "weighted_ce": "cross entropy with a weight a token"}
+LOSSES |= {"hard_kl": "KL divergence with a hard part", "hard_js": "Jensen-Shannon with a hard part"}
 LOSSES |= {"dpo": "DPO", "grpo": "GRPO", "info_nce": "InfoNCE of features"}
 LOSSES |= {"clip_features": "CLIP of features", "siglip_features": "SigLIP of features"}
 LOSSES |= {"gaussian_nll": "Gaussian likelihood", "poisson_nll": "Poisson likelihood", "soft_margin": "soft margin"}
@@ -84,6 +94,11 @@ LOSSES |= {"taylor_ce": "Taylor cross entropy", "symmetric_ce": "symmetric cross
 LOSSES |= {"lovasz_softmax": "Lovász-softmax", "lovasz_hinge": "Lovász hinge"}
 LOSSES |= {"nt_xent": "NT-Xent of features", "supcon": "supervised contrastive of features"}
 LOSSES |= {"dice": "Dice", "jaccard": "Jaccard", "tversky": "Tversky", "focal_tversky": "focal Tversky", "dice_ce": "Dice + cross entropy"}
+LOSSES |= {"dino": "DINO", "dkd": "decoupled distillation", "channel_wise_kl_div": "channel-wise KL divergence", "dist": "DIST"}
+LOSSES |= {"boundary": "boundary, maps given", "silog": "scale-invariant log", "koleo": "KoLeo", "vicreg": "VICReg"}
+LOSSES |= {"barlow_twins": "Barlow Twins", "info_nce_labels": "InfoNCE with labels", "info_nce_decoupled": "InfoNCE decoupled"}
+LOSSES |= {"gist_embed": "GISTEmbed", "multi_similarity": "multi-similarity", "circle": "circle", "proxy_anchor": "proxy anchor"}
+LOSSES |= {"generalized_dice": "generalised Dice", "mcc": "Matthews correlation"}
 
 
 ASKED = {

@@ -77,13 +77,14 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "boxes": ("iou", "giou", "diou", "ciou", "eiou", "siou", "box_l1", "box_smooth_l1"),
     "rotated": ("probiou", "gwd", "kld", "kfiou", "rotated_iou"),
     "overlap": OVERLAP,
-    "divergence": ("kl", "js", "total_variation"),
+    "divergence": ("kl", "js", "total_variation", "dino", "channel_wise_kl_div"),
 }
 """Losses with the same passes over memory.
 
 The similarity loss, the distribution focal loss, the losses of margins, of vectors, of several labels, of views and of routers are not
-among them: few have the same passes. The distribution-balanced loss makes a tensor of weights first, Seesaw one of shifted logits; the
-cross entropy of hard rows reads all of them to choose, and the Lovász losses sort.
+among them: few have the same passes. Nor are the losses of features and of depths, and distillation with labels or by relations, because
+these are several launches; the boundary loss reads maps as large as its logits. The distribution-balanced loss makes a tensor of weights
+first, Seesaw one of shifted logits; the cross entropy of hard rows reads all of them to choose, and the Lovász losses sort.
 """
 
 

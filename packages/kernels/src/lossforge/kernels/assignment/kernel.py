@@ -79,8 +79,8 @@ def load_target(given, batch, g, classes):
     """Return the numbers of box g, its class, and whether it counts: it is not padding, and its class exists."""
     there = tl.load(given.mask.ptr + batch * given.mask.s0 + g * given.mask.s1).to(tl.int32) != 0
     label = tl.load(given.labels.ptr + batch * given.labels.s0 + g * given.labels.s1).to(tl.int64)
-    a, b, c, d, e = load_numbers(given.targets, batch, g, g >= 0, given.WIDTH)
-    return a, b, c, d, e, label, there & (label >= 0) & (label < classes)
+    box = load_numbers(given.targets, batch, g, g >= 0, given.WIDTH)
+    return box, label, there & (label >= 0) & (label < classes)
 
 
 @triton.jit
@@ -99,8 +99,9 @@ def grown(low, high, least):
 
 
 @triton.jit
-def is_inside(given, x, y, a, b, c, d, e, margin, least):
+def is_inside(given, x, y, box, margin, least):
     """Return whether points lie in a box, further than `margin` from its sides, of which none counts as shorter than `least`."""
+    a, b, c, d, e = box
     if given.WIDTH == 5:
         along, across = offset(x, y, a, b, e)
         half_w, half_h = 0.5 * tl.maximum(c, least), 0.5 * tl.maximum(d, least)
@@ -119,9 +120,10 @@ def spread(x, a):
 
 
 @triton.jit
-def overlap_of(given, batch, i, mask, a, b, c, d, e, similarity: tl.constexpr):
+def overlap_of(given, batch, i, mask, box, similarity: tl.constexpr):
     """Return how much boxes overlap with those that the anchors i predict; 0 where they do not, or where a prediction is nan."""
     p, q, r, s, t = load_numbers(given.predicted, batch, i, mask, given.WIDTH)
+    a, b, c, d, e = box
     a, b, c, d, e = spread(a, i), spread(b, i), spread(c, i), spread(d, i), spread(e, i)
     if given.WIDTH == 5:
         value = similarity(a, b, c, d, e, p, q, r, s, t, 1e-7)
@@ -200,7 +202,7 @@ def choose_kernel(
     """
     program = tl.program_id(0).to(tl.int64)
     batch, g = program // boxes, program % boxes
-    b0, b1, b2, b3, b4, label, counts = load_target(given, batch, g, classes)
+    box, label, counts = load_target(given, batch, g, classes)
     place = tl.arange(0, chosen.PLACES)
     best = no_best(place, k, chosen.PLACES)
     end = tl.where(counts, anchors, 0)
@@ -209,15 +211,15 @@ def choose_kernel(
         mask = a < anchors
         if INSIDE:
             x, y = load_points(given, a, mask)
-            mask = mask & is_inside(given, x, y, b0, b1, b2, b3, b4, margin, least)
+            mask = mask & is_inside(given, x, y, box, margin, least)
         if tl.max(mask.to(tl.int32), 0) > 0:
-            u = overlap_of(given, batch, a, mask, b0, b1, b2, b3, b4, similarity)
+            u = overlap_of(given, batch, a, mask, box, similarity)
             alignment = alignment_of(given, batch, a, label, mask, u, alpha, beta)
             best = with_best(best, key_of(alignment, a, mask))
     anchor, found = anchors_of(best, place, k)
     if not INSIDE:
         x, y = load_points(given, anchor, found)
-        anchor = tl.where(found & is_inside(given, x, y, b0, b1, b2, b3, b4, margin, least), anchor, -1)
+        anchor = tl.where(found & is_inside(given, x, y, box, margin, least), anchor, -1)
     tl.store(chosen.anchors_ptr + program * chosen.PLACES + place, anchor)
     tl.store(chosen.alignment_ptr + program, 0)
     tl.store(chosen.overlap_ptr + program, 0)
@@ -258,8 +260,8 @@ def resolve_kernel(
         if tl.max(((anchor >= start) & (anchor < start + BLOCK)).to(tl.int32), 0) > 0:
             chose = tl.max((anchor[None, :] == a[:, None]).to(tl.int32), 1) > 0
             times += chose.to(tl.int32)
-            b0, b1, b2, b3, b4, _, _ = load_target(given, batch, batch * 0 + g, classes)
-            u = overlap_of(given, batch, a, chose, b0, b1, b2, b3, b4, similarity)
+            box, _, _ = load_target(given, batch, batch * 0 + g, classes)
+            u = overlap_of(given, batch, a, chose, box, similarity)
             better = chose & ((u > most) | (index < 0))
             index, most = tl.where(better, g, index), tl.where(better, u, most)
     several = times > 1
@@ -268,10 +270,10 @@ def resolve_kernel(
             x, y = load_points(given, a, inside)
             index, most = tl.where(several, -1, index), tl.where(several, 0.0, most)
             for g in range(boxes):
-                b0, b1, b2, b3, b4, _, counts = load_target(given, batch, batch * 0 + g, classes)
-                within = several & counts & is_inside(given, x, y, b0, b1, b2, b3, b4, margin, least)
+                box, _, counts = load_target(given, batch, batch * 0 + g, classes)
+                within = several & counts & is_inside(given, x, y, box, margin, least)
                 if tl.max(within.to(tl.int32), 0) > 0:
-                    u = overlap_of(given, batch, a, within, b0, b1, b2, b3, b4, similarity)
+                    u = overlap_of(given, batch, a, within, box, similarity)
                     better = within & ((u > most) | (index < 0))
                     index, most = tl.where(better, g, index), tl.where(better, u, most)
     has = inside & (index >= 0)
@@ -312,7 +314,7 @@ def narrow_kernel(
     """Let a box keep the k of its anchors with the best alignment, and its largest overlap be one of theirs."""
     program = tl.program_id(0).to(tl.int64)
     batch, g = program // boxes, program % boxes
-    b0, b1, b2, b3, b4, _, counts = load_target(given, batch, g, classes)
+    box, _, counts = load_target(given, batch, g, classes)
     place = tl.arange(0, PLACES)
     best = no_best(place, k, PLACES)
     end = tl.where(counts, anchors, 0)
@@ -331,7 +333,7 @@ def narrow_kernel(
             tl.store(assigned.labels_ptr + out, tl.full([BLOCK], -1, tl.int64), mask=dropped)
             tl.store(assigned.foreground_ptr + out, mine & (key >= worst), mask=dropped)
     anchor, found = anchors_of(best, place, k)
-    overlap = overlap_of(given, batch, anchor, found, b0, b1, b2, b3, b4, similarity)
+    overlap = overlap_of(given, batch, anchor, found, box, similarity)
     tl.store(chosen.overlap_ptr + program, tl.max(overlap, 0).to(tl.int32, bitcast=True))
 
 

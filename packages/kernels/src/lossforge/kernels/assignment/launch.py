@@ -1,12 +1,11 @@
 """Host side of task-aligned assignment: its memory, tiles, and its launches."""
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from lossforge.kernels.assignment.call import Numbers
 from lossforge.kernels.assignment.kernel import (
     Assigned,
     Chosen,
@@ -25,22 +24,6 @@ CHOOSE, RESOLVE, COMPLETE = 1024, 128, 32
 """Anchors of a tile."""
 CLASSES = 32
 """Classes of a tile, at most."""
-
-
-class Numbers(NamedTuple):
-    """How to assign; lossforge.losses.task_aligned_assign says what each means. topk2: 0 for None."""
-
-    topk: int
-    topk2: int
-    alpha: float
-    beta: float
-    eps: float
-    margin: float
-    min_side: float
-    iou: str
-    tood: bool
-    logits: bool
-    dense: bool
 
 
 def assign(

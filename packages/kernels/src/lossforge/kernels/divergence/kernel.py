@@ -8,6 +8,11 @@ the gradient. KL needs no middle sweep: its sum is computed in the first one, an
 gradient, or both. The classic split keeps each row's statistics and sweeps once more in backward. Where the statistics are KNOWN before,
 the middle sweep is the only one: p and q are then over more classes than the row has here.
 
+A row's loss may have a hard part, the cross entropy of its label, of logits that are not softened. Their log-sum and the entropy of p are
+found by the first sweep, too.
+
+With COSINE there are no softmaxes: D = 1 - cos(x, t) of the logits themselves, from Σ x², Σ t² and Σ x t in one sweep.
+
 With SWAP logits and teacher change their roles p and q: KL(q ‖ p) becomes KL(p ‖ q).
 """
 
@@ -24,14 +29,16 @@ from lossforge.kernels.rowwise import sweep
 
 
 class Outputs(NamedTuple):
-    """Results of each row: the loss, and the statistics for backward.
+    """Results of each row: the loss, the statistics for backward, and the entropy of p.
 
-    stats: maxima of the logits as read, and log-sums of x / T; but for top-k also those of the teacher, and Σ h. With KNOWN they are
-    read, but for Σ h.
+    stats: maxima of the logits as read, and log-sums of x / T; but for top-k also those of the teacher, and Σ h; with a hard part the
+    log-sum of x, too. With KNOWN they are read, but for Σ h. With COSINE the factors of x and t in the gradient are in place of the
+    teacher's.
     """
 
     loss: Tensor | None
     stats: Tensor | None
+    entropy: Tensor | None = None
 
 
 class GradOutput(NamedTuple):
@@ -72,23 +79,48 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
     span = sweep.span_of(x, rows_outer, blocks, config)
     inside = span.inside
     w, keep = rows.row_weight(marks, formula.ignore, span.outer, span.row, inside)
+    if formula.hard is not None:
+        hard = rows.hard_of(x, marks, formula, span, keep)
     if config.ONE_TILE:
         lanes, _, _, here = sweep.edge(0, inside[:, None], span, config)
         one_x = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, here, float("-inf"), "", config)
         one_t = sweep.stored_tile(teacher, sweep.start_of(teacher, span, config), lanes, here, float("-inf"), "", config)
         one_x, one_t = rows.capped_both(widened(one_x), widened(one_t), here, formula)
-        soft, f, h, p = rows.one_tile(one_x, one_t, formula, config.SWAP)
-        value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
+        if config.COSINE:
+            soft, value = rows.cosine_tile(one_x, one_t, here, formula)
+            h_sum, ls_1 = value * 0.0, soft.ls_x
+        else:
+            soft, f, h, p = rows.one_tile(one_x, one_t, formula, config.SWAP)
+            value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
+            ls_1 = rows.log_sum_of(one_x, soft, formula)
+        if out.entropy is not None:
+            entropy = rows.entropy_of(one_x, soft, formula)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.sums is None else "evict_first"
         LATER: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
         full = None if config.BR == 1 else sweep.read_mask(keep, span, config)
         if config.KNOWN:
-            top_x, ls_x, top_t, ls_t = sweep.load_stats(out.stats, 4, span)
+            if formula.hard is None:
+                top_x, ls_x, top_t, ls_t = sweep.load_stats(out.stats, 4, span)
+                ls_1 = ls_x
+            else:
+                top_x, ls_x, top_t, ls_t, _, ls_1 = sweep.load_stats(out.stats, 6, span)
             soft = rows.Softmaxes(top_x, ls_x, top_t, ls_t)
+        elif config.COSINE:
+            found = sweep.sweep(
+                rows.no_sums(config),
+                (x, teacher),
+                span,
+                sweep.Reading(inside[:, None], full, float("-inf"), EVICT, keep),
+                rows.add_squares,
+                formula,
+                config,
+            )
+            soft, value = rows.merge_squares(found, formula)
+            h_sum, ls_1 = value * 0.0, soft.ls_x
         else:
             found = sweep.sweep(
-                rows.no_lanes(config),
+                rows.no_sums(config),
                 (x, teacher),
                 span,
                 sweep.Reading(inside[:, None], full, float("-inf"), EVICT, keep),
@@ -97,9 +129,15 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
                 config,
             )
             top_x, top_t = tl.max(found.m_x, 1), tl.max(found.m_t, 1)
-            total_x, total_t, dot = rows.merge_both(found, top_x[:, None], top_t[:, None], formula, config.SWAP)
+            lanes = rows.Lanes(found.m_x, found.s_x, found.m_t, found.s_t, found.dot)
+            total_x, total_t, dot = rows.merge_both(lanes, top_x[:, None], top_t[:, None], formula, config.SWAP)
             soft = rows.Softmaxes(top_x, log(total_x), top_t, log(total_t))
-        if formula.sums is not None:
+            ls_1 = soft.ls_x if formula.unsoftened is None else rows.merge_one(found, top_x, formula)
+            if out.entropy is not None:
+                entropy = soft.ls_x - rows.merge_own(found, top_x, formula) / total_x * formula.inverse
+        if config.COSINE:
+            tl.static_assert(not config.KNOWN, "a cosine of some classes has no sums of all")
+        elif formula.sums is not None:
             value, h_sum = rows.closed(dot, total_x, total_t, soft, formula, config.SWAP)
         else:
             zero = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
@@ -113,6 +151,8 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
                 config,
             )
             value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
+    if formula.hard is not None:
+        value = rows.with_soft(value, formula) + formula.hard * rows.hard_loss(hard, soft.top_x, ls_1, formula)
     value = tl.where(keep, w * value, 0.0)
 
     if not config.ONE_TILE:
@@ -120,21 +160,37 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
             finish(tl.sum(value, 0), sum, scale)
     if out.loss is not None:
         tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
+    if out.entropy is not None:
+        tl.store(out.entropy + sweep.place_of(span), tl.where(keep, entropy, 0.0), mask=inside)
     h_sum = tl.where(keep, h_sum, 0.0)
     if not config.ONE_TILE or out.stats is not None:
         soft = kept(soft, keep)
+        ls_1 = tl.where(keep, ls_1, 0.0)
     if out.stats is not None:
-        sweep.store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum), span)
+        if formula.hard is None:
+            sweep.store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum), span)
+        else:
+            sweep.store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum, ls_1), span)
 
     if gradient.ptr is not None:
         share = tl.where(keep, w * scale * formula.inverse, 0.0)[:, None]
+        of_hard = rows.no_hard(h_sum)
+        if formula.hard is not None:
+            of_hard = rows.hard_columns(hard, ls_1, tl.where(keep, w * scale, 0.0))
+            share = tl.where(keep, formula.soft * formula.inverse, 0.0)[:, None]
         to = sweep.start_of(gradient, span, config)
         if config.ONE_TILE:
-            g = rows.at_stored(rows.at_logits(h, p, h_sum[:, None], share), one_x, formula)
+            if config.COSINE:
+                g = (soft.top_t[:, None] * one_x + soft.ls_t[:, None] * one_t) * share
+            else:
+                g = rows.at_logits(h, p, h_sum[:, None], share)
+            if formula.hard is not None:
+                g = rows.with_hard(g, one_x, sweep.columns(lanes, span, config), soft.top_x[:, None], of_hard, formula)
+            g = rows.at_stored(g, one_x, formula)
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
-            stats = rows.RowStats(span, to, columns_of(soft), h_sum[:, None], share, keep)
-            BACK: tl.constexpr = formula.sums is not None  # else the sweep before it ended at the row's begin
+            stats = rows.RowStats(span, to, columns_of(soft), h_sum[:, None], share, keep, of_hard.label, of_hard.ls, of_hard.share)
+            BACK: tl.constexpr = formula.sums is not None or config.COSINE  # else the sweep before it ended at the row's begin
             sweep.write_rows((x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
@@ -149,10 +205,19 @@ def divergence_backward_kernel(x, teacher, marks, gradient, stats_ptr, grad_outp
     span = sweep.span_of(x, rows_outer, blocks, config)
     to = sweep.start_of(gradient, span, config)
     w, keep = rows.row_weight(marks, formula.ignore, span.outer, span.row, span.inside)
+    if formula.hard is not None:
+        hard = rows.hard_of(x, marks, formula, span, keep)
     stored = sweep.read_one((x, teacher), span, keep, config)
-    top_x, ls_x, top_t, ls_t, h_sum = sweep.load_stats(stats_ptr, 5, span)
     of_loss = tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=span.inside, other=0.0).to(tl.float32)
-    share = tl.where(keep, of_loss * w * scale * formula.inverse, 0.0)
+    factor = tl.where(keep, of_loss * w * scale, 0.0)
+    if formula.hard is None:
+        top_x, ls_x, top_t, ls_t, h_sum = sweep.load_stats(stats_ptr, 5, span)
+        of_hard = rows.no_hard(h_sum)
+        share = factor * formula.inverse
+    else:
+        top_x, ls_x, top_t, ls_t, h_sum, ls_1 = sweep.load_stats(stats_ptr, 6, span)
+        of_hard = rows.hard_columns(hard, ls_1, factor)
+        share = tl.where(keep, formula.soft * formula.inverse, 0.0)
     soft = rows.Softmaxes(top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
-    stats = rows.RowStats(span, to, soft, h_sum[:, None], share[:, None], keep)
+    stats = rows.RowStats(span, to, soft, h_sum[:, None], share[:, None], keep, of_hard.label, of_hard.ls, of_hard.share)
     sweep.write_one(stored, (x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, config)

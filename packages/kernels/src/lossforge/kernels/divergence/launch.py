@@ -1,7 +1,6 @@
 """Host side of the losses with a teacher: tiles, and the launches."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,7 +10,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.divergence.call import LOG2E, DivergenceCall
 from lossforge.kernels.divergence.kernel import GradOutput, Outputs, divergence_backward_kernel, divergence_kernel
 from lossforge.kernels.divergence.rows import Formula, Marks
 from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, new_like, sum_slots
@@ -28,8 +27,9 @@ C = TypeVar("C", DivergenceCall, TopKCall)
 
 
 def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
-    rates = 1.0 / call.temperature, math.log2(math.e) / call.temperature
-    return Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index, *call.caps)
+    rates = 1.0 / call.temperature, LOG2E / call.temperature
+    formula = Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
+    return formula._replace(**call.of_formula)
 
 
 def _make(
@@ -42,18 +42,22 @@ def _make(
     x, teacher, labels, weight, gradient = at.strided
     formula = formula_of(call, wanted.divisor, formulas.formula, None if known else formulas.sums, call.hyper)
     given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight), gradient)
+    cosine = formulas.formula is None
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
     if grad_output.ptr is not None:
         tiles = backward_tiles(at.classes, at.shift, at.adjacent)
-        return at.launch(divergence_backward_kernel, tiles, (*given, out.stats, grad_output, formula), TENSORS=2, **constants)
+        return at.launch(
+            divergence_backward_kernel, tiles, (*given, out.stats, grad_output, formula), TENSORS=2, COSINE=cosine, **constants
+        )
     total = out.loss is None
-    if total and out.stats is None and wanted.gradient is not None:
+    if total and out.stats is None and out.entropy is None and wanted.gradient is not None and not cosine:
         resident = _resident(call, at, given, formula, wanted.counted, COUNT=wanted.counted > 0, **constants)
         if resident is not None:
             return resident
     itemsizes = call.x.itemsize, call.target.itemsize
     # without a limit the compiler took 55 registers for total variation; with one, 168 bytes of a capped row did not fit
-    lean = formula.sums is None and at.align > 1 and max(itemsizes) == 2 and not _capped(formula)
+    lean = formula.sums is None and not cosine and at.align > 1 and max(itemsizes) == 2 and not _capped(formula)
+    constants |= {"ENTROPY": out.entropy is not None, "COSINE": cosine}
     arguments = (*given, out, sum_slots() if total else None, formula)
     sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean)
     if known:
@@ -62,8 +66,8 @@ def _make(
 
 
 def _capped(formula: Formula) -> bool:
-    """Return whether logits are scaled or capped."""
-    return any(each is not None for each in (formula.scale_x, formula.cap_x, formula.scale_t, formula.cap_t))
+    """Return whether logits are capped, or scaled by different numbers."""
+    return any(each is not None for each in (formula.cap_x, formula.cap_t, formula.ratio))
 
 
 def _resident(
@@ -72,7 +76,7 @@ def _resident(
     """Total and gradient by resident.py, where it applies and pays."""
     itemsize, on_chip = call.x.itemsize, chip(call.x.get_device())
     written = given[3].ptr.itemsize
-    if _capped(formula):
+    if _capped(formula) or formula.hard is not None:
         return None  # which resident.py does not have
     if on_chip is None or at.align == 1 or at.outer != 1 or not itemsize == call.target.itemsize == written:
         return None
@@ -129,10 +133,11 @@ class FromTeacher(Generic[C]):
         """Compute the loss, its divisor and the statistics as engine.template.Launches says."""
         itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
         counted, divisor = (call.labels.numel(), None) if itself and call.labels is not None else (0, _divisor(call))
-        each, _, kept = call.shapes(keep)
-        out = Outputs(new_like(call.x, each) if call.reduction == "none" else None, new_like(call.x, kept))
+        each, *entropy, _, kept = call.shapes(keep)
+        further: list[Tensor | None] = [new_like(call.x, shape) for shape in entropy]
+        out = Outputs(new_like(call.x, each) if call.reduction == "none" else None, new_like(call.x, kept), *further)
         totals = self.start(call, formulas, Wanted(divisor, counted, gradients[0]), out)
-        return totals[0] if totals else out.loss, divisor if call.counted else None, out.stats
+        return totals[0] if totals else out.loss, *further, divisor if call.counted else None, out.stats
 
     def backward(self, call: C, formulas: Formulas | None, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
         """Write the gradient as engine.template.Launches says."""
@@ -140,7 +145,7 @@ class FromTeacher(Generic[C]):
         if divisor is None:
             divisor = _divisor(call)
         if stats is None:
-            stats = self.forward(call._replace(normalizer=divisor), formulas, [None], True)[2]
+            stats = self.forward(call._replace(normalizer=divisor), formulas, [None], True)[-1]
         self.start(call, formulas, Wanted(divisor, 0, gradients[0]), Outputs(None, stats), grad_outputs[0])
 
 

@@ -173,7 +173,7 @@ def resident_divergence_kernel(x, teacher, marks, gradient, sum, formula, rows_o
 
         to, _, _ = row_of(gradient, row, 0, config)
         for n in gl.static_range(HELD):
-            _, p = rows.log_softmax(chunk_of(ring_x, slot, tile, PAIRS), soft.top_x, soft.ls_x, formula)
+            _, p = rows.log_softmax(chunk_of(ring_x, slot, tile, PAIRS), soft.top_x, soft.ls_x, formula.rate)
             g = rows.at_logits(held[n], p, h_sum, share)
             position = n * CHUNK + at
             here = inside(position, classes, n < N + P - 1)
@@ -189,7 +189,7 @@ def resident_divergence_kernel(x, teacher, marks, gradient, sum, formula, rows_o
         next_x = ()
         for p in gl.static_range(P):
             position = (N + p) * CHUNK + at
-            _, probability = rows.log_softmax(widened(kept_x[p]), soft.top_x, soft.ls_x, formula)
+            _, probability = rows.log_softmax(widened(kept_x[p]), soft.top_x, soft.ls_x, formula.rate)
             g = rows.at_logits(held[N + p], probability, h_sum, share)
             next_x = longer(next_x, read(x, row + programs, position, classes, next_keep, config))
             gl.store(to + position, gl.where(keep, g, 0.0).to(dtype), mask=position < classes)

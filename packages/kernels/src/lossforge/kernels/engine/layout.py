@@ -100,6 +100,12 @@ def place_in_groups(index, down, across, GROUP: tl.constexpr):
 
 
 @triton.jit
+def halves_of(tile):
+    """Split a tile into its first columns and its last. What takes one after the other needs fewer registers."""
+    return tl.split(tl.permute(tl.reshape(tile, [tile.shape[0], 2, tile.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
 def load_tile(where, mask, other, EVICT: tl.constexpr):
     """Load the elements at `where`, with `other` outside of `mask`. If mask is None, all are loaded."""
     if mask is None:

@@ -28,6 +28,13 @@ def kl_sums(value):
 
 
 @triton.jit
+def soft_cross_entropy(lp, lq, p, q, unit):
+    """Compute -Σ q ln p, the cross entropy of q and p; its sums are those of kl."""
+    term = tl.where(q == 0.0, 0.0, -q * lp * unit)
+    return term, -q, term
+
+
+@triton.jit
 def js(lp, lq, p, q, unit, beta):
     """Compute β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q (GKD, arXiv 2306.13649)."""
     lm = log2_nearest(beta * q + ((1.0 - beta) * p + TINY)) * (LN2 / unit)

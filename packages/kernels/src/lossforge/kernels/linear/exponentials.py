@@ -12,8 +12,9 @@ launch computes their products once more. It ends at once where there are none.
 import triton
 import triton.language as tl
 
+from lossforge.kernels.engine.layout import halves_of
 from lossforge.kernels.engine.reduce import divided
-from lossforge.kernels.linear.kernel import Half, factor, halves_of, joined, maxima, span_of_rows, store_own, store_parts
+from lossforge.kernels.linear.kernel import Half, factor, joined, maxima, span_of_rows, store_own, store_parts
 from lossforge.kernels.math import LOG2E, exp2
 from lossforge.kernels.rowwise import rows
 from lossforge.kernels.rowwise.kernel import add_up
@@ -58,7 +59,7 @@ def exponentials(z, tile, x, target, given, out, config):
     if target.lam.ptr is not None:
         counts = counts & (tl.load(row_address(target.lam, 0, tile.row), mask=inside, other=0.0) != 0.0)
     c = factor(given.shares_ptr, 0, tile)
-    halves = halves_of(z, config)
+    halves = halves_of(z)
     for i in tl.static_range(2):
         j = 2 * tile.j + i
         column = j * HALF + tl.arange(0, HALF)[None, :]

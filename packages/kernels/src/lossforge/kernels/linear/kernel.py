@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.engine.layout import END, place_in_groups
+from lossforge.kernels.engine.layout import END, halves_of, place_in_groups
 from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import INTERPRETED, LOG2E, exp2
 from lossforge.kernels.rowwise import rows
@@ -136,12 +136,6 @@ def part(parts_ptr, plane, j, row, count, across):
 
 
 @triton.jit
-def halves_of(z, config):
-    """Split a tile into its first classes and its last. An epilogue that takes one after the other needs fewer registers."""
-    return tl.split(tl.permute(tl.reshape(z, [config.BM, 2, config.BN // 2]), [0, 2, 1]))
-
-
-@triton.jit
 def store_own(z, t, begin, column, inside, tile, x, given):
     """Store the z of targets that are among the classes of `column`, from `begin` on."""
     mine = inside & (t >= begin) & (t < begin + column.shape[1]) & (t < x.classes)
@@ -180,7 +174,7 @@ def statistics(z, tile, x, target, given, out, config):
     HALF: tl.constexpr = config.BN // 2
     inside = tile.row < tile.rows
     t = tl.load(target.a.ptr + tile.row, mask=inside, other=-1)
-    halves = halves_of(z, config)
+    halves = halves_of(z)
     for i in tl.static_range(2):
         j = 2 * tile.j + i
         column = j * HALF + tl.arange(0, HALF)[None, :]
@@ -217,7 +211,7 @@ def slopes(z, tile, x, target, given, out, config):
     shares = rows.Shares(top, p, a, a, a, h, shift, even[:, None], a)
     of = rows.GradientOp(x, target, None, rows.RowStats(None, None, terms, shares, inside))
     HALF: tl.constexpr = config.BN // 2
-    halves = halves_of(z, config)
+    halves = halves_of(z)
     for i in tl.static_range(2):
         column = tile.first + i * HALF + tl.arange(0, HALF)[None, :]
         seen = rows.transform(halves[i], x, column, column < x.classes)

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lossforge.kernels.call import FLOAT, FROM_WEIGHT, NEVER_ROUNDED, Formulas
-from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like
+from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors
 from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
 from lossforge.kernels.linear.kernel import (
@@ -25,13 +25,14 @@ from lossforge.kernels.linear.kernel import (
     slopes,
     statistics,
 )
+from lossforge.kernels.linear.spread import linear_spread_kernel
 from lossforge.kernels.product import add_product
 from lossforge.kernels.rowwise import sweep
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.rowwise.kernel import Kept
 from lossforge.kernels.rowwise.launch import flags_of, gradients_of, labels_of, logits_of, outputs_of, results_of, row_loss, sums_of
 from lossforge.kernels.rowwise.rows import Target
-from lossforge.kernels.tiles import product_tiles
+from lossforge.kernels.tiles import ProductTiles, product_tiles
 
 HALF = (torch.float16, torch.bfloat16)
 UNIT = 8
@@ -49,6 +50,12 @@ WORK = 2**35
 logits of float32."""
 EXPONENTIALS = 3072
 """The most features for it where logits may be rounded. With more, a pass over rounded logits takes no longer than cuBLAS saves."""
+
+
+def tiles_of(weight: Tensor) -> ProductTiles:
+    """Return the tiles of a GPU. The interpreter takes those of sm_90."""
+    device = weight.get_device()
+    return product_tiles(device >= 0 and torch.cuda.get_device_capability(device) >= (10, 0))
 
 
 @functools.cache
@@ -69,13 +76,16 @@ def computes(call: RowwiseCall[Any]) -> bool:
         return False
     one_class = not call.target.is_floating_point() and call.target_b is None
     weighted_smoothing = call.weight is not None and call.label_smoothing
-    return one_class and not (weighted_smoothing or call.spread or call.angle or call.margin)
+    return one_class and not (weighted_smoothing or call.spread or call.moves_target)
 
 
-def exponentiates(call: RowwiseCall[Any]) -> bool:
-    """Return whether `exponentials_of` computes a call whose gradient is wanted in forward, in less time than chunks of logits take."""
+def exponentiates(call: RowwiseCall[Any], classes: int | None = None) -> bool:
+    """Return whether `exponentials_of` computes a call whose gradient is wanted in forward, in less time than chunks of logits take.
+
+    classes: in place of the layer's own number, one that several processes have in common.
+    """
     layer = call.x
-    classes, features = layer.weight.shape
+    classes, features = layer.weight.shape[0] if classes is None else classes, layer.weight.shape[1]
     log_p2 = call.outputs[5]  # whose squares may be out of float32's range
     if layer.weight.dtype != torch.bfloat16 or call.label_smoothing or log_p2:
         return False
@@ -85,7 +95,7 @@ def exponentiates(call: RowwiseCall[Any]) -> bool:
 
 def rows_a_launch(call: RowwiseCall[Any]) -> int:
     """Return how many rows a forward launch takes, such that the statistics of its tiles fit in PARTS: whole groups of tiles."""
-    tiles = product_tiles()
+    tiles = tiles_of(call.x.weight)
     planes, _ = _planes(call)
     a_row = 4 * planes * 2 * triton.cdiv(call.x.weight.shape[0], tiles.columns)
     group = tiles.rows * tiles.group
@@ -101,7 +111,7 @@ def _planes(call: RowwiseCall[Any]) -> tuple[int, dict[str, int]]:
 
 
 def _config(weight: Tensor, **others: Any) -> Config:
-    tiles = product_tiles()
+    tiles = tiles_of(weight)
     return Config(tiles.rows, tiles.columns, tiles.depth, tiles.group, programs(weight.get_device()), **others)
 
 
@@ -129,7 +139,7 @@ def _product(
     """columns: the first class and how many."""
     layer, (first, count) = call.x, columns
     rows, depth = layer.input.shape
-    tiles = product_tiles()
+    tiles = tiles_of(layer.weight)
     number = triton.cdiv(rows, tiles.rows) * triton.cdiv(count, tiles.columns)
     if out is None:
         to: Any = None
@@ -152,7 +162,7 @@ def _product(
 def forward(call: RowwiseCall[Any], formulas: Formulas, keep: bool) -> Results:
     """Return results and what is kept for backward, as the row-wise template's forward on logits, for a call whose divisor is known."""
     layer, (rows, classes) = call.x, call.x.shape
-    across = 2 * triton.cdiv(classes, product_tiles().columns)  # halves of tiles
+    across = 2 * triton.cdiv(classes, tiles_of(layer.weight).columns)  # halves of tiles
     count, planes = _planes(call)
     config = _config(layer.weight, **planes)
     parts, own = new_like(layer.input, ((count, across, rows), FLOAT)), new_like(layer.input, ((rows,), FLOAT))
@@ -183,7 +193,7 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
     call = ordered(call)
     layer, (rows, classes) = call.x, call.x.shape
-    across = 2 * triton.cdiv(classes, product_tiles().columns)
+    across = 2 * triton.cdiv(classes, tiles_of(layer.weight).columns)
     count, planes = _planes(call)
     parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((count, across, rows), *[(rows,)] * 3))
     again, listed = new_like(layer.input, ((1 + rows,), torch.int32)), new_like(layer.input, layer.input)
@@ -204,6 +214,25 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     arguments = (of_own, target, given, to, to.stride(0), factors, out, sums, loss, rows, across, config, of_rows)
     totals = Launch(linear_finish_kernel, grid, arguments, sum(s is not None for s in sums), num_warps=4).start()
     return *results_of(out, totals, None), factors
+
+
+def spread_of(call: RowwiseCall[Any], formulas: Formulas, gathered: Tensor, to: Tensor, rank: int, held: bool) -> Results:
+    """Return the total loss and the rows' factors of a call whose classes are spread over processes.
+
+    Args:
+        call: of some rows and this process's classes, with the scale and divisor of the whole loss. lam: the rows' weights.
+        gathered: of each process, what `exponentials_of` kept: offsets, log-sums, and losses, (processes, 3, rows).
+        to: the exponentials, in which this writes those of the targets.
+        rank: this process.
+        held: whether a row's weight is its probability.
+    """
+    rows, classes = call.x.shape
+    factors = new_like(call.x.input, ((rows,), FLOAT))
+    of_rows, logits = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero), logits_of(call, Strided(), classes)
+    numbers, loss = Strided(gathered, gathered.stride(0), gathered.stride(1)), row_loss(call, formulas, call.normalizer)
+    arguments = (logits, _target(call), numbers, to, to.stride(0), factors, sum_slots(), loss, rows, rank, len(gathered), held, of_rows)
+    (total,) = Launch(linear_spread_kernel, (triton.cdiv(rows, JOIN),), arguments, 1, num_warps=4).start()
+    return total, factors
 
 
 def _backward_config(call: RowwiseCall[Any], of_entropy: bool) -> Config:

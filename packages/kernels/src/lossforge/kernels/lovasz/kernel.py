@@ -219,8 +219,12 @@ def lovasz_regions_kernel(
 
 
 @triton.jit
-def slope_of(x, n, pixel, c, label, keep, top, total, slopes_ptr, at, formula, tile):
-    """Return the values of the classes c and the loss's derivatives by them, (BC, BP)."""
+def slope_of(x, here, c, slopes_ptr, at, formula, tile):
+    """Return the values of the classes c and the loss's derivatives by them, (BC, BP).
+
+    here: the image, and its pixels with their labels, whether they count, and what `softmax_of` returns of them.
+    """
+    n, pixel, label, keep, top, total = here
     v = values_of(x, n, pixel, c, keep, top, total, tile)
     _, slope = formula.value(v, tl.where(label[None, :] == c[:, None], 1.0, 0.0))
     g = tl.load(slopes_ptr + at, mask=(c < tile.classes)[:, None] & keep[None, :], other=0.0)
@@ -249,17 +253,18 @@ def lovasz_gradient_kernel(
     n, pixel = place(pixels, tile.BP)
     label, keep, valid = labels_of(target, n, pixel, pixels, tile.classes)
     top, total = softmax_of(x, n, pixel, keep, tile)
+    here = (n, pixel, label, keep, top, total)
     mixed = tl.zeros([tile.BP], tl.float32)
     if tile.SOFTMAX:
         for start in range(0, tile.classes, tile.BC):
             c = start + tl.arange(0, tile.BC)
             at = places_of(n, pixel, c, image, channel)
-            p, slope = slope_of(x, n, pixel, c, label, keep, top, total, slopes_ptr, at, formula, tile)
+            p, slope = slope_of(x, here, c, slopes_ptr, at, formula, tile)
             mixed += tl.sum(p * slope * factors(c, n, weights_ptr, grad_output_ptr, step, between, tile.classes), 0)
     for start in range(0, tile.classes, tile.BC):
         c = start + tl.arange(0, tile.BC)
         at = places_of(n, pixel, c, image, channel)
-        p, slope = slope_of(x, n, pixel, c, label, keep, top, total, slopes_ptr, at, formula, tile)
+        p, slope = slope_of(x, here, c, slopes_ptr, at, formula, tile)
         g = slope * factors(c, n, weights_ptr, grad_output_ptr, step, between, tile.classes)
         if tile.SOFTMAX:
             g = p * (g - mixed[None, :])

@@ -25,16 +25,6 @@ class Problem(NamedTuple):
     end: Any = END
 
 
-class Weights(NamedTuple):
-    """Factors of the three costs, and the numbers of the focal one."""
-
-    classes: float
-    corners: float
-    overlap: float
-    alpha: float
-    gamma: float
-
-
 @triton.jit
 def image_of(counts_ptr, t, images, IMAGES: tl.constexpr):
     """Return the image of each target t: how many images' targets end before it."""

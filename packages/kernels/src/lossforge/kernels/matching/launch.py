@@ -6,8 +6,9 @@ from torch import Tensor
 
 from lossforge.kernels.engine.launch import Launch, new_like
 from lossforge.kernels.engine.layout import Strided, as_strided
+from lossforge.kernels.matching.call import Weights
 from lossforge.kernels.matching.hungarian import Assignments, hungarian_kernel
-from lossforge.kernels.matching.kernel import Problem, Weights, matching_kernel
+from lossforge.kernels.matching.kernel import Problem, matching_kernel
 
 TILE = (16, 32)
 """Queries and targets of a tile."""

@@ -61,10 +61,17 @@ def joined(top, total, rate, ZERO: tl.constexpr):
     return above, log(sum)
 
 
+class Temperatures(NamedTuple):
+    """What the logits of positives and of negatives are divided by: tp and tn."""
+
+    positive: float
+    negative: float
+
+
 @triton.jit
-def upstream_of(n, p, tp, tn, PAIRED: tl.constexpr):
+def upstream_of(n, p, temperatures, PAIRED: tl.constexpr):
     """Return the loss of each row, and u. n, p: what `joined` returns."""
-    h = (n[0] + p[0]) + (tn * n[1] + tp * p[1])
+    h = (n[0] + p[0]) + (temperatures.negative * n[1] + temperatures.positive * p[1])
     if PAIRED:
         slope, _, rest = logistic(h)
         value = tl.maximum(h, 0.0, propagate_nan=tl.PropagateNan.ALL) + rest
@@ -76,7 +83,7 @@ def upstream_of(n, p, tp, tn, PAIRED: tl.constexpr):
 
 @triton.jit(do_not_specialize=("rows",))
 def multilabel_kernel(
-    x, target, out_ptr, stats_ptr, sum, valid_sum, divisor_ptr, scale, tp, tn, rows, classes,
+    x, target, out_ptr, stats_ptr, sum, valid_sum, divisor_ptr, scale, temperatures, rows, classes,
     BR: tl.constexpr, BC: tl.constexpr, ZERO: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
 ):  # fmt: skip
     """Compute the rows' losses; stats: what `joined` returns of negatives and of positives, (4, rows)."""
@@ -86,11 +93,12 @@ def multilabel_kernel(
     found = tl.zeros([BR, BC], tl.float32)
     for start in range(0, classes, BC):
         negatives, positives, positive = read(x, target, row, start + tl.arange(0, BC), rows, classes)
-        n_top, n_sum = add(n_top, n_sum, negatives, 1.0 / tn)
-        p_top, p_sum = add(p_top, p_sum, positives, 1.0 / tp)
+        n_top, n_sum = add(n_top, n_sum, negatives, 1.0 / temperatures.negative)
+        p_top, p_sum = add(p_top, p_sum, positives, 1.0 / temperatures.positive)
         found = tl.where(positive, 1.0, found)
-    n, p = joined(n_top, n_sum, 1.0 / tn, ZERO), joined(p_top, p_sum, 1.0 / tp, ZERO)
-    value, _ = upstream_of(n, p, tp, tn, PAIRED)
+    n = joined(n_top, n_sum, 1.0 / temperatures.negative, ZERO)
+    p = joined(p_top, p_sum, 1.0 / temperatures.positive, ZERO)
+    value, _ = upstream_of(n, p, temperatures, PAIRED)
     inside = row < rows
     if PAIRED:
         inside = inside & (tl.max(found, 1) > 0)
@@ -116,42 +124,46 @@ class Stats(NamedTuple):
 
 
 @triton.jit
-def slopes(stats, at, count, scale, tp, tn, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr):
+def slopes(stats, at, count, scale, temperatures, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr):
     """Return maximum and logarithm of the sum, of negatives and of positives, and the gradient's factor, of rows or columns."""
     n_top = tl.load(stats.ptr + at, mask=at < count, other=0.0)
     n_ls = tl.load(stats.ptr + count + at, mask=at < count, other=0.0)
     p_top = tl.load(stats.ptr + 2 * count + at, mask=at < count, other=0.0)
     p_ls = tl.load(stats.ptr + 3 * count + at, mask=at < count, other=0.0)
-    _, slope = upstream_of((n_top, n_ls), (p_top, p_ls), tp, tn, PAIRED)
+    _, slope = upstream_of((n_top, n_ls), (p_top, p_ls), temperatures, PAIRED)
     return n_top, n_ls, p_top, p_ls, slope * divided(scale, stats.divisor_ptr, EMPTY_IS_ZERO)
 
 
 @triton.jit
-def gradient_of(negatives, positives, positive, n_top, n_ls, p_top, p_ls, slope, tp, tn):
-    """Return a tile of the gradient of rows or columns. Of those without positives or negatives a logarithm is -inf, and the slope 0."""
-    share = exp2(tl.where(positive, (positives - p_top) / tp - p_ls, (negatives - n_top) / tn - n_ls) * LOG2E)
+def gradient_of(tile, of, temperatures):
+    """Return a tile of the gradient of rows or columns. Of those without positives or negatives a logarithm is -inf, and the slope 0.
+
+    tile: what `read` returns. of: what `slopes` returns, in the tile's dimensions.
+    """
+    negatives, positives, positive = tile
+    n_top, n_ls, p_top, p_ls, slope = of
+    of_positive, of_negative = (positives - p_top) / temperatures.positive - p_ls, (negatives - n_top) / temperatures.negative - n_ls
+    share = exp2(tl.where(positive, of_positive, of_negative) * LOG2E)
     return tl.where(slope == 0.0, 0.0, slope * tl.where(positive, -share, share))
 
 
 @triton.jit(do_not_specialize=("rows",))
 def multilabel_gradient_kernel(
-    x, target, gradient, of_rows, of_columns, grad_output_ptr, step, scale, tp, tn, rows, classes,
+    x, target, gradient, of_rows, of_columns, grad_output_ptr, step, scale, temperatures, rows, classes,
     BR: tl.constexpr, BC: tl.constexpr, PAIRED: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of the gradient. step: 1 where each row has an upstream gradient, 0 where all have one."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (row < rows)[:, None] & (column < classes)[None, :]
-    negatives, positives, positive = read(x, target, row, column, rows, classes)
-    n_top, n_ls, p_top, p_ls, slope = slopes(of_rows, row, rows, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
+    tile = read(x, target, row, column, rows, classes)
+    n_top, n_ls, p_top, p_ls, slope = slopes(of_rows, row, rows, scale, temperatures, PAIRED, EMPTY_IS_ZERO)
     if grad_output_ptr is not None:
         slope *= tl.load(grad_output_ptr + row * step, mask=row < rows, other=0.0).to(tl.float32)
-    g = gradient_of(negatives, positives, positive, n_top[:, None], n_ls[:, None], p_top[:, None], p_ls[:, None], slope[:, None], tp, tn)
+    g = gradient_of(tile, (n_top[:, None], n_ls[:, None], p_top[:, None], p_ls[:, None], slope[:, None]), temperatures)
     if PAIRED:
-        n_top, n_ls, p_top, p_ls, slope = slopes(of_columns, column, classes, scale, tp, tn, PAIRED, EMPTY_IS_ZERO)
+        n_top, n_ls, p_top, p_ls, slope = slopes(of_columns, column, classes, scale, temperatures, PAIRED, EMPTY_IS_ZERO)
         if grad_output_ptr is not None:
             slope *= tl.load(grad_output_ptr).to(tl.float32)
-        g += gradient_of(
-            negatives, positives, positive, n_top[None, :], n_ls[None, :], p_top[None, :], p_ls[None, :], slope[None, :], tp, tn
-        )
+        g += gradient_of(tile, (n_top[None, :], n_ls[None, :], p_top[None, :], p_ls[None, :], slope[None, :]), temperatures)
     tl.store(matrix_address(gradient, row, column), g, mask=inside)

@@ -12,7 +12,7 @@ from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slot
 from lossforge.kernels.engine.layout import Strided, Tensors, as_strided, stepped
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.multilabel.call import MultilabelCall
-from lossforge.kernels.multilabel.kernel import Stats, multilabel_gradient_kernel, multilabel_kernel
+from lossforge.kernels.multilabel.kernel import Stats, Temperatures, multilabel_gradient_kernel, multilabel_kernel
 
 ELEMENTS = 1024
 """Of a tile."""
@@ -40,7 +40,7 @@ def _losses(call: MultilabelCall, stats: Tensor | None, out: Tensor | None, dim:
     x, target = (Strided(t, *[t.stride(d) for d in order]) for t in (call.x, call.target))
     total, constants = out is None, _constants(call, [call.x.stride(d) for d in order], rows, classes)
     sums = (sum_slots(0) if total else None, sum_slots(1) if total and call.paired else None)
-    arguments = (x, target, out, stats, *sums, call.normalizer, scale_of(call, rows), call.tp, call.tn, rows, classes)
+    arguments = (x, target, out, stats, *sums, call.normalizer, scale_of(call, rows), Temperatures(call.tp, call.tn), rows, classes)
     grid, totals = (triton.cdiv(rows, constants["BR"]),), total * (1 + call.paired)
     found = Launch(multilabel_kernel, grid, arguments, totals=totals, ZERO=not call.paired, **constants).start()
     if not call.counted:
@@ -66,7 +66,7 @@ def _differentiate(call: MultilabelCall, formulas: None, kept: Tensors, grad_out
     rows, classes = call.x.shape
     constants = _constants(call, call.x.stride(), rows, classes)
     of = (Stats(stats, divisor), Stats(column_stats, column_divisor) if call.paired else Stats())
-    numbers = (scale_of(call, rows), call.tp, call.tn, rows, classes)
+    numbers = (scale_of(call, rows), Temperatures(call.tp, call.tn), rows, classes)
     arguments = (*[as_strided(t) for t in (call.x, call.target, gradients[0])], *of, *stepped(grad_output), *numbers)
     grid = (triton.cdiv(rows, constants["BR"]), triton.cdiv(classes, constants["BC"]))
     Launch(multilabel_gradient_kernel, grid, arguments, **constants).start()

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, computed, in_order, new_like, workspace
-from lossforge.kernels.engine.layout import Tensors, collapse, constants, per_row
+from lossforge.kernels.engine.layout import Results, Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.engine.template import Launches, TwoLaunches
+from lossforge.kernels.formulas import overlap
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
@@ -188,3 +189,17 @@ def _differentiate(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_ou
 
 _LAUNCHES: Launches = TwoLaunches(_compute, _differentiate, _prepared)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward
+
+
+def _sums_call(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> OverlapCall:
+    return OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index, batch=batch, reduction="none")
+
+
+def sums(x: Tensor, target: Tensor, *options: Any) -> Results:
+    """Return Y of each region, and then I and P one after the other. options: activation, ignore_index, batch."""
+    return forward(_sums_call(x, target, *options), Formulas(overlap.sums), (None,), True)
+
+
+def sums_backward(x: Tensor, target: Tensor, coefficients: Tensor, gradient: Tensor, *options: Any) -> None:
+    """Write the logits' gradient for those of I and P, one after the other."""
+    backward(_sums_call(x, target, *options), Formulas(overlap.sums), (in_order(coefficients),), (None,), (gradient,))

@@ -13,9 +13,10 @@ class RowwiseCall(NamedTuple, Generic[L]):
 
     The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
     class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
-    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py. With target_b, lam is the share of target;
-    without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an ignored one. With entropy_weight the
-    factor is min(1, entropy_weight · H), H the row's entropy, which is among the outputs then; it has no gradient.
+    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py; margins (C,) adds the class's own. With
+    target_b, lam is the share of target; without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an
+    ignored one. With entropy_weight the factor is min(1, entropy_weight · H), H the row's entropy, which is among the outputs then; it has
+    no gradient.
     The value is Σ (or, with reduction "none", each) loss · loss_scale / divisor. The divisor is `normalizer` where given, else with
     reduction "mean" the class weights of the rows not ignored, or with mean_of_rows their number; with probabilities, the number of rows.
     """
@@ -27,6 +28,7 @@ class RowwiseCall(NamedTuple, Generic[L]):
     lam: Tensor | None = None
     weight: Tensor | None = None
     bias: Tensor | None = None
+    margins: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     ignore_index: int = -100
@@ -45,6 +47,11 @@ class RowwiseCall(NamedTuple, Generic[L]):
     empty_is_zero: bool = False
     mean_of_rows: bool = False
     outputs: list[bool] = NO_OUTPUTS  # z_loss, lse, entropy, correct, argmax, log_p2, mean_logit
+
+    @property
+    def moves_target(self) -> bool:
+        """Return whether the target's logit has a margin."""
+        return bool(self.angle or self.margin) or self.margins is not None
 
     @property
     def counted(self) -> bool:

@@ -31,7 +31,7 @@ def logits_of(call: RowwiseCall[Any], x: Strided, classes: int) -> Logits:
 def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
     """Return what all rows' targets share."""
     margins: dict[str, float] = {}
-    if call.angle or call.margin:
+    if call.moves_target:
         angle = call.angle
         margins = {"cos_m": math.cos(angle), "sin_m": math.sin(angle), "mm": angle * math.sin(angle), "margin": call.margin}
     return Labels(
@@ -40,6 +40,7 @@ def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
         smoothing=call.label_smoothing or None,
         spread=call.spread or None,
         focus=call.focus if call.spread else None,
+        margin_ptr=call.margins,
         first=columns[0],
         classes=columns[1],
         **margins,
@@ -127,7 +128,7 @@ def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, formulas: Formulas) -
 def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
-    changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.angle or call.margin
+    changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.moves_target
     on_chip = chip(call.x.get_device())
     if p.given[2].ptr.itemsize != call.x.itemsize:
         return None

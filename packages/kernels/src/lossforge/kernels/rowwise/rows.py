@@ -49,6 +49,7 @@ class Labels(NamedTuple):
         ignore: the ignored index.
         smoothing: of labels, or None.
         spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets.
+        margin_ptr: (classes,), or None: the margin of each class, beside the one of all.
         first: class of the first logit, where the logits are those of some classes only; None: of all.
         classes: number of all classes, which have the weights, where the logits are those of some.
         cos_m, sin_m, mm: cos m, sin m and m sin m of the angle m that is added to the target's, as in ArcFace's code; None without.
@@ -60,6 +61,7 @@ class Labels(NamedTuple):
     smoothing: float | None
     spread: float | None
     focus: float | None
+    margin_ptr: Tensor | None = None
     first: int | None = None
     classes: int | None = None
     cos_m: float | None = None
@@ -175,6 +177,8 @@ def hard_term(index, target, outer, row, inside, x):
     stored = tl.load(element_address(x, outer, row, column), mask=here, other=0.0).to(tl.float32)
     if target.labels.cos_m is not None:
         stored, _ = margin_logit(stored, target.labels)
+    if target.labels.margin_ptr is not None:
+        stored -= tl.load(target.labels.margin_ptr + t, mask=here, other=0.0).to(tl.float32)
     logit = transform(stored, x, column, here)
     return tl.where(here, column, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
 

@@ -43,6 +43,7 @@ class Config(NamedTuple):
     ALL_ROWS: bool = False  # ignored rows are read too, for outputs that do not depend on the target
     BACKWARD: bool = False  # the second launch of the classic split
     SWAP: bool = False
+    COSINE: bool = False  # of the logits themselves, without softmaxes
     KNOWN: bool = False  # the softmaxes' statistics are known before the launch
     RENORMALIZE: bool = False
     TAIL: bool = False

@@ -4,6 +4,7 @@ For features a (N, D) and b (M, D), x = scale · a bᵀ + bias, and the columns 
 
     softmax: Lᵢ = rᵢ - Σ_P xᵢⱼ / |P|,  r = ln Σⱼ exp xᵢⱼ        g = exp(x - rᵢ) - [j ∈ P] / |P|
     both sides, one pair a row: Lᵢ = ½ (rᵢ - xᵢₚ) + ½ (cₚ - xᵢₚ),  c = ln Σᵢ exp xᵢⱼ
+    decoupled: the sum of rᵢ is over the columns that do not belong to the row
     sigmoid: Lᵢ = Σⱼ softplus(-z xᵢⱼ),  z = 1 where j ∈ P, else -1      g = -z σ(-z x)
 
 A program computes a tile of a bᵀ by tensor cores, in float32, and keeps it in registers. The first launch stores maximum and sum of each
@@ -19,13 +20,13 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.contrastive.kernel import sign_and_size
-from lossforge.kernels.engine.layout import place_in_groups
+from lossforge.kernels.engine.layout import END, halves_of, place_in_groups
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import INTERPRETED, LOG2E, decay, exp2, log, log1p_unit
 from lossforge.kernels.rowwise.rows import LOWEST
+from lossforge.kernels.similarity import call
 
-NONE, OWN, OTHERS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Columns that a row leaves out: none; its own, where features are compared with themselves; of the first `pairs` all but its own."""
+OWN, OTHERS, SAME = tl.constexpr(call.OWN), tl.constexpr(call.OTHERS), tl.constexpr(call.SAME)
 JOINED = tl.constexpr(32)  # tiles that are joined at once
 
 
@@ -35,7 +36,12 @@ class Config(NamedTuple):
     Attributes:
         BR, BC, BK: rows, columns and features of a tile.
         GROUP: rows of tiles whose programs run together, so that their columns are read from the cache.
-        SKIP: NONE, OWN or OTHERS.
+        SKIP: which columns a row leaves out, as similarity/call.py names it.
+        LABELLED: labels say what belongs together.
+        DECOUPLED: what belongs together is not in the softmax.
+        GUIDED: products of guides say what is left out as well.
+        HARD: the own pair has another scale in the value.
+        CIRCLE, MINED: as similarity/pair_sums.py says.
         SIGMOID: each pair is a decision of its own; else a softmax.
         COLUMNS: there is a softmax over the columns too.
         EACH: each row has an upstream gradient.
@@ -48,6 +54,12 @@ class Config(NamedTuple):
     SKIP: int
     SIGMOID: bool
     COLUMNS: bool
+    LABELLED: bool
+    DECOUPLED: bool
+    GUIDED: bool
+    HARD: bool
+    CIRCLE: bool
+    MINED: bool
     EACH: bool = False
 
 
@@ -58,6 +70,16 @@ class Affine(NamedTuple):
     bias: float
     scale_ptr: Any = None
     bias_ptr: Any = None
+    hardness: float = 0.0
+
+
+class Guide(NamedTuple):
+    """Features whose products say what a row leaves out: those above its threshold. As a and b of the kernels, or None."""
+
+    a: Any = None
+    b: Any = None
+    threshold_ptr: Any = None
+    depth: int = 0
 
 
 class Labels(NamedTuple):
@@ -67,20 +89,44 @@ class Labels(NamedTuple):
     column_ptr: Any = None
 
 
+class Given(NamedTuple):
+    """What both kernels read. a, b: rows of `depth` features, each contiguous, s0 elements from one to the next."""
+
+    a: Any
+    b: Any
+    affine: Affine
+    labels: Labels
+    guide: Guide
+    depth: int
+    end: Any = END
+
+
 class Parts(NamedTuple):
-    """Sums of each tile, (planes, tiles across, length): maximum and Σ exp, with labels Σ_P (x - maximum) and |P|; of a sigmoid its loss
-    alone. Maxima and differences are of products times the sign of the scale."""
+    """Sums of each tile, (planes, tiles across, length): maximum and Σ exp, with labels Σ_P (x - maximum) and |P|, decoupled Σ_P x and
+    |P|; of a sigmoid its loss alone. Maxima and differences are of products times the sign of the scale. own_ptr: of each row's pair."""
 
     row_ptr: Any
     column_ptr: Any = None
+    own_ptr: Any = None
 
 
 class Kept(NamedTuple):
-    """What forward keeps: m and ln Σ of rows and of columns, (2, length), inf for those without a pair; 1 / |P| with labels."""
+    """What backward reads: m and ln Σ of rows and of columns, (2, length), inf for those without a pair; 1 / |P| with labels. With EACH
+    the upstream gradients of the rows' losses and of the columns'."""
 
     row_lse: Any = None
     share: Any = None
     column_lse: Any = None
+    row_grad: Any = None
+    column_grad: Any = None
+
+
+class Slopes(NamedTuple):
+    """What the gradient's kernel writes: the gradient of x, (rows, columns), and of a sigmoid its sum in each program, or None."""
+
+    gradient: Any
+    sums_ptr: Any = None
+    end: Any = END
 
 
 Tile = namedtuple("Tile", "i j row column")
@@ -135,7 +181,25 @@ def loaded(affine):
 
 
 @triton.jit
-def related(labels, tile, rows, columns, offset, pairs, config):
+def pair_scaled(x, affine, scale, tile, offset):
+    """Return the products with the own pair's over the scale of all others, and that scale."""
+    steep = scale + affine.hardness
+    return tl.where((tile.row + offset)[:, None] == tile.column[None, :], x * (scale / steep), x), steep
+
+
+@triton.jit
+def below_threshold(guide, tile, rows, columns, config):
+    """Return which products of guides exceed no threshold. It comes before the features' products, whose sums leave it no registers."""
+    if config.GUIDED:
+        threshold = tl.load(guide.threshold_ptr + tile.row, mask=tile.row < rows, other=0.0)
+        below = ~(products(guide.a, guide.b, tile, rows, columns, guide.depth, config) > threshold[:, None])
+    else:
+        below = (tile.row < rows)[:, None]  # which nothing reads
+    return below
+
+
+@triton.jit
+def related(labels, below, tile, rows, columns, offset, pairs, config):
     """Return which elements of a tile count, and which of these belong together."""
     own = (tile.row + offset)[:, None] == tile.column[None, :]
     counts = (tile.row < rows)[:, None] & (tile.column < columns)[None, :]
@@ -147,7 +211,12 @@ def related(labels, tile, rows, columns, offset, pairs, config):
     if labels.row_ptr is not None:
         of_rows = tl.load(labels.row_ptr + tile.row, mask=tile.row < rows, other=0)
         of_columns = tl.load(labels.column_ptr + tile.column, mask=tile.column < columns, other=0)
-        together = of_rows[:, None] == of_columns[None, :]
+        if config.SKIP == SAME:
+            counts = counts & (own | (of_rows[:, None] != of_columns[None, :]))
+        else:
+            together = of_rows[:, None] == of_columns[None, :]
+    if config.GUIDED:
+        counts = counts & (own | below)
     return counts, together & counts
 
 
@@ -159,37 +228,48 @@ def keep(parts_ptr, plane, across, tile, length, at, values):
 
 
 @triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
-def similarity_kernel(a, b, affine, labels, parts, own_ptr, rows, columns, offset, pairs, depth, config):
+def similarity_kernel(given, parts, rows, columns, offset, pairs, config):
     """Store what is summed over the rows of a tile, and over its columns.
 
     Args:
-        a, b: rows of features, each contiguous, s0 elements from one to the next.
-        own_ptr: of each row's pair, or None.
+        given: Given.
+        parts: Parts.
     """
     tile = tile_of(rows, columns, config)
-    scale, bias = loaded(affine)
-    x = products(a, b, tile, rows, columns, depth, config)
-    counts, together = related(labels, tile, rows, columns, offset, pairs, config)
+    scale, bias = loaded(given.affine)
+    below = below_threshold(given.guide, tile, rows, columns, config)
+    x = products(given.a, given.b, tile, rows, columns, given.depth, config)
+    counts, together = related(given.labels, below, tile, rows, columns, offset, pairs, config)
     down, across = tl.cdiv(rows, config.BR), tl.cdiv(columns, config.BC)
     if config.SIGMOID:
         x = x * scale + bias
         loss = log1p_unit(decay(x)) + tl.maximum(tl.where(together, -x, x), 0.0, tl.PropagateNan.ALL)
         keep(parts.row_ptr, 0, across, tile.j, rows, tile.row, tl.sum(tl.where(counts, loss, 0.0), 1))
     else:
+        if config.HARD:
+            x, scale = pair_scaled(x, given.affine, scale, tile, offset)
         sign, size = sign_and_size(scale)
-        x = tl.where(counts, x * sign, float("-inf"))
+        if config.DECOUPLED:
+            every = x * sign
+            x = tl.where(counts & ~together, every, float("-inf"))
+        else:
+            x = tl.where(counts, x * sign, float("-inf"))
+            every = x  # what belongs together counts: one tile in registers suffices
         top = tl.maximum(tl.max(x, 1), LOWEST)
         keep(parts.row_ptr, 0, across, tile.j, rows, tile.row, top)
         keep(parts.row_ptr, 1, across, tile.j, rows, tile.row, tl.sum(exp2((x - top[:, None]) * (size * LOG2E)), 1))
-        if labels.row_ptr is not None:
-            keep(parts.row_ptr, 2, across, tile.j, rows, tile.row, tl.sum(tl.where(together, x - top[:, None], 0.0), 1))
+        if config.LABELLED:
+            of_pairs = every
+            if config.DECOUPLED == 0:
+                of_pairs = x - top[:, None]
+            keep(parts.row_ptr, 2, across, tile.j, rows, tile.row, tl.sum(tl.where(together, of_pairs, 0.0), 1))
             keep(parts.row_ptr, 3, across, tile.j, rows, tile.row, tl.sum(tl.where(together, 1.0, 0.0), 1))
-        elif own_ptr is not None:
+        elif parts.own_ptr is not None:
             first = tile.i * config.BR + offset
             if (first < (tile.j + 1) * config.BC) & (tile.j * config.BC < first + config.BR):
                 column = tile.row + offset
                 here = (tile.row < rows) & (column >= tile.j * config.BC) & (column < (tile.j + 1) * config.BC)
-                tl.store(own_ptr + tile.row, tl.sum(tl.where(together, x, 0.0), 1), mask=here)
+                tl.store(parts.own_ptr + tile.row, tl.sum(tl.where(together, every, 0.0), 1), mask=here)
         if config.COLUMNS:
             top = tl.maximum(tl.max(x, 0), LOWEST)
             keep(parts.column_ptr, 0, down, tile.i, columns, tile.column, top)
@@ -216,6 +296,7 @@ def similarity_join_kernel(
     offset,
     paired,
     SIGMOID: tl.constexpr,
+    DECOUPLED: tl.constexpr,
     EMPTY_IS_ZERO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -233,7 +314,7 @@ def similarity_join_kernel(
     s = tl.zeros([BLOCK], tl.float32)
     near, count = s, s
     factor, _ = loaded(affine)
-    sign, size = sign_and_size(factor)
+    sign, size = sign_and_size(factor + affine.hardness)
     for start in range(0, across, JOINED):
         tile = start + tl.arange(0, JOINED)
         if SIGMOID:
@@ -246,8 +327,11 @@ def similarity_join_kernel(
             if side.share is not None:
                 counts = part_of(side, 3, across, tile, length, at, 0.0)
                 of_tiles = part_of(side, 2, across, tile, length, at, 0.0)
-                of_tiles = tl.where(counts == 0.0, 0.0, of_tiles + counts * (tops - top[None, :]))
-                near = tl.where(count == 0.0, 0.0, near + count * (m - top)) + tl.sum(of_tiles, 0)
+                if DECOUPLED:
+                    near += tl.sum(of_tiles, 0)
+                else:
+                    of_tiles = tl.where(counts == 0.0, 0.0, of_tiles + counts * (tops - top[None, :]))
+                    near = tl.where(count == 0.0, 0.0, near + count * (m - top)) + tl.sum(of_tiles, 0)
                 count += tl.sum(counts, 0)
             m = top
     inside = at < length
@@ -259,7 +343,10 @@ def similarity_join_kernel(
         if side.share is not None:
             inside = inside & (count > 0.0)
             share = 1.0 / tl.maximum(count, 1.0)
-            loss = ls - near * share * size
+            if DECOUPLED:
+                loss = (m - near * share) * size + ls
+            else:
+                loss = ls - near * share * size
             tl.store(side.share + at, share, mask=at < length)
         else:
             inside = inside & (place >= 0) & (place < paired)
@@ -281,64 +368,85 @@ def soft(lse_ptr, at, length, mask):
     return m, tl.load(lse_ptr + length + at, mask=mask, other=float("inf"))
 
 
-@triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs", "paired"))
-def similarity_gradient_kernel(
-    a,
-    b,
-    affine,
-    labels,
-    kept,
-    grad_output_ptr,
-    pair_grad_output_ptr,
-    gradient,
-    sums_ptr,
-    rows,
-    columns,
-    offset,
-    pairs,
-    before,
-    paired,
-    depth,
-    config,
-):
-    """Write the gradient of a block of rows of x, without the loss's own factor.
+RowSlope = namedtuple("RowSlope", "m ls share upstream")
+"""What the gradient takes of each row: the largest x and ln Σ of its softmax, 1 / |P|, and its upstream gradient."""
 
-    Args:
-        grad_output_ptr: one for each row with EACH.
-        pair_grad_output_ptr: the same of all pairs, for columns.
-        gradient: of x, (rows, columns), as a.
-        sums_ptr: Σ g of each program, or None.
-        before: rows before the first.
-        paired: all rows.
-    """
-    tile = tile_of(rows, columns, config)
+
+@triton.jit
+def slope_of_rows(kept, row, rows, config):
+    """Load what the gradient takes of each row."""
+    here, unused = row < rows, row.to(tl.float32)
+    m, ls, share, upstream = unused, unused, unused, unused
+    if config.SIGMOID == 0:
+        m, ls = soft(kept.row_lse, row, rows, here)
+        share = tl.where(ls == float("inf"), 0.0, 1.0)
+        if kept.share is not None:
+            share = share * tl.load(kept.share + row, mask=here, other=0.0)
+    if config.EACH:
+        upstream = tl.load(kept.row_grad + row, mask=here, other=0.0).to(tl.float32)
+    return RowSlope(m, ls, share, upstream)
+
+
+@triton.jit
+def write_gradient(x, counts, together, of, tile, scale, kept, gradient, rows, columns, config):
+    """Write the gradient of a tile of x, of which `counts` count and `together` belong together, and return it."""
     here, there = tile.row < rows, tile.column < columns
-    scale, bias = loaded(affine)
-    x = products(a, b, tile, rows, columns, depth, config)
-    counts, together = related(labels, tile, rows, columns, offset, pairs, config)
     if config.SIGMOID:
-        x = x * scale + bias
         e = decay(x)
         wrong = tl.where((x >= 0.0) == together, e, 1.0) / (1.0 + e)
         g = tl.where(together, -wrong, wrong)
     else:
-        m, ls = soft(kept.row_lse, tile.row, paired, here)
-        share = tl.where(ls == float("inf"), 0.0, 1.0)
-        if kept.share is not None:
-            share = share * tl.load(kept.share + tile.row, mask=here, other=0.0)
-        g = exp2((x - m[:, None]) * (scale * LOG2E) - (ls * LOG2E)[:, None]) - tl.where(together, share[:, None], 0.0)
+        g = exp2((x - of.m[:, None]) * (scale * LOG2E) - (of.ls * LOG2E)[:, None])
+        if config.DECOUPLED:
+            g = tl.where(together, -of.share[:, None], g)
+        else:
+            g -= tl.where(together, of.share[:, None], 0.0)
     if config.EACH:
-        of_rows = tl.load(grad_output_ptr + tile.row, mask=here, other=0.0).to(tl.float32)
-        g *= of_rows[:, None]
+        g *= of.upstream[:, None]
     if config.COLUMNS:
         m, ls = soft(kept.column_lse, tile.column, columns, there)
-        q = exp2((x - m[None, :]) * (scale * LOG2E) - (ls * LOG2E)[None, :]) - tl.where(together, 1.0, 0.0)
+        q = exp2((x - m[None, :]) * (scale * LOG2E) - (ls * LOG2E)[None, :])
+        if config.DECOUPLED:
+            q = tl.where(together, -1.0, q)
+        else:
+            q -= tl.where(together, 1.0, 0.0)
         if config.EACH:
-            pair = tile.column - (offset - before)
-            q *= tl.load(pair_grad_output_ptr + pair, mask=(pair >= 0) & (pair < paired), other=0.0).to(tl.float32)[None, :]
+            q *= tl.load(kept.column_grad + tile.column, mask=there, other=0.0).to(tl.float32)[None, :]
         g = 0.5 * (g + q)
     g = tl.where(counts, g, 0.0)
-    if sums_ptr is not None:
-        tl.store(sums_ptr + tl.program_id(0), tl.sum(tl.sum(g, 1), 0))
     to = gradient.ptr + tile.row.to(tl.int64)[:, None] * gradient.s0 + tile.column[None, :]
     tl.store(to, g, mask=here[:, None] & there[None, :])
+    return g
+
+
+@triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
+def similarity_gradient_kernel(given, kept, out, rows, columns, offset, pairs, config):
+    """Write the gradient of a block of rows of x, without the loss's own factor.
+
+    Args:
+        given: Given.
+        kept: Kept.
+        out: Slopes.
+    """
+    tile = tile_of(rows, columns, config)
+    scale, bias = loaded(given.affine)
+    below = below_threshold(given.guide, tile, rows, columns, config)
+    x = products(given.a, given.b, tile, rows, columns, given.depth, config)
+    of = slope_of_rows(kept, tile.row, rows, config)
+    if config.SIGMOID:
+        counts, together = related(given.labels, below, tile, rows, columns, offset, pairs, config)
+        g = write_gradient(x * scale + bias, counts, together, of, tile, scale, kept, out.gradient, rows, columns, config)
+        if out.sums_ptr is not None:
+            tl.store(out.sums_ptr + tl.program_id(0), tl.sum(tl.sum(g, 1), 0))
+    else:
+        if config.HARD:
+            x, scale = pair_scaled(x, given.affine, scale, tile, offset)
+        HALF: tl.constexpr = config.BC // 2
+        halves = halves_of(x)
+        for i in tl.static_range(2):
+            half = Tile(tile.i, tile.j, tile.row, tile.j * config.BC + i * HALF + tl.arange(0, HALF))
+            here_below = below
+            if config.GUIDED:
+                here_below = halves_of(below)[i]
+            counts, together = related(given.labels, here_below, half, rows, columns, offset, pairs, config)
+            write_gradient(halves[i], counts, together, of, half, scale, kept, out.gradient, rows, columns, config)

@@ -6,7 +6,8 @@ gradients of a and of b, whose sum over the blocks is in float32.
 
 import functools
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +19,27 @@ from lossforge.kernels.engine.launch import Launch, computed, in_order, new_like
 from lossforge.kernels.engine.layout import Strided, Tensors, constants
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.product import add_product
-from lossforge.kernels.similarity.call import SimilarityCall
+from lossforge.kernels.similarity.call import NONE, SimilarityCall
 from lossforge.kernels.similarity.kernel import (
-    NONE,
     Affine,
     Config,
+    Given,
+    Guide,
     Kept,
     Labels,
     Parts,
     Side,
+    Slopes,
     similarity_gradient_kernel,
     similarity_join_kernel,
     similarity_kernel,
+)
+from lossforge.kernels.similarity.pair_sums import (
+    Numbers,
+    extremes_kernel,
+    pair_sums_gradient_kernel,
+    pair_sums_join_kernel,
+    pair_sums_kernel,
 )
 from lossforge.kernels.tiles import FeatureTiles, feature_tiles, most_registers
 
@@ -37,6 +47,9 @@ MEMORY = 2**29
 """Bytes of the block of rows whose gradient is stored."""
 UNIT = 16
 """The distance between rows is a multiple of so many elements, so that Triton and tensor cores read whole vectors."""
+FEATURES = ("a", "b", "row_guide", "column_guide")
+OF_ROWS = ("a", "row_labels", "row_guide", "threshold")
+"""The tensors of a call that have a row each of x."""
 JOIN = 64
 """Rows or columns that a program joins."""
 
@@ -68,19 +81,27 @@ def _config(call: SimilarityCall, tiles: FeatureTiles, **others: bool) -> Any:
             SKIP=call.skip,
             SIGMOID=call.loss == "sigmoid",
             COLUMNS=call.loss == "both_sides",
+            LABELLED=call.labelled,
+            DECOUPLED=call.decoupled,
+            GUIDED=call.threshold is not None,
+            HARD=call.hardness != 0.0,
+            CIRCLE=call.loss == "circle",
+            MINED=call.mined,
             **others,
         )
     )
 
 
 def _affine(call: SimilarityCall) -> Affine:
-    return Affine(call.logit_scale, call.logit_bias, call.scale, call.bias)
+    return Affine(call.logit_scale, call.logit_bias, call.scale, call.bias, call.hardness)
 
 
-def _given(call: SimilarityCall) -> tuple[Any, ...]:
-    """Return the arguments that both kernels begin with."""
-    labels = Labels(call.row_labels, call.column_labels)
-    return _features(call.a), _features(call.b), _affine(call), labels
+def _given(call: SimilarityCall) -> Given:
+    """Return what both kernels read."""
+    labels, guide = Labels(call.row_labels, call.column_labels), Guide()
+    if call.row_guide is not None and call.column_guide is not None:
+        guide = Guide(_features(call.row_guide), _features(call.column_guide), call.threshold, call.row_guide.shape[1])
+    return Given(_features(call.a), _features(call.b), _affine(call), labels, guide, call.a.shape[1])
 
 
 def _sizes(call: SimilarityCall) -> tuple[int, ...]:
@@ -99,26 +120,28 @@ def _options(tiles: FeatureTiles, lean: bool) -> dict[str, int]:
     return {"num_warps": tiles.warps, "num_stages": tiles.stages, **most_registers(tiles.warps, tiles.programs if lean else 1)}
 
 
+def _is_lean(call: SimilarityCall) -> bool:
+    return call.skip == NONE and call.threshold is None and not call.decoupled and not call.hardness
+
+
 def _prepared(call: SimilarityCall) -> SimilarityCall:
     """Return the call with tensors that the kernels address."""
-    labels = {name: in_order(getattr(call, name)) for name in ("row_labels", "column_labels")}
-    return call._replace(a=_in_tiles(call.a), b=_in_tiles(call.b), **labels)
+    vectors: dict[str, Any] = {name: in_order(getattr(call, name)) for name in ("row_labels", "column_labels", "threshold")}
+    features: dict[str, Any] = {name: None if (t := getattr(call, name)) is None else _in_tiles(t) for name in FEATURES}
+    return call._replace(**vectors, **features)
 
 
 def _compute(call: SimilarityCall, formulas: None, keep: bool) -> tuple[Tensors, Tensors]:
+    if call.in_pairs:
+        return _compute_pair_sums(call)
     rows, columns = call.a.shape[0], call.b.shape[0]
-    tiles = feature_tiles(call.a.itemsize)
-    down, across = _programs(call, tiles)
-    labelled, both, softmax = call.row_labels is not None, call.loss == "both_sides", call.loss != "sigmoid"
-    planes = (4 if labelled else 2) if softmax else 1
-    row_parts = new_like(call.a, ((planes, across, rows), FLOAT))
-    column_parts = new_like(call.a, ((2, down, columns), FLOAT) if both else None)
-    own = new_like(call.a, ((rows,), FLOAT) if softmax and not labelled else None)
+    down, across = _programs(call, feature_tiles(call.a.itemsize))
+    both, softmax = call.loss == "both_sides", call.loss != "sigmoid"
+    own = new_like(call.a, ((rows,), FLOAT) if softmax and not call.labelled else None)
+    row_parts, column_parts = _parts(call, own)
     each, *kept = call.shapes(True)
     row_lse, share, column_lse = [new_like(call.a, shape) for shape in kept]
     loss, of_columns = [new_like(call.a, each if one and call.reduction == "none" else None) for one in (True, both)]
-    arguments = (*_given(call), Parts(row_parts, column_parts), own, *_sizes(call), call.a.shape[1], _config(call, tiles))
-    Launch(similarity_kernel, (down * across,), arguments, **_options(tiles, call.skip == NONE.value)).start()
     total = _join(call, Side(row_parts, own, row_lse, share, loss), (rows, across, 0, rows))
     if both:
         other = _join(call, Side(column_parts, own, column_lse, None, of_columns), (columns, down, -call.offset, rows))
@@ -128,57 +151,173 @@ def _compute(call: SimilarityCall, formulas: None, keep: bool) -> tuple[Tensors,
     return (total if loss is None else loss,), (row_lse, share, column_lse)
 
 
+def _compute_pair_sums(call: SimilarityCall) -> tuple[Tensors, Tensors]:
+    rows = call.a.shape[0]
+    tiles = feature_tiles(call.a.itemsize)
+    down, across = _programs(call, tiles)
+    a, b, labels, numbers = _pairs(call)
+    sizes, options = (*_sizes(call)[:3], call.a.shape[1], _config(call, tiles)), _options(tiles, False)
+    extremes = None
+    if call.mined:
+        of_tiles = new_like(call.a, ((2, across, rows), FLOAT))
+        Launch(extremes_kernel, (down * across,), (a, b, labels, of_tiles, *sizes), **options).start()
+        extremes = computed(_extremes, of_tiles)
+    parts = new_like(call.a, ((4, across, rows), FLOAT))
+    Launch(pair_sums_kernel, (down * across,), (a, b, labels, numbers, extremes, parts, *sizes), **options).start()
+    each, shape, *_ = call.shapes(True)
+    lse, loss = new_like(call.a, shape), new_like(call.a, each if call.reduction == "none" else None)
+    arguments = (Side(parts, lse=lse, loss=loss), numbers, sum_slots(), call.normalizer, scale_of(call, rows), rows, across)
+    constants = call.loss == "circle", call.empty_is_zero, JOIN
+    (total,) = Launch(pair_sums_join_kernel, (triton.cdiv(rows, JOIN),), (*arguments, *constants), totals=1, num_warps=4).start()
+    return (total if loss is None else loss,), (lse, extremes, None)
+
+
+def _extremes(of_tiles: Tensor) -> Tensor:
+    """Return the smallest of the first plane, and the largest of the second, of all tiles."""
+    return torch.stack([of_tiles[0].amin(0), of_tiles[1].amax(0)])
+
+
+def _pairs(call: SimilarityCall) -> tuple[Any, ...]:
+    """Return the arguments that the kernels of pair_sums.py share."""
+    given = _given(call)
+    return given.a, given.b, given.labels, Numbers(*call.hyper)._replace(negative_ptr=call.negative_weight)
+
+
+def _parts(call: SimilarityCall, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the sums of each tile, of rows and of columns. Store the product of each row's pair in `own` where the columns have it."""
+    rows, columns = call.a.shape[0], call.b.shape[0]
+    tiles = feature_tiles(call.a.itemsize)
+    down, across = _programs(call, tiles)
+    planes = 1 if call.loss == "sigmoid" else 4 if call.labelled else 2
+    row_parts = new_like(call.a, ((planes, across, rows), FLOAT))
+    column_parts = new_like(call.a, ((2, down, columns), FLOAT) if call.loss == "both_sides" else None)
+    arguments = (_given(call), Parts(row_parts, column_parts, own), *_sizes(call), _config(call, tiles))
+    Launch(similarity_kernel, (down * across,), arguments, **_options(tiles, _is_lean(call))).start()
+    return row_parts, column_parts
+
+
+def parts_of(call: SimilarityCall, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Do as _parts, for features in any layout: one part of the columns that a loss has."""
+    return _parts(_prepared(call), own)
+
+
 def _join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -> Tensor:
     """Join the tiles of a side, and return its total. places: rows or columns, tiles, and where their pairs are: see the kernel."""
     scale = (0.5 if call.loss == "both_sides" else 1.0) * scale_of(call, call.a.shape[0])
-    arguments = (side, _affine(call), sum_slots(), call.normalizer, scale, *places, call.loss == "sigmoid", call.empty_is_zero, JOIN)
+    arguments = (
+        side,
+        _affine(call),
+        sum_slots(),
+        call.normalizer,
+        scale,
+        *places,
+        call.loss == "sigmoid",
+        call.decoupled,
+        call.empty_is_zero,
+        JOIN,
+    )
     return Launch(similarity_join_kernel, (triton.cdiv(places[0], JOIN),), arguments, totals=1, num_warps=4).start()[0]
+
+
+class Block(NamedTuple):
+    """Rows `start` to `end` of the gradient of the similarities, without the loss's own factor; its memory is the next block's too.
+
+    total: its sums, one a tile, where they were asked for.
+    """
+
+    start: int
+    end: int
+    gradient: Tensor
+    total: Tensor | None
+
+
+class Upstream(NamedTuple):
+    """The upstream gradients of each row's loss, and of each column's where columns have one."""
+
+    rows: Tensor
+    columns: Tensor | None
+
+
+def _blocks(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, totals: bool) -> Iterator[Block]:
+    """Write the gradient of the similarities a block of rows at a time.
+
+    Args:
+        kept: log-sum-exp of rows, shares (of pairs that are mined, extremes) and log-sum-exp of columns, as forward keeps them.
+        upstream: None: 1.
+        totals: whether each tile's sum is wanted.
+    """
+    row_lse, share, column_lse = kept
+    rows, columns = call.a.shape[0], call.b.shape[0]
+    tiles = feature_tiles(call.a.itemsize)
+    width = -(-columns // UNIT) * UNIT
+    block = min(max(MEMORY // (width * call.a.itemsize) // tiles.rows, 1) * tiles.rows, rows)
+    memory = torch.empty((block, width), dtype=call.a.dtype, device=call.a.device)[:, :columns]
+    of_columns = None if upstream is None else upstream.columns
+    for start in range(0, rows, block):
+        end = min(start + block, rows)
+        of_rows = {name: t[start:end] for name in OF_ROWS if (t := getattr(call, name)) is not None}
+        part = call._replace(offset=call.offset + start, **of_rows)
+        lse, shares = (None if t is None else t[..., start:end].contiguous() for t in (row_lse, share))
+        programs, gradient = math.prod(_programs(part, tiles)), memory[: end - start]
+        total = torch.empty(programs, dtype=torch.float32, device=call.a.device) if totals else None
+        own_upstream = None if upstream is None else upstream.rows[start:end]
+        config, sizes, of_gradient = _config(part, tiles, EACH=upstream is not None), _sizes(part), _features(gradient)
+        arguments: tuple[Any, ...]
+        if call.in_pairs:
+            kernel, lean = pair_sums_gradient_kernel, False
+            arguments = (*_pairs(part), shares, lse, own_upstream, of_gradient, *sizes[:3], call.a.shape[1], config)
+        else:
+            kernel, lean = similarity_gradient_kernel, upstream is None and call.threshold is None
+            lean = lean and not (call.row_labels is not None and call.loss == "both_sides")
+            kept_part = Kept(lse, shares, column_lse, own_upstream, of_columns)
+            arguments = (_given(part), kept_part, Slopes(of_gradient, total), *sizes, config)
+        Launch(kernel, (programs,), arguments, **_options(tiles, lean)).start()
+        yield Block(start, end, gradient, total)
+
+
+def blocks_of(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, totals: bool) -> Iterator[Block]:
+    """Do as _blocks, for features in any layout: one part of the columns that a loss has."""
+    return _blocks(_prepared(call), kept, upstream, totals)
 
 
 def _differentiate(call: SimilarityCall, formulas: None, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
     """Write the gradients of a, b, scale and bias, as many as are given."""
-    row_lse, share, column_lse = kept
     of_a, of_b, of_scale, of_bias = gradients
-    rows, (columns, depth) = call.a.shape[0], call.b.shape
-    tiles = feature_tiles(call.a.itemsize)
-    each = grad_output is not None and grad_output.ndim == 1
-    upstream = in_order(grad_output) if each else None
-    width = -(-columns // UNIT) * UNIT
-    block = min(max(MEMORY // (width * call.a.itemsize) // tiles.rows, 1) * tiles.rows, rows)
-    memory = torch.empty((block, width), dtype=call.a.dtype, device=call.a.device)[:, :columns]
+    columns, depth = call.b.shape
+    each = in_order(grad_output) if grad_output is not None and grad_output.ndim == 1 else None
+    upstream = None if each is None else Upstream(each, _of_columns(call, each))
     total = None if of_b is None else torch.empty((columns, depth), dtype=torch.float32, device=call.a.device)
     of_products: list[Tensor] = []
     of_all: list[Tensor] = []
-    factor = _factor(call, None if each else grad_output)
+    factor = _factor(call, grad_output if each is None else None)
     of_similarity = call.logit_scale * factor if call.scale is None else call.logit_scale * call.scale * factor
-    for start in range(0, rows, block):
-        end = min(start + block, rows)
-        part = call._replace(a=call.a[start:end], offset=call.offset + start)
-        if call.row_labels is not None:
-            part = part._replace(row_labels=call.row_labels[start:end])
-        lse, shares = (None if t is None else t[..., start:end] for t in (row_lse, share))
-        if of_bias is not None:
-            of_all.append(torch.empty(math.prod(_programs(part, tiles)), dtype=torch.float32, device=call.a.device))
-        gradient = memory[: end - start]
-        of_rows = None if upstream is None else upstream[start:end]
-        tensors = (Kept(lse, shares, column_lse), of_rows, upstream, _features(gradient), of_all[-1] if of_all else None)
-        arguments = (*_given(part), *tensors, *_sizes(part), start, rows, depth, _config(part, tiles, EACH=each))
-        Launch(similarity_gradient_kernel, (math.prod(_programs(part, tiles)),), arguments, **_options(tiles, not each)).start()
+    for start, end, gradient, sums in _blocks(call, kept, upstream, of_bias is not None):
+        a = call.a[start:end]
+        if sums is not None:
+            of_all.append(sums)
         if of_a is not None or of_scale is not None:
             product = torch.empty((end - start, depth), dtype=torch.float32, device=call.a.device)
             add_product(product, gradient, call.b, True)
             if of_a is not None:
                 torch.mul(product[:, : of_a.shape[1]], of_similarity, out=of_a[start:end])
             if of_scale is not None:  # Σ g a bᵀ = Σ (g b) a
-                of_products.append((product * part.a).sum())
+                of_products.append((product * a).sum())
         if total is not None:
-            add_product(total, gradient.t(), part.a, start == 0)
+            add_product(total, gradient.t(), a, start == 0)
     if of_b is not None and total is not None:
         torch.mul(total[:, : of_b.shape[1]], of_similarity, out=of_b)
     if of_scale is not None:
         of_scale.copy_(torch.stack(of_products).sum() * (call.logit_scale * factor))
     if of_bias is not None:
         of_bias.copy_(torch.cat(of_all).sum() * factor)
+
+
+def _of_columns(call: SimilarityCall, each: Tensor) -> Tensor | None:
+    """Return the upstream gradient of each column's loss, which is that of its row: 0 without one; None where columns have no loss."""
+    if call.loss != "both_sides":
+        return None
+    rows, columns, first, _ = _sizes(call)
+    return F.pad(each, (first, columns - rows - first))  # what is less than 0 is cut off
 
 
 def _factor(call: SimilarityCall, grad_output: Tensor | None) -> Any:

@@ -1,6 +1,6 @@
 """The checked call of the topk template."""
 
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from torch import Tensor
 
@@ -32,8 +32,8 @@ class TopKCall(NamedTuple, Generic[L]):
     empty_is_zero: bool = False
 
     @property
-    def caps(self) -> tuple[float | None, ...]:
-        return ()  # its logits have neither scale nor cap
+    def of_formula(self) -> dict[str, Any]:
+        return {}
 
     @property
     def counted(self) -> bool:

@@ -65,10 +65,13 @@ def summed_terms(x, y, z, inside, hyper, formula):
 
 
 @triton.jit
-def store_slopes(x, y, z, of_sums, at, r, j, inside, w, factor, given, formula):
+def store_slopes(elements, of_sums, place, factors, given, formula):
+    """Store the gradients of elements. place: `at, r, j, inside` as for `parts_of`. factors: the rows' weights, and what slopes get."""
+    x, y, z = elements
     da, db, dc = of_sums
+    at, r, j, inside = place
     dx, dy, dz = formula.slopes(x, y, z, da[:, None], db[:, None], dc[:, None], *given.hyper)
-    w, factor = w[:, None], factor[:, None]
+    w, factor = factors[0][:, None], factors[1][:, None]
     if given.inputs.dx.ptr is not None:
         tl.store(of_bins(given.inputs.dx, at, r, j, given.inputs), unless_zero(dx * factor, w, given.weight), mask=inside)
     if given.inputs.dy.ptr is not None:
@@ -103,7 +106,7 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         a, b, c = summed_terms(x, y, z, inside, given.hyper, formula)
         value, da, db, dc = value_of(a, b, c, at, mask, given, formula)
         if WRITES:
-            store_slopes(x, y, z, (da, db, dc), at, r, j, inside, w, factor, given, formula)
+            store_slopes((x, y, z), (da, db, dc), (at, r, j, inside), (w, factor), given, formula)
     else:
         a = tl.zeros([given.space.BLOCK], tl.float32)
         b, c = a, a
@@ -116,8 +119,8 @@ def one_tile(part, ahead, start, r, rest, given, formula):
         if WRITES:
             for begin in range(0, given.inputs.COUNT, given.inputs.SIZE):
                 inside = exists & (begin + j < given.inputs.COUNT)
-                x, y, z = parts_of(at, r, begin + j, inside, given.inputs)
-                store_slopes(x, y, z, (da, db, dc), at, r, begin + j, inside, w, factor, given, formula)
+                elements = parts_of(at, r, begin + j, inside, given.inputs)
+                store_slopes(elements, (da, db, dc), (at, r, begin + j, inside), (w, factor), given, formula)
     return settled(part, unless_zero(value * w, w, given.weight), None, at, mask, given.outputs, given.scale)
 
 

@@ -31,7 +31,7 @@ class LossModule(OfFunction, nn.Module):
         reductions: what the option `reduction` may be.
         option_names: the names of the options.
         changed: the options with other values than the function's defaults, but for tensors: what a call hands on.
-        empty: an option of all modules, what a mean over nothing gives.
+        empty: an option of most modules, what a mean over nothing gives.
     """
 
     empty: Empty
@@ -41,8 +41,9 @@ class LossModule(OfFunction, nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        checks.one_of("reduction", options["reduction"], self.reductions)
-        checks.one_of("empty", options["empty"], checks.EMPTY)
+        for name, choices in (("reduction", self.reductions), ("empty", checks.EMPTY)):
+            if name in options:
+                checks.one_of(name, options[name], choices)
         self.option_names = tuple(options)
         self.changed: dict[str, Any] = {}
         for name, value in options.items():

@@ -121,12 +121,14 @@ class DivergenceOptions(OfRows, CallOptions, total=False):
 
 
 class CappedDivergenceOptions(DivergenceOptions, total=False):
-    """scale, softcap: logits become softcap · tanh(scale · x / softcap) before the temperature; target_…: the teacher's."""
+    """scale, softcap: logits become softcap · tanh(scale · x / softcap) before the temperature; target_…: the teacher's. hard_weight: the
+    share of the labels' cross entropy."""
 
     scale: float
     softcap: float | None
     target_scale: float
     target_softcap: float | None
+    hard_weight: float
 
 
 class Regions(TypedDict, total=False):
@@ -151,15 +153,12 @@ class RegionOptions(Regions, CallOptions, total=False):
 def check_options(x: Tensor, reduction: str, options: Any, accepted: type, of: str = "input") -> Tensor | None:
     """Check names and values of the options; the normalizer where it is a tensor. of: what the loss calls x."""
     checks.only(accepted.__annotations__, options, "the loss")
-    normalizer, mode = options.get("normalizer"), options.get("gradient")
-    checks.one_of("reduction", reduction, checks.REDUCTIONS)
+    mode = options.get("gradient")
+    divisor = checked_reduction(reduction, options.get("normalizer"), x, of)
     checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
     checks.one_of("gradient", mode, checks.MODES)
-    if reduction == "none":
-        if mode == "forward":
-            raise ValueError('gradient="forward" needs a scalar result: reduction "mean" or "sum", got "none"')
-        if normalizer is not None:
-            raise ValueError('normalizer needs a scalar result: reduction "mean" or "sum", got "none"')
+    if reduction == "none" and mode == "forward":
+        raise ValueError('gradient="forward" needs a scalar result: reduction "mean" or "sum", got "none"')
     if options.get("inplace") and x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         if x.is_leaf:
             raise ValueError("inplace=True needs logits that are an intermediate result, got a leaf that requires grad")
@@ -171,11 +170,27 @@ def check_options(x: Tensor, reduction: str, options: Any, accepted: type, of: s
             raise ValueError(
                 "inplace=True needs logits whose memory holds their values, got a lazy negative view: call resolve_neg() on it first"
             )
+    if isinstance(divisor, Tensor):
+        return divisor
+    if divisor is not None:
+        options["normalizer"] = divisor
+    return None
+
+
+def checked_reduction(reduction: str, normalizer: float | Tensor | None, x: Tensor, of: str = "input") -> float | Tensor | None:
+    """Check a reduction; return its normalizer as `checked_normalizer` does. of: what the loss calls x."""
+    checks.one_of("reduction", reduction, checks.REDUCTIONS)
     if normalizer is None:
         return None
+    if reduction == "none":
+        raise ValueError('normalizer needs a scalar result: reduction "mean" or "sum", got "none"')
+    return checked_normalizer(normalizer, x, of)
+
+
+def checked_normalizer(normalizer: float | Tensor, x: Tensor, of: str = "input") -> float | Tensor:
+    """Return a normalizer as a number, or as a 0-d tensor on the device of x."""
     if not isinstance(normalizer, Tensor) or (checks.known(normalizer) and not checks.is_parameter(normalizer, x)):
-        options["normalizer"] = checks.number("normalizer", normalizer)
-        return None
+        return checks.number("normalizer", normalizer)
     if normalizer.ndim != 0:
         raise ValueError(f"normalizer must be a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
     checks.beside("normalizer", normalizer, x, of)

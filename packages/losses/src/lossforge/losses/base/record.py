@@ -339,6 +339,11 @@ def first(results: Sequence[Tensor | None]) -> Tensor:
     return loss
 
 
+def of_single_row(finish: Callable[[Sequence[Tensor | None]], R], results: Sequence[Tensor | None]) -> R:
+    """Return what `finish` makes of the results of logits (C,) that were computed as one row."""
+    return finish([t if t is None or t.ndim == 0 else t.squeeze(0) for t in results])
+
+
 def of_one_row(results: Sequence[Tensor | None]) -> Tensor:
     """Return the loss alone, of logits (C,) that were computed as one row."""
     loss = first(results)

@@ -45,12 +45,9 @@ from lossforge.losses.definitions import detection as detection
 from lossforge.losses.definitions import cross_entropy as cross_entropy
 from lossforge.losses.definitions import classification as classification
 from lossforge.losses.definitions import angular as angular
-from lossforge.losses.definitions import iou as iou
-from lossforge.losses.definitions import rotated as rotated
+from lossforge.losses.definitions import boxes as boxes
 from lossforge.losses.definitions import dice as dice
 from lossforge.losses.definitions import divergence as divergence
-from lossforge.losses.definitions import contrastive as contrastive
-from lossforge.losses.definitions import experts as experts
-from lossforge.losses.definitions import tokens as tokens
-from lossforge.losses.definitions import linear as linear
+from lossforge.losses.definitions import features as features
+from lossforge.losses.definitions import language as language
 from lossforge.losses.definitions import preference as preference

@@ -41,12 +41,16 @@ from lossforge.losses.templates.elementwise import ELEMENTWISE, dense, elementwi
 from lossforge.losses.templates.multilabel import MULTILABEL
 
 
-@formula("bce_with_logits", DeviceFormula("bce.bce_with_logits", binary=DeviceFormula("bce.bce_with_logits_hard")), saturates=True)
+@formula(
+    "bce_with_logits", DeviceFormula("binary.bce.bce_with_logits", binary=DeviceFormula("binary.bce.bce_with_logits_hard")), saturates=True
+)
 def bce_with_logits_reference(x: Tensor, y: Tensor, pos_weight: Tensor | float) -> Tensor:
     return -pos_weight * y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)
 
 
-@formula("bce_softened", DeviceFormula("bce.bce_with_logits_softened", binary=DeviceFormula("bce.bce_with_logits_softened_hard")))
+@formula(
+    "bce_softened", DeviceFormula("binary.bce.bce_with_logits_softened", binary=DeviceFormula("binary.bce.bce_with_logits_softened_hard"))
+)
 def softened_bce_reference(x: Tensor, y: Tensor, slope: float, offset: float, threshold: float, pos_weight: Tensor | float) -> Tensor:
     y = y * slope + offset
     if isinstance(threshold, Tensor) or threshold > -torch.inf:
@@ -218,7 +222,7 @@ def _bounded_log(p: Tensor, floor: float) -> Tensor:
     return slope + (p.log().clamp(min=-100) - slope).detach()
 
 
-@formula("bce", DeviceFormula("bce.bce", heavy=True))
+@formula("bce", DeviceFormula("binary.bce.bce", heavy=True))
 def bce_reference(p: Tensor, y: Tensor, floor: float) -> Tensor:
     p = p * torch.where((p >= 0) & (p <= 1), 1.0, torch.nan).to(p.dtype)
     return -y * _bounded_log(p, floor) - (1 - y) * _bounded_log(1 - p, floor)
@@ -250,7 +254,10 @@ def _balance(y: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 FOCAL = DeviceFormula(
-    "focal.focal", "focal.focal_2", "focal.is_2", binary=DeviceFormula("focal.focal_hard", "focal.focal_2_hard", "focal.is_2")
+    "binary.focal.focal",
+    "binary.focal.focal_2",
+    "binary.focal.is_2",
+    binary=DeviceFormula("binary.focal.focal_hard", "binary.focal.focal_2_hard", "binary.focal.is_2"),
 )
 
 
@@ -335,8 +342,8 @@ def asymmetric_reference(
 
 
 def _asymmetric(constant: str = "") -> DeviceFormula:
-    unclipped, clipped = (f"asymmetric.asymmetric_{name}{constant}" for name in ("unclipped", "clipped"))
-    return DeviceFormula(unclipped, clipped, "asymmetric.clips", heavy=True)
+    unclipped, clipped = (f"binary.asymmetric.asymmetric_{name}{constant}" for name in ("unclipped", "clipped"))
+    return DeviceFormula(unclipped, clipped, "binary.asymmetric.clips", heavy=True)
 
 
 formula("asymmetric", _asymmetric())(asymmetric_reference)
@@ -405,7 +412,7 @@ def asymmetric_loss_multi_label(
     return elementwise_loss(call._replace(target=target, reduction=per_sample(reduction, input, options)), options)
 
 
-@formula("poly_bce", DeviceFormula("focal.poly_bce", "focal.poly_bce_0", "focal.is_0"))
+@formula("poly_bce", DeviceFormula("binary.focal.poly_bce", "binary.focal.poly_bce_0", "binary.focal.is_0"))
 def poly_bce_reference(x: Tensor, y: Tensor, epsilon: float, gamma: float, alpha: Tensor | float) -> Tensor:
     q = x.sigmoid() * (1 - y) + (-x).sigmoid() * y
     entropy = -y * F.logsigmoid(x) - (1 - y) * F.logsigmoid(-x)

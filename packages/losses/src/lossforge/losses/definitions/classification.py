@@ -331,7 +331,8 @@ def logit_adjusted_cross_entropy(
 ) -> CheckedCall[RowwiseCall]:
     """Logit-adjusted cross entropy, for long-tailed classes (Menon et al. 2020, arXiv 2007.07314).
 
-    L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the training set. Predict with x alone.
+    L = cross_entropy(x + τ ln π, t), π the classes' prior: their shares of the training set. Predict with x alone. At τ = 1 it is balanced
+    softmax (arXiv 2007.10740).
 
     The adjusted logits are never stored: τ ln π is added as they are read.
 

@@ -1,6 +1,5 @@
 """Cross entropy of rows of classes."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
@@ -15,13 +14,11 @@ from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, TokenWeight, UnitInterval
 from lossforge.losses.parallel.rows import over_processes
 from lossforge.losses.parallel.shards import without_group
-from lossforge.losses.templates.rowwise import BY_PROBABILITY, ROWWISE, RowOptions, rowwise_results
+from lossforge.losses.templates.rowwise import BY_PROBABILITY, LARGEST, ROWWISE, RowOptions, entropy_weight, rowwise_results
 
 __all__ = ["CrossEntropyOutput"]
 
 WEIGHTS = ("probability", "entropy")
-LARGEST = 20
-"""The most classes whose equal probabilities have an entropy of weight 1."""
 
 
 @formula("cross_entropy", DeviceFormula("softmax.cross_entropy"))
@@ -134,12 +131,10 @@ def cross_entropy(
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
     finish = _output if any(call.outputs) else first
-    call = _weighed_by_itself(call, token_weight) if isinstance(token_weight, str) else call._replace(lam=token_weight)
+    call = _weighed_by_itself(call, token_weight, group is not None) if isinstance(token_weight, str) else call._replace(lam=token_weight)
     if finish is _output and call.entropy_weight and not return_entropy:
         finish = _without_entropy
     if group is not None:
-        if token_weight is not None:
-            raise ValueError('token_weight is not served with group: multiply the losses of reduction="none"')
         return over_processes(call, row_options, group, classes, finish)
     without_group(classes)
     return rowwise_results(call, row_options, finish, probabilities=True)
@@ -151,18 +146,20 @@ def cross_entropy_of_index(
     *,
     scale: float,
     softcap: float | None,
-    return_entropy: bool,
+    outputs: list[bool],
     ignore_index: int,
     validate: bool | None,
     reduction: Reduction = "none",
     group: ProcessGroup | DeviceMesh | None = None,
     classes: int | None = None,
-) -> CheckedCall[RowwiseCall, Tensor | CrossEntropyOutput]:
-    """Check a call of `cross_entropy` whose class indices are the argument `index` of a public function, as messages then say."""
-    call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(outputs=[False, False, return_entropy, *[False] * 4])
+) -> CheckedCall[RowwiseCall, CrossEntropyOutput]:
+    """Check a call of `cross_entropy` whose class indices are the argument `index` of a public function, as messages then say.
+
+    outputs: which further results are asked for, in the order of a row-wise call's.
+    """
+    call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
     options: RowOptions = {"scale": scale, "softcap": softcap, "validate": validate}
-    finish = _output if return_entropy else first
+    finish = _output
     if group is not None:
         return over_processes(call, options, group, classes, finish, "index")
     without_group(classes)
@@ -179,12 +176,11 @@ def _without_entropy(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
     return _output(results)._replace(entropy=None)
 
 
-def _weighed_by_itself(call: RowwiseCall, weight: str) -> RowwiseCall:
-    """Return a call whose rows have a weight that follows from their own logits."""
+def _weighed_by_itself(call: RowwiseCall, weight: str, shared: bool) -> RowwiseCall:
+    """Return a call whose rows have a weight that follows from their own logits. shared: over processes, which know the classes later."""
     checks.one_of("token_weight", weight, WEIGHTS)
     if weight == "probability":
         return call._replace(loss=BY_PROBABILITY)
-    dim = of_classes(call.x)
-    classes = min(call.x.shape[dim], LARGEST)
+    dim = -1 if shared else of_classes(call.x)
     z_loss, lse, _, *others = call.outputs
-    return call._replace(entropy_weight=1.0 / math.log(max(classes, 2)), outputs=[z_loss, lse, True, *others])
+    return call._replace(entropy_weight=entropy_weight(LARGEST if shared else call.x.shape[dim]), outputs=[z_loss, lse, True, *others])

@@ -27,10 +27,10 @@ from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 
 QUALITY = DeviceFormula(
-    "quality.quality",
-    "quality.quality_2",
-    "quality.is_2",
-    binary=DeviceFormula("quality.quality_hard", "quality.quality_2_hard", "quality.is_2"),
+    "binary.quality.quality",
+    "binary.quality.quality_2",
+    "binary.quality.is_2",
+    binary=DeviceFormula("binary.quality.quality_hard", "binary.quality.quality_2_hard", "binary.quality.is_2"),
 )
 
 
@@ -81,10 +81,10 @@ def quality_focal_loss(
 
 
 VARIFOCAL = DeviceFormula(
-    "varifocal.varifocal",
-    "varifocal.varifocal_2",
-    "varifocal.is_2",
-    binary=DeviceFormula("varifocal.varifocal_hard", "varifocal.varifocal_2_hard", "varifocal.is_2"),
+    "binary.varifocal.varifocal",
+    "binary.varifocal.varifocal_2",
+    "binary.varifocal.is_2",
+    binary=DeviceFormula("binary.varifocal.varifocal_hard", "binary.varifocal.varifocal_2_hard", "binary.varifocal.is_2"),
 )
 
 
@@ -199,8 +199,8 @@ BY_QUALITY = replace(
 
 def _of_power(name: str) -> DeviceFormula:
     """Return a formula with a quicker one for qualities that need no power."""
-    binary = DeviceFormula(f"varifocal.{name}_hard", f"varifocal.{name}_hard", "varifocal.is_1", heavy=True)
-    return DeviceFormula(f"varifocal.{name}", f"varifocal.{name}_1", "varifocal.is_1", binary=binary, heavy=True)
+    binary = DeviceFormula(f"binary.varifocal.{name}_hard", f"binary.varifocal.{name}_hard", "binary.varifocal.is_1", heavy=True)
+    return DeviceFormula(f"binary.varifocal.{name}", f"binary.varifocal.{name}_1", "binary.varifocal.is_1", binary=binary, heavy=True)
 
 
 @formula("mal", _of_power("mal"), saturates=True)
@@ -293,7 +293,7 @@ def ia_bce_loss(
     return elementwise_loss(call, {**options, "score": score})
 
 
-@formula("gaussian_focal", DeviceFormula("gaussian.gaussian", "gaussian.gaussian_2_4", "gaussian.is_2_4"))
+@formula("gaussian_focal", DeviceFormula("binary.gaussian.gaussian", "binary.gaussian.gaussian_2_4", "binary.gaussian.is_2_4"))
 def gaussian_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, neg_weight: float, pos_weight: Tensor | float) -> Tensor:
     tiny, peak = torch.finfo(x.dtype).tiny, y == 1
     u = torch.where(peak, -x, x)

@@ -6,7 +6,8 @@ KL(teacher ‖ student) infinite, as the mathematics say, with a finite gradient
 infinite, whose gradient then is not finite.
 """
 
-from typing import Unpack
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -27,17 +28,46 @@ from lossforge.losses.base.options import (
     of_classes,
     rows_of,
 )
-from lossforge.losses.base.record import CheckedCall, TemplateDocs
+from lossforge.losses.base.record import CheckedCall, TemplateDocs, first
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.reference import relative
 from lossforge.losses.run import compute
-from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
+from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss, divergence_results
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
 from lossforge.losses.templates.rowwise import rowwise_loss
 
+__all__ = ["DivergenceOutput"]
+
 ORACLES = "lossforge.losses.oracles.divergence"
+
+
+class DivergenceOutput(NamedTuple):
+    """What a divergence returns with return_entropy.
+
+    Attributes:
+        loss: a scalar, or one value a row with reduction "none".
+        entropy: (N, d…), of the student's softmax(input / T), in nats, without gradient; 0 in rows that are left out.
+    """
+
+    loss: Tensor
+    entropy: Tensor
+
+
+def _output(results: Sequence[Tensor | None]) -> DivergenceOutput:
+    loss, entropy = results
+    assert loss is not None
+    assert entropy is not None
+    return DivergenceOutput(loss, entropy)
+
+
+def _with_entropy(
+    call: DivergenceCall, options: CappedDivergenceOptions, temperature_squared: bool, wanted: bool
+) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
+    """Check arguments of a divergence, whose entropy may be wanted too."""
+    finish: Callable[..., Tensor | DivergenceOutput] = _output if wanted else first
+    return divergence_results(call._replace(outputs=[wanted]), options, temperature_squared, finish)
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
@@ -68,8 +98,9 @@ def kl_div_with_logits(
     reverse: bool = False,
     temperature_squared: bool = True,
     ignore_index: int = -100,
+    return_entropy: bool = False,
     **options: Unpack[CappedDivergenceOptions],
-) -> CheckedCall[DivergenceCall]:
+) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
 
     L = T² Σⱼ qⱼ (ln qⱼ - ln pⱼ), p = softmax(input / T), q = softmax(target_logits / T); with `reverse` T² Σⱼ pⱼ (ln pⱼ - ln qⱼ).
@@ -85,10 +116,10 @@ def kl_div_with_logits(
         reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with return_entropy DivergenceOutput.
     """
     call = DivergenceCall("kl", input, target_logits, ignore_index=ignore_index, reduction=reduction)
-    return divergence_loss(call._replace(swap=reverse, temperature=temperature), options, temperature_squared)
+    return _with_entropy(call._replace(swap=reverse, temperature=temperature), options, temperature_squared, return_entropy)
 
 
 @formula("js", DeviceFormula("divergence.js"))
@@ -117,8 +148,9 @@ def js_div_with_logits(
     *,
     temperature_squared: bool = False,
     ignore_index: int = -100,
+    return_entropy: bool = False,
     **options: Unpack[CappedDivergenceOptions],
-) -> CheckedCall[DivergenceCall]:
+) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
 
     L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p = softmax(input / T), q = softmax(target_logits / T).
@@ -139,14 +171,14 @@ def js_div_with_logits(
             Kullback-Leibler losses.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with return_entropy DivergenceOutput.
     """
     beta = checks.number("beta", beta, 0.0, 1.0)
     call = DivergenceCall("js", input, target_logits, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(hyper=[beta], temperature=temperature)
     if not isinstance(beta, Tensor) and beta in (0.0, 1.0):
         call = call._replace(loss="kl", hyper=[], swap=beta == 1.0)
-    return divergence_loss(call, options, temperature_squared)
+    return _with_entropy(call, options, temperature_squared, return_entropy)
 
 
 @formula("total_variation", DeviceFormula("divergence.total_variation"))
@@ -173,8 +205,9 @@ def total_variation_with_logits(
     *,
     temperature_squared: bool = False,
     ignore_index: int = -100,
+    return_entropy: bool = False,
     **options: Unpack[CappedDivergenceOptions],
-) -> CheckedCall[DivergenceCall]:
+) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Total variation distance of the student's softmax and the teacher's.
 
     L = ½ Σⱼ |pⱼ - qⱼ|, p = softmax(input / T), q = softmax(target_logits / T). Where p = q the gradient takes sign 0.
@@ -190,10 +223,51 @@ def total_variation_with_logits(
             by default in the Kullback-Leibler losses.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with return_entropy DivergenceOutput.
     """
     call = DivergenceCall("total_variation", input, target_logits, ignore_index=ignore_index, reduction=reduction)
-    return divergence_loss(call._replace(temperature=temperature), options, temperature_squared)
+    return _with_entropy(call._replace(temperature=temperature), options, temperature_squared, return_entropy)
+
+
+@formula("cosine", DeviceFormula(None))
+def cosine_reference(x: Tensor, teacher: Tensor) -> Tensor:
+    """Of logits, not of log-probabilities."""
+    return 1 - F.cosine_similarity(x, teacher, dim=1).unsqueeze(1)
+
+
+@loss(
+    "cosine_distance",
+    DIVERGENCE,
+    Module("CosineDistanceWithLogitsLoss", "Cosine distance from a teacher's logits"),
+    formula="cosine",
+    without=("temperature", "one class"),  # of one class the gradient is 0 but for rounding
+    options=({"scale": 0.7, "softcap": 3.0, "target_scale": 1.4},),
+    like=f"{ORACLES}:cosine_distance",
+)
+def cosine_distance_with_logits(
+    input: Tensor,  # (C,), (N, C), (N, C, d…)
+    target_logits: Tensor,  # as input
+    reduction: BatchReduction = "batchmean",
+    *,
+    ignore_index: int = -100,
+    **options: Unpack[CappedDivergenceOptions],
+) -> CheckedCall[DivergenceCall]:
+    """Cosine distance of the student's logits and the teacher's, as rows of C numbers.
+
+    L = 1 - x · t / (|x| |t|), x = input, t = target_logits; a length is at least 1e-8, as in torch.nn.functional.cosine_similarity.
+
+    Source: Liger-Kernel's LigerFusedLinearCosineSimilarityLoss: its β is 1 - hard_weight, and its weight of the labels hard_weight.
+
+    When to use it: Take it for distillation that should teach directions of logits, not their size: a temperature changes nothing.
+
+    When not: Leave it where the student's probabilities matter. A common offset of the logits, which no softmax sees, changes the distance,
+    and the student is free in the size of its logits. With `hard_weight` the labels' cross entropy sets it.
+
+    Returns:
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
+    """
+    call = DivergenceCall("cosine", input, target_logits, ignore_index=ignore_index, reduction=reduction)
+    return divergence_loss(call, options, False)
 
 
 def half_distance(x, y):
@@ -454,7 +528,8 @@ def dkd_loss(
         log_p, log_q = (F.logsigmoid(torch.stack([odds, -odds])) for odds in (odds_p, odds_q))
         against = torch.where(log_q == -torch.inf, 0.0, log_q.exp() * (log_q - log_p)).sum(0)
         parts.append(alpha * temperature * temperature * against)
-    each = torch.where(index == own.squeeze(1), 1.0, torch.nan) * sum(parts)  # a factor of nan makes the gradient nan as well
+    total = torch.stack(parts).sum(0)
+    each = torch.where(index == own.squeeze(1), 1.0, torch.nan).to(total.dtype) * total  # a factor of nan makes the gradient nan as well
     if reduction == "none":
         return each
     empty = options.get("empty") == "zero" and each.numel() == 0
@@ -476,7 +551,7 @@ def _correlation(x: Tensor, y: Tensor) -> Tensor:
     return ((x * y).sum(1) / (lengths + 1e-8)).mean()
 
 
-@public(PLAIN)
+@public(PLAIN, Module("DISTLoss", "Distillation of relations", forward="input: Tensor, target_logits: Tensor"))
 def dist_loss(
     input: Tensor,  # (N, C), (N, C, d…)
     target_logits: Tensor,  # as input

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.detection.assignment import Assignment, labels_and_mask
+from lossforge.losses.definitions.boxes.iou import overlap_ratio
+from lossforge.losses.detection.assignment import Assignment, is_inside, labels_and_mask
 from lossforge.losses.detection.pairwise import box_iou
 from lossforge.losses.reference import accurate
 
@@ -24,6 +25,8 @@ IGNORED = -100
 """Its label."""
 OUTSIDE = 1e5
 """What SimOTA adds to the cost of an anchor that lies outside of the box or of its centre region."""
+EPS = 1e-7
+"""The union of two boxes is at least this where their IoU is computed: the default of box_iou."""
 AT_ONCE = 1 << 22
 """Pairs of box and anchor that are compared at once."""
 
@@ -112,7 +115,7 @@ def max_iou_assign(
         found = torch.where(own >= 0, chosen, found)
     if style == "mmdetection" and low_quality:
         box = _pick(given.corners, found)
-        most = torch.where(found >= 0, _iou(anchors, box), most)
+        most = torch.where(found >= 0, overlap_ratio(anchors, box, EPS), most)
     return _assignment(given, found, most)
 
 
@@ -182,9 +185,9 @@ def atss_assign(
             near.append(first + squared.topk(min(topk, size), dim=2, largest=False).indices)
             first += size
         candidates = torch.cat(near, 2)  # (B, g, K)
-        u = _iou(anchors[candidates], part.corners.unsqueeze(2))
+        u = overlap_ratio(anchors[candidates], part.corners.unsqueeze(2), EPS)
         threshold = u.mean(2) + (u.std(2) if u.shape[2] > 1 else 0.0)
-        inside = _is_inside(centers[candidates], part.corners.unsqueeze(2), margin)
+        inside = is_inside(centers[candidates], part.corners.unsqueeze(2), margin)
         u = torch.where((u >= threshold.unsqueeze(2)) & inside & part.counts.unsqueeze(2), u, -1.0)
         of_anchor = torch.full((*u.shape[:2], count), -1.0, dtype=u.dtype, device=u.device).scatter(2, candidates, u)
         most, index = _better(most, index, of_anchor, start)
@@ -250,12 +253,12 @@ def simota_assign(
 
     def cost(part: Boxes, u: Tensor) -> Tensor:
         of_class = base.unsqueeze(1) + _of_label(right, part) - _of_label(wrong, part)
-        both = _is_inside(predicted.points, part.corners.unsqueeze(2), 0.0) & _is_near(predicted, part, radius)
+        both = is_inside(predicted.points, part.corners.unsqueeze(2), 0.0) & _is_near(predicted, part, radius)
         price = of_class - weight * (u + 1e-8).log()
         return torch.where(both, price, price + OUTSIDE)
 
     def takes_part(part: Boxes) -> Tensor:
-        return _is_inside(predicted.points, part.corners.unsqueeze(2), 0.0) | _is_near(predicted, part, radius)
+        return is_inside(predicted.points, part.corners.unsqueeze(2), 0.0) | _is_near(predicted, part, radius)
 
     return _dynamic(given, predicted, takes_part, cost, topk)
 
@@ -314,18 +317,18 @@ def rtmdet_assign(
     topk, radius, weight = _dynamic_numbers(topk, radius, iou_weight)
     x = accurate(scores.detach())
     p = x.sigmoid()
-    background = F.softplus(x) * p.square()
+    background = -F.logsigmoid(-x) * p.square()
     base = background.sum(2)
 
     def cost(part: Boxes, u: Tensor) -> Tensor:
         logit, probability = _of_label(x, part), _of_label(p, part)
-        of_label = (F.softplus(logit) - logit * u) * (u - probability).square()
+        of_label = F.binary_cross_entropy_with_logits(logit, u, reduction="none") * (u - probability).square()
         of_class = base.unsqueeze(1) - _of_label(background, part) + of_label
         middle = (part.corners[..., :2] + part.corners[..., 2:]) / 2
         distance = (predicted.points - middle.unsqueeze(2)).square().sum(3).sqrt() / predicted.strides
         return of_class - weight * (u + 1e-7).log() + 10 ** (distance - radius)
 
-    return _dynamic(given, predicted, lambda part: _is_inside(predicted.points, part.corners.unsqueeze(2), 0.0), cost, topk)
+    return _dynamic(given, predicted, lambda part: is_inside(predicted.points, part.corners.unsqueeze(2), 0.0), cost, topk)
 
 
 class Predictions(NamedTuple):
@@ -409,7 +412,7 @@ def _dynamic(
         times = times.scatter_add(1, flat, taken.long().flatten(1))
         owner = owner.scatter_reduce(1, flat, torch.where(taken, number, -1).flatten(1), "amax")
     index = torch.where(times > 1, nearest, owner)
-    quality = _iou(predicted.boxes, _pick(given.corners, index))
+    quality = overlap_ratio(predicted.boxes, _pick(given.corners, index), EPS)
     return _assignment(given, index, quality)
 
 
@@ -437,19 +440,6 @@ def _better(most: Tensor, index: Tensor, values: Tensor, start: int) -> tuple[Te
 def _overlaps(part: Boxes, boxes: Tensor) -> Tensor:
     """Return the IoU (B, g, A) of boxes with others; -1 of padding."""
     return torch.where(part.counts.unsqueeze(2), box_iou(part.corners, boxes), -1.0)
-
-
-def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """Return the IoU of pairs of boxes (..., 4) that broadcast."""
-    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
-    shared = (high - low).clamp(min=0).prod(-1)
-    areas = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(-1) + (b[..., 2:] - b[..., :2]).clamp(min=0).prod(-1)
-    return shared / (areas - shared).clamp(min=1e-7)
-
-
-def _is_inside(points: Tensor, boxes: Tensor, margin: float) -> Tensor:
-    """Return whether points (..., 2) lie in boxes (..., 4), further than `margin` from their sides."""
-    return ((points - boxes[..., :2] > margin) & (boxes[..., 2:] - points > margin)).all(-1)
 
 
 def _is_near(predicted: Predictions, part: Boxes, radius: float) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge import kernels
+from lossforge.kernels.assignment.call import Numbers
 from lossforge.losses import checks
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs
 from lossforge.losses.formulas import FORMULAS
@@ -129,18 +129,27 @@ def task_aligned_assign(
     tensors = _checked(scores, boxes, anchors, labels, target_boxes, mask, 5 if iou == "probiou" else 4)
     topk = _choices("topk", topk)
     topk2 = topk if topk2 is None else _choices("topk2", topk2)
-    positive = {"alpha": alpha, "beta": beta, "eps": eps, "margin": margin, "min_side": min_side}
-    positive = {name: checks.number(name, value, 0.0) for name, value in positive.items()}
     checks.one_of("style", style, STYLES)
-    flags = style == "tood", from_logits, dense
-    numbers: tuple[Any, ...] = (topk, 0 if topk2 == topk else topk2, *positive.values(), iou, *flags)
+    numbers = Numbers(
+        topk=topk,
+        topk2=0 if topk2 == topk else topk2,
+        alpha=checks.number("alpha", alpha, 0.0),
+        beta=checks.number("beta", beta, 0.0),
+        eps=checks.number("eps", eps, 0.0),
+        margin=checks.number("margin", margin, 0.0),
+        min_side=checks.number("min_side", min_side, 0.0),
+        iou=iou,
+        tood=style == "tood",
+        logits=from_logits,
+        dense=dense,
+    )
     narrow = all(t.dtype in KERNEL_DTYPES for t in (tensors[1], tensors[2], tensors[4]))
     by_kernels = narrow and kernels_apply(tensors[0]) and tensors[4].numel()
     # traced, plain torch runs within the operator, because the number of its pairs depends on the data
     if (by_kernels or torch.compiler.is_compiling()) and not any(isinstance(n, Tensor) for n in numbers):
         found = OPERATORS.task_aligned_assign(*tensors, *numbers)
     else:
-        found = assignment_reference(*tensors, *numbers)
+        found = assignment_reference(*tensors, numbers=numbers)
     label, box, score, quality, foreground, index = found
     return Assignment(label, box, score if dense else None, foreground, index, quality)
 
@@ -199,17 +208,8 @@ def assignment_reference(
     labels: Tensor,
     targets: Tensor,
     mask: Tensor,
-    topk: int,
-    topk2: int,
-    alpha: float,
-    beta: float,
-    eps: float,
-    margin: float,
-    min_side: float,
-    iou: str,
-    tood: bool,
-    logits: bool,
-    dense: bool,
+    *,
+    numbers: Numbers,
 ) -> tuple[Tensor, ...]:
     """Assign in plain torch, by the pairs of a box with the anchors that it may choose, some boxes at a time: no matrix of all is kept.
 
@@ -217,9 +217,9 @@ def assignment_reference(
     """
     (batch, count, classes), several = scores.shape, targets.shape[1]
     label = labels.long().clamp(0, classes - 1)
-    rotated = iou == "probiou"
+    rotated, margin = numbers.iou == "probiou", numbers.margin
     grown = _grown_rotated if rotated else _grown
-    corners, points, predicted = grown(accurate(targets), min_side), accurate(anchors).mT.contiguous().mT, accurate(boxes)
+    corners, points, predicted = grown(accurate(targets), numbers.min_side), accurate(anchors).mT.contiguous().mT, accurate(boxes)
     dtype = torch.promote_types(corners.dtype, predicted.dtype)
     flat = [t.to(dtype).reshape(-1, t.shape[-1]) for t in (targets, boxes)]
     wanted, given = flat if rotated else map(box_terms, flat)
@@ -229,25 +229,24 @@ def assignment_reference(
         if rotated:
             u = 1 - FORMULAS["probiou"].reference(wanted[pairs[0]], given[pairs[1]], 1e-7)
         else:
-            u = overlap_of_pairs(wanted, given, *pairs, iou, 1e-7)
+            u = overlap_of_pairs(wanted, given, *pairs, numbers.iou, 1e-7)
         return u.nan_to_num(nan=0.0).clamp(min=0)
 
     def aligned(b: Tensor, g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         s, u = accurate(scores[b, a, label[b, g]]), overlap(b, g, a)
-        s = s.sigmoid() if logits else s
-        return torch.where((s > 0) & (u > 0), s**alpha * u**beta, 0.0), u
+        s = s.sigmoid() if numbers.logits else s
+        return torch.where((s > 0) & (u > 0), s**numbers.alpha * u**numbers.beta, 0.0), u
 
     def inside(box: Tensor, point: Tensor) -> Tensor:
         if rotated:
             (dx, dy), angle = (point - box[..., :2]).unbind(-1), box[..., 4]
             along, across = dx * angle.cos() + dy * angle.sin(), dy * angle.cos() - dx * angle.sin()
             return (box[..., 2] / 2 - along.abs() > margin) & (box[..., 3] / 2 - across.abs() > margin)
-        (x, y), (x1, y1, x2, y2) = point.unbind(-1), box.unbind(-1)
-        return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
+        return is_inside(point, box, margin)
 
     def candidates(b: Tensor, g: Tensor) -> Tensor:
         box = corners[b, g].unsqueeze(1)
-        if not tood:
+        if not numbers.tood:
             return inside(box, points)
         if rotated:
             return torch.ones(len(b), count, dtype=torch.bool, device=b.device)
@@ -261,17 +260,17 @@ def assignment_reference(
         row, a = candidates(*part.unbind(1)).nonzero().unbind(1)
         b, g = part[row].unbind(1)
         t, u = aligned(b, g, a)
-        found = _first_best(row, t, len(part), topk)
-        if tood:
+        found = _first_best(row, t, len(part), numbers.topk)
+        if numbers.tood:
             found = found[inside(corners[b[found], g[found]], points[a[found]])]
         chosen.append((b[found], g[found], a[found], u[found]))
     b, g, a, u = (torch.cat(each) for each in zip(*chosen, strict=True))
     owners = _Owners(torch.full((batch * count,), -1.0, dtype=u.dtype, device=u.device), several)
     at = b * count + a
     times = at.bincount(minlength=batch * count)
-    alone = times[at] == 1 if not tood else torch.ones_like(at, dtype=torch.bool)
+    alone = times[at] == 1 if not numbers.tood else torch.ones_like(at, dtype=torch.bool)
     owners.claim(at[alone], g[alone], u[alone])
-    contested = ((times > 1) & (not tood)).view(batch, count)
+    contested = ((times > 1) & (not numbers.tood)).view(batch, count)
     for image in contested.any(1).nonzero().view(-1).tolist():  # such an anchor goes to any box that it lies in
         place = contested[image].nonzero().view(-1)
         for part in rows[rows[:, 0] == image].split(max(1, AT_ONCE // len(place))):
@@ -282,21 +281,29 @@ def assignment_reference(
     at = (index >= 0).nonzero().view(-1)
     b, g, a = at // max(count, 1), index[at], at % max(count, 1)
     t, u = aligned(b, g, a)
-    if topk2:
+    if numbers.topk2:
         order = (b * several + g).sort(stable=True).indices
-        kept = order[_first_best((b * several + g)[order], t[order], batch * several, topk2)]
+        kept = order[_first_best((b * several + g)[order], t[order], batch * several, numbers.topk2)]
         at, b, g, a, t, u = (each[kept] for each in (at, b, g, a, t, u))
         index = torch.full_like(index, -1).index_put((at,), g)
     of_box, box = t.new_zeros(2, batch * several), b * several + g
     best_t, best_u = of_box.scatter_reduce(1, box.expand(2, -1), torch.stack([t, u.to(t.dtype)]), "amax")[:, box]
-    quality = t.new_zeros(batch * count).index_put((at,), t * best_u / (best_t + eps)).view(batch, count)
+    quality = t.new_zeros(batch * count).index_put((at,), t * best_u / (best_t + numbers.eps)).view(batch, count)
     label_of = torch.full_like(index, -1).index_put((at,), label[b, g]).view(batch, count)
     width = targets.shape[2]
     box_of = targets.new_zeros(batch * count, width).index_put((at,), targets[b, g]).view(batch, count, width)
     index = index.view(batch, count)
     columns = torch.arange(classes, device=scores.device)
-    score = torch.where(label_of.unsqueeze(2) == columns, quality.unsqueeze(2), 0.0).to(scores.dtype) if dense else scores.new_empty(0)
+    score = (
+        torch.where(label_of.unsqueeze(2) == columns, quality.unsqueeze(2), 0.0).to(scores.dtype) if numbers.dense else scores.new_empty(0)
+    )
     return label_of, box_of, score, quality.to(accurate(scores[:0]).dtype), index >= 0, index
+
+
+def is_inside(points: Tensor, boxes: Tensor, margin: float) -> Tensor:
+    """Return whether points (..., 2) lie in boxes (..., 4), further than `margin` from their sides."""
+    (x, y), (x1, y1, x2, y2) = points.unbind(-1), boxes.unbind(-1)
+    return (x - x1 > margin) & (y - y1 > margin) & (x2 - x > margin) & (y2 - y > margin)
 
 
 def _grown(boxes: Tensor, least: float) -> Tensor:
@@ -345,10 +352,10 @@ class _Owners:
 
 def _assign(*arguments: Any) -> tuple[Tensor, ...]:
     narrow = all(arguments[i].dtype in KERNEL_DTYPES for i in (1, 2, 4))
+    tensors, numbers = arguments[:6], Numbers(*arguments[6:])
     if not (narrow and kernels_apply(arguments[0]) and arguments[4].numel()):
-        return assignment_reference(*arguments)
-    numbers = kernels.of_folder("assignment").Numbers(*arguments[6:])
-    found: tuple[Tensor, ...] = launched("assignment", "assign", arguments[:6], numbers)
+        return assignment_reference(*tensors, numbers=numbers)
+    found: tuple[Tensor, ...] = launched("assignment", "assign", tensors, numbers)
     return found
 
 

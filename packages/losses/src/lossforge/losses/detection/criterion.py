@@ -22,7 +22,7 @@ from lossforge.losses.functional import (
     varifocal_loss,
 )
 
-__all__ = ["DenoisingQueries", "DetrCriterion"]
+__all__ = ["DenoisingQueries", "DetrCriterion", "QueryTargets"]
 
 OF_CLASSES: Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]] = {
     "focal": (sigmoid_focal_loss, {}),
@@ -52,13 +52,23 @@ class DenoisingQueries(NamedTuple):
     groups: int
 
 
-class Rows(NamedTuple):
-    """Predictions of all queries (N, …), the place of each one's box or -1, and its factor, None for 1."""
+class QueryTargets(NamedTuple):
+    """Targets of all queries of all layers, R = L B Q rows, after which those of denoising queries follow, L' B D more.
 
-    logits: Tensor
+    Attributes:
+        labels: (R,), int64: the class of each query's box. Without one -1, or the last class with class_loss="cross_entropy".
+        boxes: (R, 4), the box, zeros without one.
+        matched: (R,), bool: whether a query has a box.
+        weight: (R,), float32: the factor of each row's losses; None for 1.
+        box: (R,), int64: the box itself, counted over the boxes of all layers. Its remainder by the number of boxes is its place in
+            `labels` and `target_boxes`. -1 without one.
+    """
+
+    labels: Tensor
     boxes: Tensor
-    box: Tensor
+    matched: Tensor
     weight: Tensor | None
+    box: Tensor
 
 
 class DetrCriterion(nn.Module):
@@ -170,9 +180,10 @@ class DetrCriterion(nn.Module):
             boxes: (L, B, Q, 4) or (B, Q, 4), predicted, (centre, width, height) as fractions of the image.
             labels: (T,), the classes of all images' boxes one after the other.
             target_boxes: (T, 4), the boxes.
-            counts: how many boxes each image has: B numbers, or a tensor (B,) on the device, whose sum is not checked.
+            counts: how many boxes each image has: B numbers, or a tensor (B,) on the device. Its sum, which is not checked, may be below T:
+                the boxes after it are padding, so that shapes can be the same in every step.
             denoising: predictions of denoising queries; None for none. "cross_entropy" takes none.
-            normalizer: number or 0-d tensor in place of the number of boxes, T: with several processes the mean of theirs.
+            normalizer: number or 0-d tensor in place of the number of boxes: with several processes the mean of theirs.
 
         Returns:
             "loss_class", "loss_bbox" and "loss_giou", 0-d, in float32 (float64 for float64), with their coefficients.
@@ -182,15 +193,75 @@ class DetrCriterion(nn.Module):
             IndexError: on CPU, a class or a place in denoising.box does not exist.
         """
         logits, boxes = _with_layers(logits, boxes)
+        found = self.match(logits, boxes, labels, target_boxes, counts, denoising=denoising)
+        every_logits, every_box = logits.flatten(0, 2), boxes.flatten(0, 2)
+        if denoising is not None:
+            every_logits = torch.cat([every_logits, denoising.logits.flatten(0, 2)])
+            every_box = torch.cat([every_box, denoising.boxes.flatten(0, 2)])
+        if normalizer is None:
+            normalizer = counts.sum() if isinstance(counts, Tensor) else len(labels)
+        divisor = _at_least_one(self._groups() * normalizer)
+        losses = {}
+        if self.class_coef:
+            losses["loss_class"] = self._of_classes(every_logits, every_box, found, len(logits), divisor)
+        weight = found.matched.to(target_boxes.dtype) if found.weight is None else found.matched * found.weight
+        shared: dict[str, Any] = {"reduction": "sum", "weight": weight}
+        if self.bbox_coef:
+            losses["loss_bbox"] = box_l1_loss(every_box, found.boxes, normalizer=divisor / self.bbox_coef, **shared)
+        if self.giou_coef:
+            giou: Tensor = generalized_box_iou_loss(every_box, found.boxes, normalizer=divisor / self.giou_coef, format="cxcywh", **shared)
+            losses["loss_giou"] = giou
+        return losses
+
+    @torch.no_grad()
+    def match(
+        self,
+        logits: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        target_boxes: Tensor,
+        counts: Sequence[int] | Tensor,
+        *,
+        denoising: DenoisingQueries | None = None,
+    ) -> QueryTargets:
+        """Return the targets of all queries, for losses of your own beside or in place of `forward`'s.
+
+        Args:
+            logits: as in forward.
+            boxes: as in forward.
+            labels: as in forward.
+            target_boxes: as in forward.
+            counts: as in forward.
+            denoising: as in forward.
+
+        Returns:
+            a QueryTargets of the rows of logits.flatten(0, 2) with layers, then of denoising.logits.
+
+        Raises:
+            TypeError, ValueError, IndexError: as in forward.
+
+        Examples:
+            >>> import torch
+            >>> from lossforge.losses import DetrCriterion, sigmoid_focal_loss
+            >>> logits, boxes = torch.randn(6, 2, 100, 7), torch.rand(6, 2, 100, 4)
+            >>> found = DetrCriterion().match(logits, boxes, torch.tensor([0, 4, 6, 2]), torch.rand(4, 4), [3, 1])
+            >>> loss = sigmoid_focal_loss(logits.flatten(0, 2), found.labels, reduction="sum", normalizer=4)
+        """
+        logits, boxes = _with_layers(logits, boxes)
         layers, images, queries, classes = logits.shape
-        groups = self.num_groups if self.training else 1
+        groups = self._groups()
         checks.fits("logits", logits, queries % groups == 0, "have queries in num_groups={} groups of equal size", groups)
         checks.integer("labels", labels)
         checks.fits("labels", labels, labels.ndim == 1, "have shape (T,)")
         checks.floating_beside("target_boxes", target_boxes, logits, "logits")
         checks.fits("target_boxes", target_boxes, target_boxes.shape == (len(labels), 4), "have shape {}", (len(labels), 4))
-        of_image = counts_on_device(counts, images, len(labels), logits, "logits").repeat(layers)
-        every_label, every_box = labels.repeat(layers), target_boxes.repeat(layers, 1)
+        of_image = counts_on_device(counts, images, len(labels), logits, "logits")
+        if isinstance(counts, Tensor):  # boxes after their sum are padding, so that the next layer's begin there
+            place = torch.arange(layers * len(labels), device=labels.device) % of_image.sum().clamp(1, max(len(labels), 1))
+            every_label, every_box = labels[place], target_boxes[place]
+        else:
+            every_label, every_box = labels.repeat(layers), target_boxes.repeat(layers, 1)
+        of_image = of_image.repeat(layers)
         softmax = self.class_loss == "cross_entropy"
         cost = matching_cost(
             logits.flatten(0, 1),
@@ -205,25 +276,16 @@ class DetrCriterion(nn.Module):
             alpha=self.cost_alpha,
             gamma=self.cost_gamma,
         )
-        box = hungarian_assign(cost.unflatten(0, (groups, queries // groups)), of_image)
-        rows = Rows(logits.flatten(0, 2), boxes.flatten(0, 2), box.flatten(), self._weights(layers, layers, images * queries))
+        box = hungarian_assign(cost.reshape(groups, queries // groups, *cost.shape[1:]), of_image).flatten()
+        weight = self._weights(layers, layers, images * queries)
         if denoising is not None:
-            rows = self._joined(rows, denoising, logits, groups, len(labels))
+            box, weight = self._joined(box, weight, denoising, logits, len(labels))
         # the last place, which -1 names, stands for no box
-        label = F.pad(every_label.long(), (0, 1), value=classes - 1 if softmax else -1)[rows.box]
-        target, found = F.pad(every_box, (0, 0, 0, 1))[rows.box], rows.box >= 0
-        divisor = _at_least_one(groups * (len(labels) if normalizer is None else normalizer))
-        losses = {}
-        if self.class_coef:
-            losses["loss_class"] = self._of_classes(rows, label, target, found, layers, divisor)
-        weight = found.to(target.dtype) if rows.weight is None else found * rows.weight
-        shared: dict[str, Any] = {"reduction": "sum", "weight": weight}
-        if self.bbox_coef:
-            losses["loss_bbox"] = box_l1_loss(rows.boxes, target, normalizer=divisor / self.bbox_coef, **shared)
-        if self.giou_coef:
-            giou: Tensor = generalized_box_iou_loss(rows.boxes, target, normalizer=divisor / self.giou_coef, format="cxcywh", **shared)
-            losses["loss_giou"] = giou
-        return losses
+        label = F.pad(every_label.long(), (0, 1), value=classes - 1 if softmax else -1)[box]
+        return QueryTargets(label, F.pad(every_box, (0, 0, 0, 1))[box], box >= 0, weight, box)
+
+    def _groups(self) -> int:
+        return self.num_groups if self.training else 1
 
     def _weights(self, layers: int, last: int, rows: int) -> Tensor | None:
         """Return the factor of each row (last · rows,) of the last layers, or None for 1."""
@@ -232,8 +294,10 @@ class DetrCriterion(nn.Module):
         checks.fits("layer_weights", self.layer_weights, len(self.layer_weights) == layers, "have one number for each of {} layers", layers)
         return self.layer_weights[layers - last :].repeat_interleave(rows)
 
-    def _joined(self, rows: Rows, denoising: DenoisingQueries, logits: Tensor, groups: int, total: int) -> Rows:
-        """Return the rows with those of denoising queries after them, which have a divisor of their own. total: of boxes."""
+    def _joined(
+        self, queries: Tensor, weight: Tensor | None, denoising: DenoisingQueries, logits: Tensor, total: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return boxes and factors of queries (R,), then those of denoising queries, whose divisor is another. total: of boxes."""
         if self.class_loss == "cross_entropy":
             raise ValueError("denoising goes with the losses of a sigmoid, got class_loss='cross_entropy'")
         x, boxes, box, times = denoising
@@ -258,29 +322,26 @@ class DetrCriterion(nn.Module):
             raise ValueError(f"denoising.groups must be at least 1, got {times}")
         weight, own = (
             logits.new_ones(n, dtype=torch.float32) if w is None else w
-            for n, w in ((len(rows.box), rows.weight), (box.numel() * len(x), self._weights(layers, len(x), box.numel())))
+            for n, w in ((len(queries), weight), (box.numel() * len(x), self._weights(layers, len(x), box.numel())))
         )
-        return Rows(
-            torch.cat([rows.logits, x.flatten(0, 2)]),
-            torch.cat([rows.boxes, boxes.flatten(0, 2)]),
-            torch.cat([rows.box, box.flatten().repeat(len(x))]),
-            torch.cat([weight, own * factor.flatten().repeat(len(x)) * (groups / times)]),
-        )
+        own = own * factor.flatten().repeat(len(x)) * (self._groups() / times)
+        return torch.cat([queries, box.flatten().repeat(len(x))]), torch.cat([weight, own])
 
-    def _of_classes(self, rows: Rows, label: Tensor, target: Tensor, found: Tensor, layers: int, divisor: float | Tensor) -> Tensor:
+    def _of_classes(self, logits: Tensor, boxes: Tensor, found: QueryTargets, layers: int, divisor: float | Tensor) -> Tensor:
+        """Return the classes' loss of all rows (R, C)."""
         loss, options = OF_CLASSES[self.class_loss]
         if self.class_loss == "cross_entropy":
-            weight = torch.where(found, 1.0, self.background_weight)
+            weight = torch.where(found.matched, 1.0, self.background_weight)
             # all layers have as many queries with a box; without queries the loss is 0
-            mean = weight.sum() / (layers * self.class_coef) if len(label) else 1.0
-            return loss(rows.logits, label, token_weight=weight if rows.weight is None else weight * rows.weight, normalizer=mean)
+            mean = weight.sum() / (layers * self.class_coef) if len(weight) else 1.0
+            return loss(logits, found.labels, token_weight=weight if found.weight is None else weight * found.weight, normalizer=mean)
         given: dict[str, Any] = {"alpha": self.alpha, "gamma": self.gamma}
         given = {name: value for name, value in given.items() if value is not None} | dict(options)
         if self.class_loss in SCORED:
-            given["score"] = 1 - box_iou_loss(rows.boxes.detach(), target, format="cxcywh")
-        if rows.weight is not None:
-            given["weight"] = rows.weight.unsqueeze(1)
-        return loss(rows.logits, label, reduction="sum", normalizer=divisor / self.class_coef, **given)
+            given["score"] = 1 - box_iou_loss(boxes.detach(), found.boxes, format="cxcywh")
+        if found.weight is not None:
+            given["weight"] = found.weight.unsqueeze(1)
+        return loss(logits, found.labels, reduction="sum", normalizer=divisor / self.class_coef, **given)
 
     def extra_repr(self) -> str:
         return f"{self.class_loss!r}, num_groups={self.num_groups}"

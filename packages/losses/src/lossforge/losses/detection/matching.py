@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge import kernels
+from lossforge.kernels.matching.call import Weights
 from lossforge.losses import checks
 from lossforge.losses.detection.counts import counts_on_device, counts_on_host
 from lossforge.losses.formulas import FORMULAS
@@ -105,16 +105,16 @@ def matching_cost(
     of_image = counts_on_device(counts, images, len(target_boxes), logits, "logits")
     numbers = [checks.number(name, v) for name, v in (("cost_class", cost_class), ("cost_bbox", cost_bbox), ("cost_giou", cost_giou))]
     numbers += [checks.number("alpha", alpha, 0.0, 1.0), checks.number("gamma", gamma, 0.0)]
-    tensors = [t.detach().resolve_neg() for t in (logits, boxes, labels, target_boxes)]
+    tensors = [*(t.detach().resolve_neg() for t in (logits, boxes, labels, target_boxes)), of_image]
     softmax = class_cost == "softmax"
     if softmax:
         tensors[0] = tensors[0].softmax(2, dtype=torch.promote_types(logits.dtype, torch.float32))
-    arguments: tuple[Any, ...] = (*tensors, of_image, *numbers, format == "cxcywh", softmax)
+    weights, centered = Weights(*numbers), format == "cxcywh"
     narrow = boxes.dtype in KERNEL_DTYPES and target_boxes.dtype in KERNEL_DTYPES
     if narrow and kernels_apply(tensors[0]) and len(target_boxes) and not any(isinstance(n, Tensor) for n in numbers):
-        found: Tensor = OPERATORS.matching_cost(*arguments)
+        found: Tensor = OPERATORS.matching_cost(*tensors, *weights, centered, softmax)
         return found
-    return matching_cost_reference(*arguments)
+    return matching_cost_reference(*tensors, weights=weights, centered=centered, softmax=softmax)
 
 
 def matching_cost_reference(
@@ -123,11 +123,8 @@ def matching_cost_reference(
     labels: Tensor,
     targets: Tensor,
     counts: Tensor,
-    cost_class: float,
-    cost_bbox: float,
-    cost_giou: float,
-    alpha: float,
-    gamma: float,
+    *,
+    weights: Weights,
     centered: bool,
     softmax: bool,
 ) -> Tensor:
@@ -137,13 +134,13 @@ def matching_cost_reference(
     exists = (image < logits.shape[0]) & (labels >= 0) & (labels < logits.shape[2])
     image, label = torch.where(exists, image, 0), torch.where(exists, labels.long(), 0)
     x = accurate(logits)[image, :, label].T
-    positive, negative = (-x, 0.0) if softmax else _focal(x, alpha, gamma)
-    value = cost_class * (positive - negative)
+    positive, negative = (-x, 0.0) if softmax else _focal(x, weights.alpha, weights.gamma)
+    value = weights.classes * (positive - negative)
     own, other = accurate(boxes)[image].transpose(0, 1), accurate(targets)
-    value = value + cost_bbox * (own - other).abs().sum(-1)
+    value = value + weights.corners * (own - other).abs().sum(-1)
     if centered:
         own, other = corners(own), corners(other)
-    value = value + cost_giou * (FORMULAS["giou"].reference(own, other.expand_as(own), 1e-7) - 1)
+    value = value + weights.overlap * (FORMULAS["giou"].reference(own, other.expand_as(own), 1e-7) - 1)
     return torch.where(exists, value, torch.nan)
 
 
@@ -198,7 +195,7 @@ def mask_matching_cost(
     """
     checks.whole("mask_logits", mask_logits)
     checks.fits("mask_logits", mask_logits, mask_logits.ndim in (3, 4), "have shape (B, Q, P) or (B, Q, H, W)")
-    checks.tensor("target_masks", target_masks)
+    checks.real("target_masks", target_masks)
     checks.beside("target_masks", target_masks, mask_logits, "mask_logits")
     pixels = mask_logits.shape[2:]
     wanted = f"have shape (T, {', '.join(map(str, pixels))})"
@@ -213,8 +210,10 @@ def mask_matching_cost(
         y = masks.flatten(1).to(x.dtype)
         p = x.sigmoid()
         positive, negative = _focal(x, alpha, gamma) if mask_cost == "focal" else (-F.logsigmoid(x), -F.logsigmoid(-x))
-        of_pixels = ((positive - negative) @ y.T + negative.sum(1, keepdim=True)) / max(x.shape[1], 1)
-        dice = 1 - (2 * (p @ y.T) + 1) / (p.sum(1, keepdim=True) + y.sum(1) + 1)
+        with torch.autocast(x.device.type, enabled=False):  # which would round both factors of the products
+            differences, shared = (positive - negative) @ y.T, p @ y.T
+        of_pixels = (differences + negative.sum(1, keepdim=True)) / max(x.shape[1], 1)
+        dice = 1 - (2 * shared + 1) / (p.sum(1, keepdim=True) + y.sum(1) + 1)
         found.append(numbers[0] * of_pixels + numbers[1] * dice)
     return torch.cat(found, 1)
 
@@ -222,7 +221,7 @@ def mask_matching_cost(
 def _cost(*arguments: Any) -> Tensor:
     logits, boxes, labels, targets, counts, *numbers, centered, softmax = arguments
     tensors = logits, boxes, labels.contiguous(), targets, counts.contiguous()
-    found: tuple[Tensor] = launched("matching", "costs", tensors, kernels.of_folder("matching").Weights(*numbers), centered, softmax)
+    found: tuple[Tensor] = launched("matching", "costs", tensors, Weights(*numbers), centered, softmax)
     return found[0].mT
 
 

@@ -1,19 +1,17 @@
 """Matrices of how well each box of one set matches each of another: torchvision.ops.box_iou and its variants, in one launch."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
-from lossforge.losses.definitions.iou import overlap_ratio
+from lossforge.losses.definitions.boxes.iou import overlap_ratio
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.functional import probiou_loss, rotated_iou_loss
 from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import LIBRARY, define, launched, no_double_backward
+from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import BoxFormat
 from lossforge.losses.reference import accurate, corners
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
@@ -282,48 +280,18 @@ def _fake(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool)
     return boxes1.new_empty((*boxes1.shape[:-1], boxes2.shape[1]), dtype=torch.float32)
 
 
-def _backward(
-    grad: Tensor, boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool, want1: bool, want2: bool
-) -> tuple[Tensor, Tensor]:
-    written = [torch.empty_like(b) if want else None for b, want in ((boxes1, want1), (boxes2, want2))]
-    launched("pairwise", "backward", (boxes1, boxes2, grad, *written), name, eps, centered)
-    return _placeholders(written, grad)
+def _backward(grad: Tensor, _: None, boxes1: Tensor, boxes2: Tensor, *rest: Any) -> None:
+    *numbers, gradient1, gradient2 = rest
+    launched("pairwise", "backward", (boxes1, boxes2, grad, gradient1, gradient2), *numbers)
 
 
-def _placeholders(written: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradients as an operator must: an empty tensor where there is none."""
-    first, second = (like.new_empty(0) if g is None else g for g in written)
-    return first, second
-
-
-def _fake_backward(grad: Tensor, boxes1: Tensor, boxes2: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _placeholders([torch.empty_like(b) if want else None for b, want in zip((boxes1, boxes2), rest[-2:], strict=True)], grad)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.numbers = inputs[2:]
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    wanted = [t.requires_grad for t in tensors]
-    if torch.is_grad_enabled():  # differentiated again, by the plain-torch reference
-        inputs = [t for t, want in zip(tensors, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(pairwise_reference(*tensors, *ctx.numbers), inputs, grad, create_graph=True))
-        gradients = [next(found) if want else None for want in wanted]
-    else:
-        written = OPERATORS.pairwise_backward(grad, *tensors, *ctx.numbers, *wanted)
-        gradients = [g if want else None for g, want in zip(written, wanted, strict=True)]
-    return *gradients, None, None, None
-
-
-define("pairwise(Tensor boxes1, Tensor boxes2, str name, float eps, bool centered) -> Tensor", _forward, _fake)
-define(
-    "pairwise_backward(Tensor grad, Tensor boxes1, Tensor boxes2, str name, float eps, bool centered, bool want1, bool want2) "
-    "-> (Tensor, Tensor)",
+define_differentiable(
+    "pairwise",
+    "Tensor boxes1, Tensor boxes2, str name, float eps, bool centered",
+    _forward,
+    _fake,
     _backward,
-    _fake_backward,
+    pairwise_reference,
+    inputs=2,
+    keeps=False,
 )
-register_autograd(LIBRARY, "pairwise", _setup, _differentiate)
-no_double_backward("pairwise_backward")

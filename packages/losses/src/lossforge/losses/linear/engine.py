@@ -110,6 +110,42 @@ def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: in
     return rows // together * together if several else rows, several and size > 0
 
 
+Summing = Callable[[Tensor, Tensor], Any]
+"""Starts to sum a part over processes, and to store the sum in the first tensor: lossforge.losses.parallel.exchange.sum_into."""
+
+
+class OfInput:
+    """The gradient of a layer's input, None where it is not wanted.
+
+    Of classes that are spread over processes it is the sum of theirs, which starts once this process's part is complete. Products that
+    follow run beside it.
+
+    Attributes:
+        sum: what the products write: the gradient itself, or the part of it, which is never rounded to half precision.
+    """
+
+    def __init__(self, gradient: Tensor | None, summing: Summing | None, wide: bool = False) -> None:
+        """wide: write a gradient of half precision in float32 first, as a part of the processes' sum is always written."""
+        self.gradient, self.summing = gradient, summing
+        self.sum, self.exchange = gradient, None
+        if gradient is None:
+            return
+        ready = summing is None or gradient.is_contiguous()
+        if not ready or (gradient.dtype in HALF and (wide or summing is not None)):
+            self.sum = torch.empty(gradient.shape, dtype=_wide(gradient.dtype), device=gradient.device)
+
+    def complete(self) -> None:
+        """Start to sum over the processes: `sum` is complete."""
+        if self.summing is not None and self.gradient is not None and self.sum is not None:
+            self.exchange = self.summing(self.gradient, self.sum)
+
+    def finish(self) -> None:
+        if self.exchange is not None:
+            self.exchange.wait()
+        elif self.gradient is not None and self.sum is not None and self.sum is not self.gradient:
+            self.gradient.copy_(self.sum)
+
+
 class Gradients:
     """The gradients of a layer's input, weight and bias, summed over chunks of rows; any may be None.
 
@@ -118,9 +154,12 @@ class Gradients:
     for the gradient of a chunk's logits.
     """
 
-    def __init__(self, call: Any, gradients: Sequence[Tensor | None], wide: bool, together: int = 1) -> None:
+    def __init__(
+        self, call: Any, gradients: Sequence[Tensor | None], wide: bool, together: int = 1, summing: Summing | None = None
+    ) -> None:
         """together: how many rows after one another a chunk must not part; no more than `rows_of_chunks` allows."""
-        self.input, self.weight, self.bias = gradients
+        of_input, self.weight, self.bias = gradients
+        self.input = OfInput(of_input, summing)
         self.layer: Head = call.x
         self.wide = wide
         of_weight = self.weight
@@ -145,10 +184,16 @@ class Gradients:
     def add(self, start: int, end: int, logits: Tensor, factors: Tensor | None = None) -> None:
         """Add what the gradient of a chunk's logits makes: `logits`, times a factor a row if there are some."""
         x = self.layer.input[start:end]
-        if self.input is not None:
-            write_product(self.input[start:end], logits, self.layer.weight)
+        if self.input.sum is not None:
+            of_rows = self.input.sum[start:end]
+            if of_rows.dtype == logits.dtype:
+                write_product(of_rows, logits, self.layer.weight)
+            else:
+                add_products(of_rows, logits, self.layer.weight, True)
             if factors is not None:
-                self.input[start:end].mul_(factors[:, None])
+                of_rows.mul_(factors[:, None])
+            if end == len(self.layer.input):
+                self.input.complete()
         if self.sum is not None:
             if factors is not None:
                 x = torch.mul(x, factors[:, None], out=torch.empty_like(x))
@@ -162,18 +207,17 @@ class Gradients:
             self.weight.copy_(self.sum)
         if self.bias is not None and self.bias_sum is not None:
             self.bias.copy_(self.bias_sum)
+        self.input.finish()
 
 
 class GradientsByClasses:
     """The same over chunks of classes: the input's gradient is summed, in float32 where it is of half precision."""
 
-    def __init__(self, call: Any, gradients: Sequence[Tensor | None]) -> None:
-        self.input, self.weight, self.bias = gradients
+    def __init__(self, call: Any, gradients: Sequence[Tensor | None], summing: Summing | None = None) -> None:
+        of_input, self.weight, self.bias = gradients
+        self.input = OfInput(of_input, summing, wide=True)
         self.layer: Head = call.x
         self.classes = classes_a_chunk(call)
-        of_input = self.sum = self.input
-        if of_input is not None and of_input.dtype in HALF:
-            self.sum = torch.empty(of_input.shape, dtype=torch.float32, device=of_input.device)
 
     def memory(self) -> tuple[Tensor, Tensor]:
         """Return memory for the logits of a chunk and for their gradient, as Gradients does."""
@@ -184,16 +228,17 @@ class GradientsByClasses:
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
         x, weight = self.layer.of_classes(start, end)[:2]
-        if self.sum is not None:
-            add_products(self.sum, logits, weight, start == 0)
+        if self.input.sum is not None:
+            add_products(self.input.sum, logits, weight, start == 0)
+            if end == len(self.layer.weight):
+                self.input.complete()
         if self.weight is not None:
             add_transposed(self.weight[start:end], logits, x, True)
         if self.bias is not None:
             self.bias[start:end] = sums_of_classes(logits, _wide(self.bias.dtype))
 
     def finish(self) -> None:
-        if self.input is not None and self.sum is not None and self.sum is not self.input:
-            self.input.copy_(self.sum)
+        self.input.finish()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -425,14 +470,21 @@ def _rows_of(name: str, t: Tensor, start: int, end: int) -> Tensor:
     return t[:, start:end] if name == "stats" else t[start:end]
 
 
-def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
+def backward(
+    call: Any,
+    formulas: None,
+    kept: Several,
+    grad_outputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+    summing: Summing | None = None,
+) -> None:
     """Write the gradients for those of the results; what is kept may be None, and is then computed again."""
     own, chunks = FUSED[type(call)], Chunks(call)
     known = dict(zip((*own.kept, *own.saved), kept, strict=True))
     names = (*chunks.template.kept, *chunks.template.saved)
     stats = known.get("stats")
     if stats is not None and (product := product_of(call)) is not None:
-        by_classes = GradientsByClasses(call, gradients)
+        by_classes = GradientsByClasses(call, gradients, summing)
         entropy = known.get("entropy")
         of_rows = stats, entropy, *grad_outputs
         (shares,) = by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
@@ -444,14 +496,14 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
         by_classes.finish()
         return
     if goes_by_classes(call, known, gradients):
-        by_classes = GradientsByClasses(call, gradients)
+        by_classes = GradientsByClasses(call, gradients, summing)
         for start, end, chunk, to in chunks.along(1, *by_classes.memory()):
             which = {"columns": (start, call.x.weight.shape[0])} if own.fusing.product else {}
             chunks.backward(chunk, tuple([known.get(name) for name in names]), grad_outputs, to, **which)
             by_classes.add(start, end, to)
         by_classes.finish()
         return
-    sums = Gradients(call, gradients, is_wide(call.x))
+    sums = Gradients(call, gradients, is_wide(call.x), summing=summing)
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
         of_chunk: list[Tensor | None] = []
         for name in names:
@@ -465,7 +517,10 @@ def backward(call: Any, formulas: None, kept: Several, grad_outputs: Sequence[Te
 
 def goes_by_classes(call: Any, known: Mapping[str, Tensor | None], gradients: Sequence[Tensor | None]) -> bool:
     """Return whether backward goes by classes: kernels that know the rows' statistics do, to avoid the sum of the weight's gradients over
-    chunks. A weight without a gradient has no such sum, and neither has a call that one chunk holds."""
+    chunks. A weight without a gradient has no such sum, and neither has a call that one chunk holds. The cross entropy beside a divergence
+    needs all classes of a row, because its kernel finds the label's there."""
+    if getattr(call, "hard_weight", None) is not None:
+        return False
     rows, classes = call.x.input.shape[0], call.x.weight.shape[0]
     knows = FUSED[type(call)].fusing.by_classes and known.get("stats") is not None
     return knows and gradients[1] is not None and rows < classes and classes_a_chunk(call) < classes

@@ -8,18 +8,20 @@ from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from lossforge.kernels.call import FLOAT32, FROM_WEIGHT, NEVER_ROUNDED, Head
 from lossforge.losses import checks
 from lossforge.losses.autograd import FUSED
-from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.linear.objective import Objective, by_objective
+from lossforge.losses.parallel.own import compute_own
 from lossforge.losses.parallel.scalar import in_three_products
-from lossforge.losses.parallel.shards import local_layer
+from lossforge.losses.parallel.shards import Shards, local_layer
 from lossforge.losses.run import compute
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates.elementwise import IGNORED
@@ -154,6 +156,8 @@ def _of_kept(function: Callable[..., Any], given: dict[str, Any], targets: tuple
         given = {"normalizer": count, **{name: t for name, t in given.items() if name != "normalizer" or t is not None}}
 
     def select(name: str, t: Any) -> Any:
+        if isinstance(t, Head):
+            return t.with_input(t.input.index_select(0, kept))
         by_row = isinstance(t, Tensor) and t.ndim > 0 and t.shape[0] == count and (name in of_rows or t.ndim > 1)
         return t.index_select(0, kept) if by_row else t
 
@@ -193,7 +197,6 @@ def fused(
     given: dict[str, Any],
     linear: LinearOptions,
     targets: tuple[str, ...],
-    teacher: Head | None = None,
     finish: Callable[[Any], Any] | None = None,
     objective: Objective | None = None,
     computing: Callable[[CheckedCall[Any, Any]], Any] = compute,
@@ -201,7 +204,7 @@ def fused(
     """Compute a loss of the logits of a layer.
 
     Args:
-        given: the loss's other arguments by name, `targets` of them with an entry a row.
+        given: the loss's other arguments by name, `targets` of them with an entry a row. The first of these may be a teacher's layer.
         finish: from what the loss returns to what is returned.
         objective: a scalar of that, which is returned in its place.
         computing: what computes the checked call.
@@ -213,11 +216,12 @@ def fused(
     of_rows = "labels" in (checks.keywords(function) or ())  # a divergence, whose weights have an entry a row
     rows = _Rows(lead, head.weight.shape[0], ("pos_weight", "alpha") if of_rows else ("weight", "group", "pos_weight", "alpha"))
     head = head.with_input(rows.of_input(head.input))
-    if teacher is not None:
+    teacher = given.get(targets[0])
+    if isinstance(teacher, Head):
         if teacher.input.shape[:-1] != torch.Size(lead) or teacher.weight.shape[0] != rows.classes:
             shape = (*teacher.input.shape[:-1], teacher.weight.shape[0])
             raise ValueError(f"teacher must give logits of shape {(*lead, rows.classes)}, got {shape}")
-        teacher = teacher.with_input(rows.of_input(teacher.input))
+        given[targets[0]] = teacher.with_input(rows.of_input(teacher.input))
     if linear.get("shift", 0) != 0:
         given = _shifted(given, ("labels", "target_b", *targets), lead, linear["shift"], _ignored(function, given))
     given = {name: rows.joined("target" if name in targets else name, t) for name, t in given.items()}
@@ -229,15 +233,14 @@ def fused(
         given = _of_kept(function, given, targets, kept, rows.count)
         x = head.input.index_select(0, kept)
         head = head.with_input(x if valid is None else torch.where(counts.sum() > valid, torch.nan, x))
-        if teacher is not None:
-            teacher = teacher.with_input(teacher.input.index_select(0, kept))
-    if teacher is not None:
-        given[targets[0]] = teacher
     checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
     if type(checked.call) not in FUSED:
         raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
     if (loss := in_three_products(checked.finish)) is not None:
         return loss
+    shards = given.get("group")
+    if isinstance(shards, Shards) and computing is compute:
+        computing = functools.partial(compute_own, shards)
     # computed here, as torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
     in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, checked.finish, finish))
     checked = CheckedCall(checked.call, checked.options, in_shape)
@@ -262,10 +265,9 @@ def _in_shape(rows: "_Rows", kept: Tensor | None, finish: Callable[[Any], Any], 
 
 
 def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what checks the calls of a public function: it takes a layer in place of logits."""
-    if function.__module__ == FUNCTIONAL:
-        return DECLARED[function.__name__].definition
-    return getattr(function, "definition", function)  # a custom loss has one; others are definitions
+    """Return what checks the calls of a public function, of a custom loss or of a definition: it takes a layer in place of logits."""
+    declared = getattr(function, "definition", None) or DECLARED.get(function.__name__)
+    return declared.definition if isinstance(declared, Declared) else declared or function
 
 
 def fuse_linear(loss: Any) -> Callable[..., Any]:
@@ -518,3 +520,18 @@ def split(options: Any) -> tuple[dict[str, Any], LinearOptions]:
     own = LinearOptions.__annotations__
     linear: LinearOptions = {name: t for name, t in options.items() if name in own}  # type: ignore[assignment]
     return {name: t for name, t in options.items() if name not in own}, linear
+
+
+def check_all_rows(linear: LinearOptions, needed: str) -> None:
+    """Refuse options that leave rows out. needed: what they need."""
+    if linear.get("skip_ignored") or linear.get("valid") is not None or linear.get("shift", 0) != 0:
+        raise ValueError(f"skip_ignored, valid and shift need {needed}")
+
+
+def logits_at(head: Head, index: Tensor) -> Tensor:
+    """Return a layer's logits at K classes a row, (…, K), from copies of the weight's rows. An index out of range takes the nearest."""
+    near = index.long().clamp(0, head.weight.shape[0] - 1)
+    wide = torch.promote_types(head.dtype, torch.float32)
+    with torch.autocast(head.device.type, enabled=False):  # which would round the logits
+        x = torch.matmul(F.embedding(near, head.weight).to(wide), head.input.to(wide).unsqueeze(-1)).squeeze(-1)
+    return x if head.bias is None else x + head.bias[near]

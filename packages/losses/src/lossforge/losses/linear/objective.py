@@ -5,6 +5,7 @@ logits, while they are in memory. The slopes of a chunk must depend on its own r
 The last chunk completes the rows. There the slopes of all are compared with those that were used, and where they differ the scalar is nan.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Head
+from lossforge.losses import checks
 from lossforge.losses.autograd import scaled
 from lossforge.losses.base.record import CheckedCall, Several
 from lossforge.losses.linear.engine import forward, goes_by_exponentials, is_wide, rows_of_chunks
 from lossforge.losses.run import compute
 from lossforge.losses.state import gradient_in_forward, kernels_apply, plain
 
+INDEPENDENT = ("tokens", "sequences", "pairs")
 ENTROPY = 3
 """The place of the entropies among the results of rows."""
 
@@ -193,3 +196,41 @@ class _Written(torch.autograd.Function):
             return None, *ctx.computation.differentiable(ctx.wanted, grads[0])
         written, ctx.written = ctx.written or ctx.computation.gradients(ctx.wanted), None
         return None, *[None if t is None else scaled(True, t, grads[0]) for t in written]
+
+
+def of_tokens(
+    objective: Callable[..., Tensor], head: Head, index: Tensor, independent: str | None, entropy: bool, gradient: str | None, shift: int
+) -> tuple[Head, Tensor, Objective]:
+    """Check an objective of tokens' log-probabilities; return the layer and the tokens in the order of its chunks, and the objective.
+
+    Pairs stand after one another: in place of (2N, …), input and index are (N, 2, …), the entries of the first half with those of the
+    second. objective takes log-probabilities, and with `entropy` entropies, in the order that the public function has them.
+    """
+    checks.one_of("independent", independent, (None, *INDEPENDENT))
+    checks.one_of("gradient", gradient, checks.MODES)
+    if not callable(objective):
+        raise TypeError(f"objective must be a function of log-probabilities, got {type(objective).__name__}")
+    checks.integer("index", index)
+    lead = head.input.shape[:-1]
+    checks.fits("index", index, index.shape == lead, "have shape {}", lead)
+    together = {None: None, "tokens": 1}.get(independent, math.prod(lead[1:]))
+    if independent == "pairs":
+        checks.fits("input", head.input, len(lead) > 0 and lead[0] % 2 == 0, "have an even dimension 0 for pairs, one half chosen")
+        sequences = len(lead) > 1 or shift == 0
+        checks.fits("index", index, sequences, 'have shape (2N, T), a sequence each, where independent="pairs" and shift is not 0')
+        head, index, together = head.with_input(_in_pairs(head.input)), _in_pairs(index), 2 * math.prod(lead[1:])
+
+    def of(found: Any) -> Tensor:
+        tensors = found[:2] if isinstance(found, tuple) else (found,)
+        return objective(*[_in_halves(t) if independent == "pairs" and t is not None else t for t in tensors])
+
+    return head, index, Objective(of, together, entropy, gradient)
+
+
+def _in_pairs(t: Tensor) -> Tensor:
+    """Return a tensor (2N, …) as (N, 2, …): the entries of its first half, each with that of the second."""
+    return t.reshape(2, t.shape[0] // 2, *t.shape[1:]).transpose(0, 1)
+
+
+def _in_halves(t: Tensor) -> Tensor:
+    return t.transpose(0, 1).flatten(0, 1)

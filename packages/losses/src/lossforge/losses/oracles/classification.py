@@ -91,6 +91,13 @@ def asymmetric_single_label(x, target, reduction="mean", weight=None, ignore_ind
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / w.sum()
 
 
+def ldam(x, target, margin=None, scale=30.0, **options):
+    """Compute as the authors' code does: cross entropy of cosines, from which the margins of the targets' classes are subtracted."""
+    known = torch.where((target >= 0) & (target < x.shape[1]), target, 0).long()
+    own = torch.zeros_like(known, dtype=x.dtype) if margin is None else margin.to(x.dtype)[known]
+    return _cross_entropy(x, x - own.unsqueeze(1), target, scale, **options)
+
+
 def _cross_entropy(x: Tensor, moved: Tensor, target: Tensor, scale: float, **options: Any) -> Tensor:
     """Return the cross entropy of scaled cosines, of which the target's is taken from `moved`."""
     known = torch.where((target >= 0) & (target < x.shape[1]), target, 0).long()

@@ -39,6 +39,11 @@ def total_variation(
     return reduced((p - q).clamp(min=0).sum(1), reduction) * (temperature**2 if temperature_squared else 1)
 
 
+def cosine_distance(x: Tensor, teacher: Tensor, reduction: str = "mean") -> Tensor:
+    """Compute half of the squared distance of the rows of length 1."""
+    return reduced((F.normalize(x, dim=1, eps=1e-8) - F.normalize(teacher, dim=1, eps=1e-8)).square().sum(1) / 2, reduction)
+
+
 def total_variation_probability(p: Tensor, q: Tensor, reduction: str = "batchmean") -> Tensor:
     """Compute half of the larger of both less the smaller."""
     each = (torch.maximum(p, q) - torch.minimum(p, q)) / 2
@@ -64,3 +69,11 @@ def topk_kl_div(
         left = torch.ones_like(x).scatter(1, indices, 0.0)
         per_row = per_row + F.kl_div((p * left).sum(1).log(), 1 - q.sum(1), reduction="none")
     return reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)
+
+
+def dino(
+    x: Tensor, teacher: Tensor, student_temperature: float = 0.1, teacher_temperature: float = 0.04, reduction: str = "mean"
+) -> Tensor:
+    """Compute as facebookresearch/dino's DINOLoss does for one pair of views."""
+    q = F.softmax(teacher / teacher_temperature, dim=1)
+    return reduced(torch.sum(-q * F.log_softmax(x / student_temperature, dim=1), dim=1), reduction)

@@ -1,10 +1,12 @@
 """Divergences of a layer's logits from a teacher's where the classes of both are spread over processes.
 
-Each process computes a chunk's logits of its own classes, student's and teacher's, and the log-sum-exps of each row. Joined over the
-processes, these give p and q of its classes. The row's divergence is a sum over all classes, and so is Σ h, which the gradient
-(hⱼ - pⱼ Σ h) / T of the logits needs (lossforge.kernels.divergence.kernel). So two exchanges of two numbers a row are all that travels.
+Each process computes a chunk's logits of its own classes, student's and teacher's, and of each row their maxima and log-sums. Joined over
+the processes, these give p and q of its classes. The row's divergence is a sum over all classes, and so is Σ h, which the gradient
+(hⱼ - pⱼ Σ h) / T of the logits needs (lossforge.kernels.divergence.kernel). So an exchange of four numbers a row and one of two are all
+that travels; with hard_weight and return_entropy one number more each.
 
-By kernels, a scalar loss writes its gradient in forward, as on one process. Else backward computes the logits again, and exchanges nothing.
+By kernels, a scalar loss writes its gradient in forward, as on one process. Else backward computes the logits again, and only sums the
+gradient of the input.
 """
 
 from collections.abc import Sequence
@@ -15,17 +17,17 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Head
-from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.divergence.call import ELSEWHERE, DivergenceCall
 from lossforge.kernels.plans import call_key, layouts
 from lossforge.losses import checks
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.engine import FUSED, Chunks, Gradients, by_plan, is_wide
 from lossforge.losses.parallel.rows import rows_of_exchange
-from lossforge.losses.parallel.shards import Shards, is_dtensor, local_part
-from lossforge.losses.reference import reduced
+from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, local_part
+from lossforge.losses.reference import largest, reduced
 from lossforge.losses.state import gradient_in_forward
-from lossforge.losses.templates.divergence import capped
+from lossforge.losses.templates.divergence import capped, hard_weights, labels_of_classes
 
 Call = DivergenceCall[Any, Any]
 
@@ -36,15 +38,37 @@ def own_part(shards: Shards, t: Tensor, dim: int, name: str) -> Tensor:
     return shards.trimmed(local_part(t, shards.group, dim % t.ndim, name) if is_dtensor(t) else t, dim)
 
 
-def over_processes(shards: Shards, checked: CheckedCall[Any, Any]) -> Any:
-    """Compute the checked call of this process's classes, and return what its public function returns for those of all."""
+NOWHERE = -2
+"""In place of a label's class that no process has."""
+
+
+def over_processes(shards: Shards, hard: float, temperature_squared: bool, checked: CheckedCall[Any, Any]) -> Any:
+    """Compute the checked call of this process's classes, and return what its public function returns for those of all.
+
+    hard: the option hard_weight, which the call does not have yet, because its labels are of all classes.
+    """
     call: Call = checked.call
+    if weights := hard_weights(hard, call.temperature, temperature_squared):
+        call = call._replace(**weights, **_own_labels(shards, call))
     for name, t in (("loss_weight", call.weight), *[("teacher", t) for t in _tensors(call.target)]):
         if t is not None:
             checks.without_gradient(name, t)
     in_forward = gradient_in_forward(checked.options.get("gradient"), call.x, call.reduction)
     spread = Spread(shards, call, in_forward and FUSED[type(call)].computed_by_kernel(call))
-    return checked.finish((_Divergence.apply(spread, *call.x[:3]),))
+    return checked.finish(_Divergence.apply(spread, *call.x[:3]))
+
+
+def _own_labels(shards: Shards, call: Call) -> dict[str, Any]:
+    """Return the fields of a call that say which class of this process each row's label names."""
+    labels = labels_of_classes(call.labels, call.x.input, shards.classes, call.ignore_index, call.x.shape[:1])
+    exists = (labels >= 0) & (labels < shards.classes)
+    here = exists & (labels >= shards.first) & (labels < shards.first + shards.own)
+    own = torch.where(here, labels - shards.first, torch.where(exists, ELSEWHERE, NOWHERE))
+    return {
+        "labels": torch.where(labels == call.ignore_index, NO_CLASS, own),
+        "ignore_index": NO_CLASS,
+        "some_classes": True,
+    }
 
 
 def _tensors(teacher: Tensor | Head) -> list[Tensor]:
@@ -63,12 +87,14 @@ class _Divergence(torch.autograd.Function):
     """A divergence. Gradients that forward wrote are handed out once; a second backward computes them again, with the same bits."""
 
     @staticmethod
-    def forward(ctx: Any, spread: Spread, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, spread: Spread, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
         ctx.spread, ctx.wanted = spread, ctx.needs_input_grad[1:]
-        loss, stats, written = _computed(spread, ctx.wanted if spread.in_forward else [False] * 3)
+        (loss, entropy), stats, written = _computed(spread, ctx.wanted if spread.in_forward else [False] * 3)
+        if entropy is not None:
+            ctx.mark_non_differentiable(entropy)
         ctx.written = written if spread.in_forward else None
         ctx.save_for_backward(stats, *tensors, *_tensors(spread.call.target))
-        return loss
+        return loss, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -85,11 +111,11 @@ class _Divergence(torch.autograd.Function):
 
 def _computed(
     spread: Spread, wanted: Sequence[bool], stats: Tensor | None = None, grad_output: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Return the loss, the rows' statistics (5, rows), and the gradients of input, weight and bias that are wanted.
+) -> tuple[tuple[Tensor, Tensor | None], Tensor, list[Tensor | None]]:
+    """Return the loss and the entropies, the rows' statistics (5 or 6, rows), and the gradients of input, weight and bias that are wanted.
 
     Args:
-        stats: of all classes, where they are known; the loss is then not computed.
+        stats: of all classes, where they are known; loss and entropies are then not computed.
         grad_output: the gradient of the loss; None: 1.
     """
     shards, call, wide = spread.shards, spread.call, is_wide(spread.call.x)
@@ -100,15 +126,19 @@ def _computed(
     call = call._replace(x=layer)
     new = torch.empty_like if len(layer.input) else torch.zeros_like  # without rows nothing is written
     gradients = [new(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    chunks, sums = Chunks(call), Gradients(call, gradients, wide)
+    chunks, sums = Chunks(call), Gradients(call, gradients, wide, summing=shards.summing)
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32
     values, known = torch.zeros(len(x), dtype=dtype, device=x.device), stats is not None
-    stats = torch.empty((5, len(x)), dtype=dtype, device=x.device) if stats is None else stats
+    planes = 5 if call.hard_weight is None else 6
+    stats = torch.empty((planes, len(x)), dtype=dtype, device=x.device) if stats is None else stats
+    entropy = torch.empty_like(values) if call.outputs[0] else None
     grad = torch.ones((), dtype=dtype, device=x.device) if grad_output is None else grad_output
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
         if not known:
-            values[start:end], stats[:, start:end] = _joined(chunks, chunk, shards)
+            values[start:end], stats[:, start:end], of_chunk = _joined(chunks, chunk, shards)
+            if entropy is not None and of_chunk is not None:
+                entropy[start:end] = of_chunk
         if any(wanted):
             of_rows, upstream = stats[:, start:end].contiguous(), grad[start:end] if chunks.each else grad
             if chunks.by_kernel:
@@ -121,31 +151,52 @@ def _computed(
     sums.finish()
     whole = chunks.all
     loss = reduced(values, whole.loss_scale, whole.normalizer, whole.reduction, whole.empty_is_zero)
-    return loss, stats, gradients
+    return (loss, entropy), stats, gradients
 
 
-def _joined(chunks: Chunks, call: Call, shards: Shards) -> tuple[Tensor, Tensor]:
-    """Return the losses of a chunk's rows times their weights, and the rows' statistics, of all classes."""
+def _joined(chunks: Chunks, call: Call, shards: Shards) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the losses of a chunk's rows times their weights, the rows' statistics, and their entropies, of all classes."""
     call = call._replace(reduction="none", normalizer=None, loss_scale=1.0)
-    own = _statistics(chunks, call) if chunks.by_kernel else _statistics_by_reference(call)
-    tops, log_sums = own[:4:2] / call.temperature, own[1:4:2]
-    lse = tops + log_sums if shards.own else torch.full_like(tops, -torch.inf)
-    total = shards.gathered([*lse]).logsumexp(0)
-    own[1:4:2] = total - tops
+    own, entropy = _statistics(chunks, call) if chunks.by_kernel else _statistics_by_reference(call)
+    if not shards.own:  # maxima too: a larger one than those of the classes would cost digits
+        own.fill_(-torch.inf)
+    further = [] if entropy is None else [entropy]
+    found = shards.gathered([*own[:4], *own[5:], *further])
+    of_logits, of_teacher = call.inverses
+    log_sum, total, beside = _total(own[0], found[:, 0], found[:, 1], of_logits)
+    if entropy is not None:
+        log_w = beside + found[:, 1] - total
+        w = log_w.exp()
+        entropy = (w * torch.where(w > 0, found[:, -1] - log_w, 0.0)).sum(0)
+    if call.hard_weight is not None:
+        own[5] = _total(own[0], found[:, 0], found[:, 4], call.factors[0])[0]
+    own[1], own[3] = log_sum, _total(own[2], found[:, 2], found[:, 3], of_teacher)[0]
     value = _by_kernel(chunks, call, own) if chunks.by_kernel else _by_reference(call, own)
-    sums = torch.stack((value, own[4])) if shards.own else torch.zeros_like(tops)
+    sums = torch.stack((value, own[4])) if shards.own else torch.zeros_like(own[:2])
     value, own[4] = shards.gathered([*sums]).sum(0)
-    return value, own
+    _, weight = _counts(call, value.dtype)
+    return value, own, None if entropy is None else torch.where(weight == 0, 0.0, entropy)
 
 
-def _statistics(chunks: Chunks, call: Call) -> Tensor:
-    """Return the statistics of this process's classes. Those of KL take one sweep over the logits."""
+def _total(own: Tensor, tops: Tensor, log_sums: Tensor, rate: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-sum of all classes relative to this process's maximum, then relative to the largest one. And the differences of the
+    processes' maxima to the largest, times the rate.
+
+    own: this process's maxima. tops, log_sums: of each process, (world, rows), log-sums relative to its own maximum.
+    """
+    top = tops.amax(0)
+    beside = (tops - top) * rate
+    total = (beside + log_sums).logsumexp(0)
+    return total + (top - own) * rate, total, beside
+
+
+def _statistics(chunks: Chunks, call: Call) -> tuple[Tensor, Tensor | None]:
+    """Return the statistics of this process's classes, and the entropies. Those of KL take one sweep over the logits."""
     call = call._replace(loss="kl", hyper=[], reduction="sum")
     tensors, numbers = chunks.template.flat(call)
     key = call_key(chunks.template.name, call.loss, tensors, numbers), "statistics"
-    _, _, stats = by_plan(key, tensors, chunks.template.launches.forward, call, FORMULAS["kl"].kernels, [None], True)
-    found: Tensor = stats
-    return found
+    _, entropy, *_, stats = by_plan(key, tensors, chunks.template.launches.forward, call, FORMULAS["kl"].kernels, [None], True)
+    return stats, entropy
 
 
 def _by_kernel(chunks: Chunks, call: Call, stats: Tensor) -> Tensor:
@@ -169,42 +220,71 @@ def _counts(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _wide(call: Call, stats_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits and the teacher's, scaled and capped, over T, 0 in rows that do not count, and the rows' weights."""
+    """Return the logits and the teacher's as the statistics know them, 0 in rows that do not count, and the rows' weights."""
     keep, weight = _counts(call, stats_dtype)
-    numbers = (call.logit_scale, call.softcap), (call.target_scale, call.target_softcap)
-    read = [capped(t.to(stats_dtype), *each) / call.temperature for t, each in zip((call.x, call.target), numbers, strict=True)]
+    each = (call.x, call.logit_scale, call.softcap), (call.target, call.target_scale, call.target_softcap)
+    read = [t.to(stats_dtype) if cap is None else capped(t.to(stats_dtype), scale, cap) for t, scale, cap in each]
     x, t = (torch.where(keep[:, None], each, 0.0) for each in read)
     return x, t, weight
 
 
-def _statistics_by_reference(call: Call) -> Tensor:
+def _statistics_by_reference(call: Call) -> tuple[Tensor, Tensor | None]:
     dtype = torch.float64 if torch.float64 in (call.x.dtype, call.target.dtype) else torch.float32
     x, t, _ = _wide(call, dtype)
-    nothing = x.new_zeros(len(x))
-    return torch.stack((nothing, x.logsumexp(1), nothing, t.logsumexp(1), nothing))
+    of_logits, of_teacher = call.inverses
+    tops = [largest(each, 1) for each in (x, t)]
+    z, y = (x - tops[0]) * of_logits, (t - tops[1]) * of_teacher
+    rows = [tops[0][:, 0], z.logsumexp(1), tops[1][:, 0], y.logsumexp(1), torch.zeros_like(x[:, 0])]
+    if call.hard_weight is not None:
+        rows.append((z * call.temperature).logsumexp(1))
+    p = z.softmax(1)
+    entropy = rows[1] - (p * torch.where(p > 0, z, 0.0)).sum(1) if call.outputs[0] else None
+    return torch.stack(rows), entropy
 
 
 def _slopes(call: Call, stats: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ln p and h of this process's classes, the rows' sums of the formula, and their weights."""
     x, t, weight = _wide(call, stats.dtype)
-    lp, lq = (x - stats[1, :, None]).requires_grad_(), t - stats[3, :, None]
+    of_logits, of_teacher = call.inverses
+    lp = ((x - stats[0, :, None]) * of_logits - stats[1, :, None]).requires_grad_()
+    lq = (t - stats[2, :, None]) * of_teacher - stats[3, :, None]
     with torch.enable_grad():
         value = FORMULAS[call.loss].reference(*((lq, lp) if call.swap else (lp, lq)), *call.hyper).sum(1)
         (h,) = torch.autograd.grad(value.sum(), lp)
     return lp.detach(), h, value.detach(), weight
 
 
+def _hard_part(call: Call, stats: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows' cross entropies, 0 where another process has the label's class, and their derivatives by the logits as read."""
+    assert call.labels is not None
+    x, _, _ = _wide(call, stats.dtype)
+    factor = call.factors[0]
+    log_p = (x - stats[0, :, None]) * factor - stats[5, :, None]
+    here = (torch.arange(x.shape[1], device=x.device) == call.labels[:, None]).to(x.dtype)
+    exists = torch.where(call.labels == NOWHERE, torch.nan, 1.0).to(x.dtype)
+    nll = -torch.where(here == 1, log_p, 0.0).sum(1)
+    return nll * exists, (log_p.exp() - here) * (exists * factor)[:, None]
+
+
 def _by_reference(call: Call, stats: Tensor) -> Tensor:
     """Do what _by_kernel does."""
     _, h, value, weight = _slopes(call, stats)
     stats[4] = torch.where(weight == 0, 0.0, h.sum(1))
+    if call.hard_weight is not None:
+        soft = call.soft_weight * value if call.soft_weight else torch.zeros_like(value)
+        value = soft + call.hard_weight * _hard_part(call, stats)[0]
     return torch.where(weight == 0, 0.0, value * weight)
 
 
 def _write_gradient(call: Call, stats: Tensor, grad_output: Tensor, to: Tensor) -> None:
     lp, h, _, weight = _slopes(call, stats)
-    share = weight * reduced(grad_output.to(stats.dtype), call.loss_scale, call.normalizer, "none", call.empty_is_zero) / call.temperature
-    gradient = (h - lp.exp() * stats[4, :, None]) * share[:, None] * call.logit_scale
+    share = weight * reduced(grad_output.to(stats.dtype), call.loss_scale, call.normalizer, "none", call.empty_is_zero)
+    gradient = (h - lp.exp() * stats[4, :, None]) * call.inverses[0]
+    if call.hard_weight is not None:
+        soft = call.soft_weight * gradient if call.soft_weight else torch.zeros_like(gradient)
+        gradient = soft + call.hard_weight * _hard_part(call, stats)[1]
+    gradient = gradient * share[:, None]
     if call.softcap is not None:
-        gradient = gradient * (1 - capped(call.x.to(stats.dtype), call.logit_scale, call.softcap).div(call.softcap).square())
+        slope = 1 - capped(call.x.to(stats.dtype), call.logit_scale, call.softcap).div(call.softcap).square()
+        gradient = gradient * slope * call.logit_scale
     to.copy_(torch.where(weight[:, None] == 0, 0.0, gradient))

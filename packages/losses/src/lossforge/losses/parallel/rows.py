@@ -23,7 +23,7 @@ from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.linear.engine import rows_of_chunks
 from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, shards_of
 from lossforge.losses.reference import accurate, reduced, row_weights, which_count
-from lossforge.losses.templates.rowwise import RowOptions, rowwise_results
+from lossforge.losses.templates.rowwise import BY_PROBABILITY, RowOptions, entropy_weight, rowwise_results
 
 LOWEST = -1e30
 """In place of the difference of two log-sum-exps where that is -inf."""
@@ -42,6 +42,7 @@ class Joining(NamedTuple):
         factor: of this process's loss, which has a label smoothing of its own.
         finish: from the results of all classes to what the public function returns.
         mode: when the gradient is written: the option `gradient`.
+        weight: of the rows: the option `token_weight` as a tensor. whole.loss and whole.entropy_weight say the others.
     """
 
     shards: Shards
@@ -51,6 +52,7 @@ class Joining(NamedTuple):
     factor: float
     finish: Callable[[Sequence[Tensor | None]], Any]
     mode: str | None
+    weight: Tensor | None = None
 
     def reduced(self, v: Tensor, divisor: Tensor | None) -> Tensor:
         """Return values of rows as the call reduces them."""
@@ -85,6 +87,7 @@ def over_processes(
     dim = min(x.ndim - 1, 1) if is_dtensor(x) else of_classes(x)
     shards, x = shards_of(group, classes, x, dim, "input")
     x = x if isinstance(x, Head) else shards.trimmed(x, dim)
+    call = call._replace(entropy_weight=entropy_weight(shards.classes) if call.entropy_weight else 0.0)
     weight = call.weight if call.weight is None else shards.trimmed(checks.tensor("weight", call.weight), 0)
     z_loss = checks.number("z_loss", options.get("z_loss", 0.0), 0.0)
     label_smoothing = checks.number("label_smoothing", call.label_smoothing, 0.0, 1.0)
@@ -108,12 +111,16 @@ def over_processes(
     own_call = call._replace(x=x, target=own_target, weight=weight, ignore_index=NO_CLASS, label_smoothing=part / factor if factor else 0.0)
     checked = rowwise_results(own_call, given, finish, probabilities=True)
     own: RowwiseCall[Any] = checked.call
+    of_rows = own.lam if target_b is None else None
     one = (lambda t: t.unsqueeze(0)) if own.target.ndim > target.ndim else (lambda t: t)
     whole = own._replace(target=one(target), target_b=None if target_b is None else one(target_b), ignore_index=ignore_index)
     if label_smoothing and not target.is_floating_point():
         own = _with_smoothing(own, whole)
     _, _, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = own.outputs
     own = own._replace(
+        loss="cross_entropy",
+        lam=None if of_rows is not None else own.lam,
+        entropy_weight=0.0,
         loss_scale=1.0,
         reduction="none",
         normalizer=None,
@@ -121,7 +128,7 @@ def over_processes(
         outputs=[False, True, want_entropy, False, want_argmax or want_correct, want_log_p2, want_mean],
     )
     kept = {name: v for name, v in options.items() if name != "gradient"}
-    joining = Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient"))
+    joining = Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient"), of_rows)
     return CheckedCall(own, kept, functools.partial(joined, joining))
 
 
@@ -146,7 +153,9 @@ def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor |
     assert loss is not None
     assert lse is not None
     dense = whole.target.is_floating_point()
-    keep = torch.ones_like(lse, dtype=torch.bool) if dense else which_count(whole)
+    counts = torch.ones_like(lse, dtype=torch.bool) if dense else which_count(whole)
+    weight = joining.weight if joining.weight is None else joining.weight.to(lse.dtype)
+    keep = counts if weight is None or weight.requires_grad else counts & (weight != 0)
     if not shards.own:  # a class of padding alone, whose gradient is 0
         nothing = torch.zeros_like(keep)
         loss, lse = torch.where(nothing, loss, 0.0), torch.where(nothing, lse, -torch.inf)
@@ -160,19 +169,29 @@ def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor |
     exchanged = shards.gathered([t.to(lse.dtype) for t in rows.values()], rows_of_exchange(own, shards))
     of = dict(zip(rows, exchanged.unbind(1), strict=True))
     values, counted = values_of(joining, keep, of["lse"], of["loss"], of["share"])
-    divisor = joining.divisor(keep, of.get("weight"))
-    found: list[Tensor | None] = [joining.reduced(values, divisor), *[None] * 7]
+    divisor = joining.divisor(counts, of.get("weight"))
     _, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = whole.outputs
     log_w, total = log_shares(of["lse"]) if any(whole.outputs[1:]) else (values, values)
+    entropy = None
+    if want_entropy:
+        w = log_w.exp()
+        entropy = (w * (torch.where(w > 0, of["entropy"], 0.0) - log_w)).sum(0)
+    if whole.entropy_weight and entropy is not None:
+        weight = (whole.entropy_weight * entropy).clamp(max=1.0).detach()
+    elif whole.loss == BY_PROBABILITY:
+        of_class = of["weight"].sum(0) if "weight" in of else torch.ones_like(values)
+        weight = (-values / torch.where(of_class == 0, 1.0, of_class)).exp().detach()
+        values = torch.where(weight == 0, 0.0, values)  # of a probability of 0 the loss is infinite
+    if weight is not None:
+        values = torch.where(keep, weight, 0.0) * values
+    found: list[Tensor | None] = [joining.reduced(values, divisor), *[None] * 7]
     if joining.z_loss or whole.outputs[0]:
         of_weights = whole.reduction == "mean" and whole.normalizer is None and "weight" in of
-        z = joining.reduced(torch.where(keep, joining.z_loss * counted.square(), 0.0), keep.sum() if of_weights else divisor)
+        z = joining.reduced(torch.where(keep, joining.z_loss * counted.square(), 0.0), counts.sum() if of_weights else divisor)
         found[0] = joining.reduced(values, divisor) + z
         found[1] = z if whole.outputs[0] else None
     found[2] = total if want_lse else None
-    if want_entropy:
-        w = log_w.exp()
-        found[3] = (w * (torch.where(w > 0, of["entropy"], 0.0) - log_w)).sum(0)
+    found[3] = entropy
     if want_correct or want_argmax:
         largest = _class_of_largest(shards, of["class"], of["top"])
         found[4] = keep & (largest == whole.target) & ~total.isnan() if want_correct else None
@@ -186,8 +205,7 @@ def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor |
 def rows_of_exchange(call: Any, shards: Shards, wide: bool = False) -> int:
     """Return how many rows of a layer processes exchange at a time: those of a chunk; 0 for logits, all at once.
 
-    It follows from what all processes have in common, so that one may compute three products while another computes four. A process's own
-    free memory and number of classes do not matter.
+    It follows from what all processes have in common: a process's own free memory and number of classes do not matter.
 
     Args:
         call: of this process's classes.
@@ -240,7 +258,8 @@ def _shares(own: RowwiseCall[Any]) -> Tensor:
         of_target = (target if weight is None else target * weight.view(by_class)).sum(1)
         counts = torch.ones_like(of_target)
     else:
-        of_target, counts = row_weights(own, weight), which_count(own)
+        lam = own.lam if own.lam is None else own.lam.to(dtype)
+        of_target, counts = row_weights(own._replace(lam=lam), weight).to(dtype), which_count(own)
     smoothing = own.label_smoothing
     found = (1.0 - smoothing) * of_target
     if smoothing:

@@ -2,11 +2,12 @@
 
 The product stores exponentials E of this process's logits, each row's relative to an offset c (lossforge.kernels.linear.exponentials).
 After the exchange the log-sum-exp of all classes is known. The gradient of the logits is then E times one factor a row, exp(c - lse). The
-target's entry differs: it is written such that the same factor holds for it.
+target's entry differs: it is written such that the same factor holds for it. One kernel does so (lossforge.kernels.linear.spread).
 
 A chunk of rows is exchanged at a time, before its two further products. An exchange of 12 bytes a row takes less time than the memory of a
-second chunk, which would let it run beside the next chunk's product, is worth. rows.py exchanges the same rows in the same order, so that
-a process may go this way while another, whose part is smaller or otherwise laid out, does not.
+second chunk, which would let it run beside the next chunk's product, is worth. The gradient of the input is summed over the processes in
+forward, beside the last chunk's product of the weight's gradient. So all processes must go this way, or none: what decides is the same in
+all of them.
 """
 
 import functools
@@ -22,13 +23,14 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_rows
 from lossforge.losses.linear.engine import FUSED, Gradients, by_product, product_of, ranges
-from lossforge.losses.parallel.rows import Joining, joined, rows_of_exchange, values_of
-from lossforge.losses.reference import reduced, which_count
+from lossforge.losses.parallel.rows import Joining, joined, rows_of_exchange
+from lossforge.losses.parallel.shards import all_gathered
+from lossforge.losses.reference import which_count
 from lossforge.losses.state import plain
-from lossforge.losses.templates.rowwise import ROWWISE
+from lossforge.losses.templates.rowwise import BY_PROBABILITY, ROWWISE
 
-LEAST = 1e-30
-"""The least factor of a row: of a smaller one the target's entry would be infinite."""
+ALIGN = 16
+"""Bytes. Descriptors of the product address memory that begins at a multiple of it."""
 
 
 def in_three_products(finish: Any) -> Tensor | None:
@@ -39,22 +41,40 @@ def in_three_products(finish: Any) -> Tensor | None:
     if torch.compiler.is_compiling() or not isinstance(finish, functools.partial) or finish.func is not joined:
         return None
     (joining,) = finish.args
+    if not _asked_for(joining):
+        return None
+    joining = joining._replace(own=joining.own._replace(x=_ordered(joining.own.x)))
     if not _applies(joining):
         return None
     found: Tensor = _Written.apply(joining, *joining.own.x[:3])
     return found
 
 
-def _applies(joining: Joining) -> bool:
+def _asked_for(joining: Joining) -> bool:
+    """Return whether a scalar and its gradient are all that is wanted, of classes that every process has."""
     own, whole, layer = joining.own, joining.whole, joining.own.x
     if not isinstance(layer, Head) or joining.mode == "backward" or whole.reduction == "none" or any(whole.outputs):
         return False
-    if own.weight is not None or whole.target.is_floating_point() or whole.target_b is not None or not joining.shards.own:
+    if own.weight is not None or own.label_smoothing or whole.target.is_floating_point() or whole.target_b is not None:
         return False
-    if not (torch.is_grad_enabled() and layer.requires_grad and plain(*layer.tensors, own.target)):
+    of_rows = [own.target] if joining.weight is None else [own.target, joining.weight]
+    if not joining.shards.all_own or (joining.weight is not None and joining.weight.requires_grad):
         return False
-    product = product_of(own)
-    return product is not None and product.exponentiates(own._replace(outputs=[False] * 7))
+    return torch.is_grad_enabled() and layer.requires_grad and plain(*layer.tensors, *of_rows)
+
+
+def _ordered(layer: Head) -> Head:
+    """Return the layer with a weight that the product can address, a copy where it cannot address the layer's own."""
+    weight = layer.weight
+    if weight.is_contiguous() and weight.data_ptr() % ALIGN == 0:
+        return layer
+    return layer._replace(weight=weight.clone(memory_format=torch.contiguous_format))
+
+
+def _applies(joining: Joining) -> bool:
+    """Return whether the product stores exponentials. All processes decide the same, from the number of classes that they share."""
+    product = product_of(joining.own)
+    return product is not None and product.exponentiates(joining.own._replace(outputs=[False] * 7), joining.shards.size)
 
 
 class _Written(torch.autograd.Function):
@@ -81,61 +101,42 @@ class _Written(torch.autograd.Function):
 def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None) -> tuple[Tensor, list[Tensor | None], Tensor]:
     """Return the loss, the gradients of input, weight and bias that are wanted, and what the processes exchanged.
 
-    gathered: what they did exchange, so that a second backward exchanges nothing.
+    gathered: what they did exchange, so that a second backward only sums the gradient of the input again.
     """
-    own, layer = joining.own, joining.own.x
+    own, whole, shards, layer = joining.own, joining.whole, joining.shards, joining.own.x
     bias = None if layer.bias is None else layer.bias.detach()
-    layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows_of_exchange(own, joining.shards), layer.accumulate, layer.logits)
+    layer = Head(layer.input.detach(), layer.weight.detach(), bias, rows_of_exchange(own, shards), layer.accumulate, layer.logits)
     written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    keep, mine = which_count(joining.whole), own.target != own.ignore_index
-    # -1, an index out of range, counts: a row has its sum, and no target here
-    call = own._replace(x=layer, target=torch.where(mine, own.target, torch.where(keep, -1, own.ignore_index)), outputs=[False] * 7)
-    divisor = joining.divisor(keep)
-    sums = Gradients(call, written, False)
+    # a class of another process is out of range: a row has its sum, and no target here
+    target, ignored = whole.target - shards.first, whole.ignore_index - shards.first
+    if joining.weight is not None:
+        target = torch.where(joining.weight == 0, ignored, target)
+    call = own._replace(x=layer, target=target, ignore_index=ignored, lam=None, outputs=[False] * 7)
+    divisor, held = joining.divisor(which_count(whole)), whole.loss == BY_PROBABILITY
+    sums = Gradients(call, written, False, summing=shards.summing)
     memory, _ = sums.memory()
-    exchanged = []
+    exchanged, totals = [], []
     for start, end in ranges(len(layer.input), layer.chunk):
-        rows = slice(start, end)
-        chunk = of_rows(FUSED[type(call)].fusing, call, start, end, layer.of_rows(start, end), None)
-        of_whole = joining._replace(whole=joining.whole._replace(target=joining.whole.target[rows]))
-        known = None if gathered is None else gathered[:, :, rows]
         e = memory[: end - start]
-        found, factors = _exponentials(of_whole, chunk, keep[rows], mine[rows], known, e)
-        scale = reduced(torch.ones_like(factors[0]), joining.whole.loss_scale, divisor, "sum", joining.whole.empty_is_zero)
-        sums.add(start, end, e, factors * scale * own.logit_scale)
-        exchanged.append(found)
+        chunk = of_rows(FUSED[type(call)].fusing, call, start, end, layer.of_rows(start, end), None)
+        stats = _exponentials(chunk, e)
+        known = all_gathered(stats, shards.group, shards.world) if gathered is None else gathered[:, :, start:end]
+        chunk = chunk._replace(loss_scale=whole.loss_scale, normalizer=divisor, reduction="sum", z_loss=joining.z_loss)
+        chunk = chunk._replace(lam=None if joining.weight is None else joining.weight[start:end])
+        formulas = FORMULAS[call.loss].kernels
+        total, factors = by_product(product_of(call).spread_of, chunk, (known, e), formulas, known, e, shards.rank, held)
+        sums.add(start, end, e, factors)
+        exchanged.append(known)
+        totals.append(total)
     sums.finish()
-    gathered = torch.cat(exchanged, 2)
-    values, total = values_of(joining, keep, *gathered.unbind(1))
-    z = torch.where(keep, joining.z_loss * total.square(), 0.0)
-    return joining.reduced(values + z, divisor), written, gathered
+    loss = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
+    return loss, written, exchanged[0] if len(exchanged) == 1 else torch.cat(exchanged, 2)
 
 
-def _exponentials(
-    joining: Joining, call: RowwiseCall[Any], keep: Tensor, mine: Tensor, gathered: Tensor | None, e: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return what the processes exchanged of some rows, and these rows' factors. The gradient of a sum's logits is the factors times `e`.
-
-    Args:
-        call: of these rows and this process's classes.
-        keep, mine: which rows count, and which have their target here.
-        gathered: what was exchanged, if it was.
-        e: memory, where this writes the exponentials.
-    """
+def _exponentials(call: RowwiseCall[Any], e: Tensor) -> Tensor:
+    """Write the exponentials of some rows, and return of each row the offset, the log-sum, and the loss: nan without the target."""
     results = by_product(product_of(call).exponentials_of, call, (e,), FORMULAS[call.loss].kernels, True, e)
     found = dict(zip((*ROWWISE.results, *ROWWISE.kept), results, strict=False))
-    offset, log_sum, _ = found["stats"]
-    loss = torch.where(mine, found["loss"], 0.0)
-    if gathered is None:
-        gathered = joining.shards.gathered([offset + log_sum, loss, mine.to(loss.dtype)])
-    values, total = values_of(joining, keep, *gathered.unbind(1))
-    # the gradient of the logits is the share of p, times p, less the target's
-    share = torch.where(keep, (1.0 + 2.0 * joining.z_loss * total) * (offset - total).exp(), 0.0)
-    share = torch.where(keep & (share.abs() < LEAST), LEAST, share) * torch.where(values.isnan(), torch.nan, 1.0)
-    logit = offset + log_sum - loss  # of the target, capped
-    of_target = (logit - offset).exp() - 1.0 / share
-    if call.softcap is not None:
-        of_target = of_target * (1.0 - (logit / call.softcap).square())
-    at = call.target.clamp(min=0)[:, None]
-    e.scatter_(1, at, torch.where(mine[:, None], of_target[:, None].to(e.dtype), e.gather(1, at)))
-    return gathered, share
+    stats: Tensor = found["stats"]
+    stats[2].copy_(found["loss"])
+    return stats

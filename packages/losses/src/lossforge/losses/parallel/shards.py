@@ -1,5 +1,7 @@
 """Which classes a process of a group has, and what processes exchange."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lossforge.losses import checks
+from lossforge.losses.parallel.exchange import Exchange, sum_into
 
 NO_CLASS = -100
 """In place of a class that another process has. An ignore_index may be the index of one of this process's classes."""
@@ -24,6 +27,7 @@ class Shards(NamedTuple):
         size: classes of each process but the last ones, padding included.
         classes: all classes, without padding.
         local: classes of this process, padding included.
+        sums_input: whether the gradient of a layer's input is the sum over the processes.
     """
 
     group: Any
@@ -32,6 +36,7 @@ class Shards(NamedTuple):
     size: int
     classes: int
     local: int
+    sums_input: bool = False
 
     @property
     def first(self) -> int:
@@ -42,13 +47,23 @@ class Shards(NamedTuple):
         """The classes of this process, without padding."""
         return min(max(self.classes - self.first, 0), self.local)
 
+    @property
+    def all_own(self) -> bool:
+        """Whether every process has a class that is not padding."""
+        return (self.world - 1) * self.size < self.classes
+
+    @property
+    def summing(self) -> Callable[[Tensor, Tensor], Exchange] | None:
+        """What starts to sum the gradient of a layer's input over the processes; None where each process keeps its own part."""
+        return functools.partial(sum_into, group=self.group) if self.sums_input else None
+
     def trimmed(self, t: Tensor, dim: int) -> Tensor:
-        """Return the part of t without padding, or one class of padding where nothing else is left: kernels take at least one."""
+        """Return the part of t without padding, or one class of 0 where nothing else is left: kernels take at least one."""
         if t.shape[dim] != self.local:
             return t
-        if not self.local:
-            return F.pad(t, (*(0, 0) * (t.ndim - 1 - dim % t.ndim), 0, 1))
-        return t.narrow(dim, 0, max(self.own, 1)) if self.own < self.local else t
+        if not self.own:
+            return F.pad(t.narrow(dim, 0, 0), (*(0, 0) * (t.ndim - 1 - dim % t.ndim), 0, 1))
+        return t.narrow(dim, 0, self.own) if self.own < self.local else t
 
     def mine(self, index: Tensor, ignored: int) -> Tensor:
         """Return class indices as this process counts them, NO_CLASS where they are ignored or another process has the class."""
@@ -70,7 +85,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any, rank: int, world: int, each: int) -> Tensor:
         ctx.rank = rank
-        parts = [_gathered(part.contiguous(), group, world) for part in (own.split(each, 1) if each else (own,))]
+        parts = [all_gathered(part.contiguous(), group, world) for part in (own.split(each, 1) if each else (own,))]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     @staticmethod
@@ -79,14 +94,15 @@ class _Gathered(torch.autograd.Function):
         return grads[0][ctx.rank], None, None, None, None
 
 
-def _gathered(own: Tensor, group: Any, world: int) -> Tensor:
+def all_gathered(own: Tensor, group: Any, world: int) -> Tensor:
+    """Return a contiguous tensor of each process, (world, …)."""
     found = own.new_empty((world * own.shape[0], *own.shape[1:]))
     dist.all_gather_into_tensor(found, own, group=group)
-    return found.unflatten(0, (world, own.shape[0]))
+    return found.view(world, *own.shape)
 
 
-class _SummedGradient(torch.autograd.Function):
-    """Return a tensor that every process has; its gradient is the sum of theirs."""
+class SummedGradient(torch.autograd.Function):
+    """Return a tensor that every process has; its gradient is the sum of theirs. No other computation runs beside the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -96,9 +112,10 @@ class _SummedGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        total = grads[0].clone(memory_format=torch.contiguous_format)
+        wide = torch.promote_types(grads[0].dtype, torch.float32)
+        total = grads[0].to(wide, copy=True, memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return total.to(grads[0].dtype), None
 
 
 def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -> tuple[Shards, Tensor]:
@@ -111,10 +128,7 @@ def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -
     """
     if isinstance(group, Shards):
         return group, t
-    group = _process_group(group)
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError("group must have this process as a member, got one without it")
+    group, rank, world = membership(group)
     whole = None
     if is_dtensor(t):
         whole, t = t.shape[dim], local_part(t, group, dim % t.ndim, name)
@@ -140,6 +154,15 @@ def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -
 def is_dtensor(t: object) -> bool:
     """Return whether a tensor is a DTensor, without an import of it, which takes long."""
     return type(t).__name__ == "DTensor" or (isinstance(t, torch.nn.Parameter) and type(t.data).__name__ == "DTensor")
+
+
+def membership(group: Any) -> tuple[Any, int, int]:
+    """Return the process group that an argument `group` means, this process's rank in it, and its number of processes."""
+    group = _process_group(group)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("group must have this process as a member, got one without it")
+    return group, rank, world
 
 
 def _process_group(group: Any) -> Any:
@@ -184,21 +207,19 @@ def local_layer(
     if bias is not None:
         checks.floating("bias", bias)
         bias = shards.trimmed(local_part(bias, shards.group, 0, "bias") if is_dtensor(bias) else bias, 0)
+    sums_input = checks.flag("sum_input_gradient", options.get("sum_input_gradient", True)) or is_dtensor(input)
     if is_dtensor(input):
         input = _gathered_input(input, shards.group)
-    elif checks.flag("sum_input_gradient", options.get("sum_input_gradient", True)) and input.requires_grad and shards.world > 1:
-        summed: Tensor = _SummedGradient.apply(input, shards.group)
-        input = summed
-    return (input, weight, bias), {"group": shards}, others
+    return (input, weight, bias), {"group": shards._replace(sums_input=sums_input and shards.world > 1)}, others
 
 
 def _gathered_input(input: Any, group: Any) -> Tensor:
-    """Return all rows of a DTensor. Its gradient is summed over the processes, and spread as the input is."""
-    from torch.distributed.tensor import Partial, Replicate
+    """Return all rows of a DTensor. Their gradient, which the loss sums over the processes, is spread as the input is."""
+    from torch.distributed.tensor import Replicate
 
     if input.device_mesh.ndim != 1 or input.device_mesh.get_group() is not group:
         raise ValueError(f"input must lie on the processes of group, got a DTensor on {input.device_mesh}")
-    found: Tensor = input.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    found: Tensor = input.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
     return found
 
 

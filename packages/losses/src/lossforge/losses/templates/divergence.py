@@ -1,6 +1,7 @@
 """What the divergences from a teacher share: the checks of their arguments, and the call. And that of several views of a sample."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,12 +20,14 @@ from lossforge.losses.base.record import (
     Fusing,
     Keeping,
     Make,
+    R,
     Sample,
     Template,
     TemplateDocs,
     first,
-    of_one_row,
+    of_single_row,
 )
+from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced, reduced_call, relative
 from lossforge.losses.reference.infinite import with_call
@@ -34,7 +37,18 @@ C = TypeVar("C", DivergenceCall, TopKCall)
 
 
 def divergence_loss(call: C, options: DivergenceOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
-    """Check arguments and compute. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
+    """Check arguments of a loss that is returned alone. call: with the function's arguments as they are; of a TopKCall the teacher is
+    checked."""
+    return divergence_results(call, options, temperature_squared, first)
+
+
+def divergence_results(
+    call: C,
+    options: DivergenceOptions | CappedDivergenceOptions,
+    temperature_squared: bool,
+    finish: Callable[[Sequence[Tensor | None]], R],
+) -> CheckedCall[C, R]:
+    """Check arguments of a loss whose results are the template's. Arguments as of divergence_loss."""
     x = call.x
     call = call._replace(weight=options.get("weight"), labels=options.get("labels"))
     class_dim = of_classes(x)
@@ -48,16 +62,19 @@ def divergence_loss(call: C, options: DivergenceOptions | CappedDivergenceOption
     dense = isinstance(call, DivergenceCall)
     divisor = check_options(x, call.reduction, options, CappedDivergenceOptions if dense else DivergenceOptions)
     if dense:
-        call = call._replace(**_capping(options))
+        call = call._replace(**_capping(options), **hard_weights(options.get("hard_weight", 0.0), temperature, temperature_squared))
     call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
     call = _with_rows(call, rows_of(x, class_dim))
+    if isinstance(call, DivergenceCall) and call.hard_weight is not None:
+        labels_of_classes(call.labels, x, x.shape[class_dim], call.ignore_index, rows_of(x, class_dim), options.get("validate"))
     scale = 1.0
     if batchmean and options.get("normalizer") is None:
         for n in x.shape[2:]:
             scale = scale * n
     if x.ndim == 1:
         call = call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None})
-    checked = checked_call(call._replace(loss_scale=scale), options, divisor, of_one_row if x.ndim == 1 else first)
+        finish = functools.partial(of_single_row, finish)
+    checked = checked_call(call._replace(loss_scale=scale), options, divisor, finish)
     if not temperature_squared:
         return checked
     scale = checked.call.loss_scale * temperature * temperature
@@ -71,6 +88,23 @@ def _capping(options: Any) -> dict[str, Any]:
     given |= {"target_scale": options.get("target_scale", 1.0), "target_softcap": options.get("target_softcap")}
     found = {name: None if v is None else checks.number(name, v, 0.0, exclusive=True) for name, v in given.items()}
     return {"logit_scale" if name == "scale" else name: v for name, v in found.items()}
+
+
+def labels_of_classes(
+    labels: Tensor | None, x: Tensor, classes: int, ignore_index: int, rows: Sequence[int], validate: bool | None = None
+) -> Tensor:
+    """Return the labels of a cross entropy beside the divergence, once they are checked."""
+    if labels is None:
+        raise ValueError("hard_weight needs labels, the classes of its cross entropy, got none")
+    return checks.indices("labels", labels, x, checks.Allowed(0, classes, ignore_index, validate), rows)
+
+
+def hard_weights(share: object, temperature: Any, temperature_squared: bool) -> dict[str, Any]:
+    """Return the weights of the divergence and of the labels' cross entropy, which T² does not multiply; none for a share of 0."""
+    hard = checks.number("hard_weight", share, 0.0, 1.0)
+    if not nonzero(hard):
+        return {}
+    return {"soft_weight": 1 - hard, "hard_weight": hard / (temperature * temperature) if temperature_squared else hard}
 
 
 ROWS = ("x", "target", "indices", "labels", "weight")
@@ -94,36 +128,82 @@ def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
     return call if narrow else call._replace(labels=call.labels.long())
 
 
-def divergence_reference(a: DivergenceCall | TopKCall) -> Tensor:
+def divergence_reference(a: DivergenceCall) -> tuple[Tensor | None, ...]:
     """Compute a call in plain torch."""
-    dtype = torch.float64 if torch.float64 in (a.x.dtype, a.target.dtype) else torch.float32
-    x, teacher = a.x.to(dtype), a.target.to(dtype)
-    keep = torch.ones_like(x[:, 0], dtype=torch.bool)
-    weight = None if a.weight is None else a.weight.to(dtype)
+    return _reference(a), _entropy(a) if a.outputs[0] else None
+
+
+@torch.no_grad()
+def _entropy(a: DivergenceCall) -> Tensor:
+    """Return the entropy of each row's softened softmax, 0 in rows that are left out."""
+    _, keep = _counts(a)
+    x = torch.where(keep.unsqueeze(1), accurate(a.x), 0.0)
+    lp = relative(seen(x, a.logit_scale, a.softcap), 1).div(a.temperature).log_softmax(1)
+    p = lp.exp()
+    return torch.where(keep, -(p * torch.where(p == 0, 0.0, lp)).sum(1), 0.0).to(_dtype(a))
+
+
+def _dtype(a: DivergenceCall | TopKCall) -> torch.dtype:
+    return torch.float64 if torch.float64 in (a.x.dtype, a.target.dtype) else torch.float32
+
+
+def _counts(a: DivergenceCall | TopKCall) -> tuple[Tensor | None, Tensor]:
+    """Return the weights of rows, and which rows count."""
+    keep = torch.ones_like(a.x[:, 0], dtype=torch.bool)
+    weight = None if a.weight is None else a.weight.to(_dtype(a))
     if a.labels is not None:
         keep = keep & (a.labels != a.ignore_index)
     if weight is not None and not weight.requires_grad:  # else what changes with a weight of 0 is its gradient
         keep = keep & (weight != 0)
+    return weight, keep
+
+
+def _reference(a: DivergenceCall | TopKCall) -> Tensor:
+    """Compute a call in plain torch."""
+    dtype = _dtype(a)
+    x, teacher = a.x.to(dtype), a.target.to(dtype)
+    weight, keep = _counts(a)
     x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
 
     def of_rows(x: Tensor, teacher: Tensor) -> Tensor:
         if isinstance(a, DivergenceCall):
-            x, teacher = capped(x, a.logit_scale, a.softcap), capped(teacher, a.target_scale, a.target_softcap)
+            vectors = capped(x, a.logit_scale, a.softcap), capped(teacher, a.target_scale, a.target_softcap)
+            x, teacher = seen(x, a.logit_scale, a.softcap), seen(teacher, a.target_scale, a.target_softcap)
         lp = relative(x, 1).div(a.temperature).log_softmax(1)
         if not isinstance(a, DivergenceCall):
             return _topk(a, lp, teacher, keep)
+        hard = None if a.hard_weight is None else a.hard_weight * _nll(a, x, keep)
+        if hard is not None and not nonzero(a.soft_weight):
+            return hard  # a divergence of weight 0 adds nothing, even if it is infinite
         lq = relative(teacher, 1).div(a.temperature).log_softmax(1)
-        return FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+        if a.loss == "cosine":
+            lp, lq = vectors
+        soft = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+        return soft if hard is None else a.soft_weight * soft + hard
 
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
     values = with_call(of_rows, a, [x, teacher], None if weight is None else counts, 1)
     return reduced_call(a, values, counts, counts.sum())
 
 
+def _nll(a: DivergenceCall, x: Tensor, keep: Tensor) -> Tensor:
+    """Return the cross entropy of each row's label, nan, with a gradient of nan, where that is out of range. x: logits, capped."""
+    assert a.labels is not None
+    classes = x.shape[1]
+    at = a.labels.long().clamp(0, classes - 1)
+    right = torch.where(keep & (at != a.labels), torch.nan, 1.0).to(x.dtype)
+    return -relative(x, 1).log_softmax(1).gather(1, at.unsqueeze(1)).squeeze(1) * right
+
+
 def capped(x: Tensor, scale: float, softcap: float | None) -> Tensor:
     """Return logits scaled, then soft-capped."""
     x = x * scale
     return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def seen(x: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Return logits scaled and soft-capped. Without a cap they are scaled less the largest, which a common offset costs no digits."""
+    return capped(relative(x, 1) if softcap is None and nonzero(scale - 1) else x, scale, softcap)
 
 
 def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
@@ -166,9 +246,14 @@ def divergence_samples(make: Make) -> Iterator[Sample]:
     yield Sample("labels and weights", make.logits(7, 10), make.logits(7, 10), both)
     yield Sample("image", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4))
     yield Sample("image, weights", make.logits(2, 5, 3, 4), make.logits(2, 5, 3, 4), {"weight": make.unit(2, 3, 4)})
+    hard = {"labels": labels, "weight": weight, "hard_weight": 0.3}
+    yield Sample("hard labels", make.logits(7, 10), make.logits(7, 10), hard)
+    yield Sample("hard labels, softened", make.logits(7, 10), make.logits(7, 10), {**hard, "temperature": 2.0, "softcap": 3.0})
+    yield Sample("hard labels, many classes", make.logits(2, 20_001), make.logits(2, 20_001), {"labels": labels[:2], "hard_weight": 0.6})
     image = make.index(0, 5, 2, 4, 8)
     image[0, 1, ::3] = -100
     yield Sample("image, rows at once", make.logits(2, 5, 4, 8), make.logits(2, 5, 4, 8), {"labels": image})
+    yield Sample("image, hard labels", make.logits(2, 5, 4, 8), make.logits(2, 5, 4, 8), {"labels": image, "hard_weight": 0.3})
     yield Sample("image, rows at once, many classes", make.logits(1, 70, 4, 8), make.logits(1, 70, 4, 8), {"labels": image[:1]})
     yield Sample("image, channels last", make.logits(2, 5, 3, 4).to(memory_format=torch.channels_last), make.logits(2, 5, 3, 4))
     yield Sample("image, sliced", make.logits(2, 5, 3, 8)[..., ::2], make.logits(2, 5, 4, 3).transpose(2, 3))
@@ -220,7 +305,7 @@ def divergence_divisor(call: Any) -> tuple[Tensor | None, float]:
     return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
 
 
-CAPPING = ("scale", "softcap", "target_scale", "target_softcap")
+QUIET = ("scale", "softcap", "target_scale", "target_softcap", "hard_weight")
 DOCS = TemplateDocs(
     arguments={
         "input": "the student's logits (C,), (N, C) or (N, C, d…), of any floating dtype.",
@@ -235,11 +320,16 @@ DOCS = TemplateDocs(
             '"sum"; "none": one value a row. Rows that are left out count in no mean.'
         ),
         "weight": "(N, d…), floating or bool, a factor of each row; the means divide by its sum. Rows of weight 0 are not read.",
-        "labels": "integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing here.",
+        "labels": "integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing without hard_weight.",
         "ignore_index": "label of the rows that are left out.",
         "scale": "above 0; the student's logits become scale · x, before the cap.",
         "softcap": "above 0; the student's logits become softcap · tanh(x / softcap), before the temperature. None for none.",
         "target_scale": "above 0; the teacher's logits become target_scale · x, before the cap.",
+        "hard_weight": (
+            "α in [0, 1]: the loss of a row is (1 - α) · divergence + α · cross entropy of its label. That is of logits that are scaled "
+            "and capped, but not softened, and T² does not multiply it. Labels are then classes, and needed. 0: none."
+        ),
+        "return_entropy": "give the entropy of each row's softmax(input / T) as well, without gradient; 0 in rows that are left out.",
         "target_softcap": (
             "above 0; the teacher's logits become target_softcap · tanh(x / target_softcap), before the temperature. None for none."
         ),
@@ -247,7 +337,7 @@ DOCS = TemplateDocs(
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     example=("student, teacher = torch.randn(8, 10, requires_grad=True), torch.randn(8, 10)", "student, teacher"),
     targets="a teacher's logits",
-    keeping=Keeping({**SETTINGS, "target_scale": 1.0, "target_softcap": None}, per_call=("weight",), quiet=CAPPING),
+    keeping=Keeping({**SETTINGS, "target_scale": 1.0, "target_softcap": None, "hard_weight": 0.0}, per_call=("weight",), quiet=QUIET),
 )
 TOPK_DOCS = replace(
     DOCS,
@@ -261,6 +351,7 @@ TOPK_DOCS = replace(
 DIVERGENCE = Template(
     "divergence",
     DivergenceCall,
+    results=("loss", "entropy"),
     kept=("divisor", "stats"),
     typed=("target",),
     fusing=Fusing(divergence_divisor, rows=("target", "labels", "weight"), teacher=True),
@@ -274,7 +365,7 @@ TOPK = Template(
     kept=("divisor", "stats"),
     typed=("target",),
     fusing=Fusing(divergence_divisor, rows=("target", "indices", "labels", "weight"), by_classes=False),
-    reference=divergence_reference,
+    reference=_reference,
     samples=topk_samples,
     docs=TOPK_DOCS,
 )
@@ -282,7 +373,7 @@ TOPK = Template(
 
 def views_reference(a: ViewsCall) -> Tensor:
     """Compute a call in plain torch."""
-    log_p = accurate(a.x).unflatten(0, (a.splits, -1)).log_softmax(2)
+    log_p = accurate(a.x).reshape(a.splits, -1, a.x.shape[-1]).log_softmax(2)
     p = log_p.exp()
     mixture = p.mean(0).clamp(1e-7, 1).log()
     values = (p * torch.where(p == 0, 0.0, log_p - mixture)).sum((0, 2)) / a.splits

@@ -35,7 +35,7 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ch
         )
     if classes == 1 and not call.include_background:
         raise ValueError("include_background=False needs more than one class, got an input of one channel")
-    checks.tensor("target", target)
+    checks.real("target", target)
     first = int(classes == 1)
     if target.shape == input.shape and not target.is_floating_point() and (classes > 1 or target.dtype == torch.bool):
         target = target.to(input.dtype)

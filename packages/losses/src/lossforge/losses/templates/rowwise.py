@@ -1,6 +1,7 @@
 """What the losses of rows of classes share: the checks of their arguments, and the call."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,19 @@ from torch import Tensor
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import Options, check_options, checked_call, of_classes, rows_of, share, weights_of_classes
-from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
+from lossforge.losses.base.record import (
+    SCALAR,
+    SETTINGS,
+    CheckedCall,
+    Fusing,
+    Keeping,
+    Make,
+    Sample,
+    Template,
+    TemplateDocs,
+    first,
+    of_single_row,
+)
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
@@ -19,6 +32,14 @@ from lossforge.losses.reference.margin import with_margin
 
 BY_PROBABILITY = "cross_entropy_by_probability"
 """The formula of cross entropy weighed by the probability of each row's class, which has no gradient."""
+
+LARGEST = 20
+"""The most classes whose equal probabilities have an entropy of weight 1."""
+
+
+def entropy_weight(classes: int) -> float:
+    """Return what a row's entropy is multiplied by as the row's weight."""
+    return 1.0 / math.log(max(min(classes, LARGEST), 2))
 
 
 class RowOptions(Options, total=False):
@@ -83,6 +104,7 @@ def rowwise_results(
         lam=share(options.get("lam"), target, target_b, x) if call.lam is None else _token_weight(call, x, target),
         weight=weights_of_classes("weight", call.weight, x, classes),
         bias=weights_of_classes("log_prior", call.bias, x, classes),
+        margins=weights_of_classes("margin", call.margins, x, classes),
     )
     by_weight = call.reduction == "mean" and normalizer is None and not call.mean_of_rows and not target.is_floating_point()
     if call.weight is not None and by_weight and checks.nonzero(call.z_loss):
@@ -92,7 +114,7 @@ def rowwise_results(
         call = call._replace(
             x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
         )
-    return checked_call(call, options, divisor, functools.partial(_of_one_row, finish) if x.ndim == 1 else finish)
+    return checked_call(call, options, divisor, functools.partial(of_single_row, finish) if x.ndim == 1 else finish)
 
 
 def _check_weighted(call: RowwiseCall, target: Tensor, options: RowOptions) -> None:
@@ -113,10 +135,6 @@ def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor) -> Tensor:
     assert weight is not None
     checks.fits("token_weight", weight, checks.expands(weight, target.shape), "broadcast to the shape of target, {}", target.shape)
     return weight.expand(target.shape)
-
-
-def _of_one_row(finish: Callable[[Sequence[Tensor | None]], Any], results: Sequence[Tensor | None]) -> Any:
-    return finish([t if t is None or t.ndim == 0 else t.squeeze(0) for t in results])
 
 
 def rowwise_loss(call: RowwiseCall, options: RowOptions, probabilities: bool = False) -> CheckedCall[RowwiseCall]:
@@ -174,8 +192,8 @@ def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int
 def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     """Compute a call in plain torch."""
     x = accurate(a.x)
-    if nonzero(a.angle) or nonzero(a.margin):
-        x = with_margin(x, a.target, a.angle, a.margin)
+    if nonzero(a.angle) or nonzero(a.margin) or a.margins is not None:
+        x = with_margin(x, a.target, a.angle, a.margin, a.margins)
     x = x * a.logit_scale
     if a.softcap is not None:
         x = a.softcap * torch.tanh(x / a.softcap)

@@ -1,0 +1,337 @@
+"""Image files: opened in one way, and checked before a run starts, so that all faults are named at once."""
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, partial
+from io import BytesIO
+from pathlib import Path
+from tokenize import TokenError
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from lab.base.errors import UserError
+from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
+from lab.base.formats import visible
+from lab.base.paths import ROOT
+from lab.config.user import user_default, user_file
+from lab.data.images.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
+
+MOST_PIXELS = 89_478_485  # Pillow's own limit, from which on it warns; a picture so large takes 1.5 GB in predict.py
+FEW = 5000  # so many images are checked within seconds
+CACHE = ROOT / "data" / "checked"
+Entry = TypeVar("Entry")
+NAMED = 10  # faults that a message names
+SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Endings of files that count as images, in lower case; of several frames the first is read."""
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of these; it goes by the content, and for PostScript it would start Ghostscript, which runs the file."""
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's modes of one grey channel of 16 bits."""
+BITS_PER_SAMPLE = 258  # a TIFF's tag
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
+Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
+Fault = Callable[[tuple[str, Size | None]], str]
+
+
+class ImageBytes(BytesIO):
+    """An image in memory with the name of its file."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name = name
+
+    def __repr__(self) -> str:
+        """Return the name, which Pillow's messages then have."""
+        return repr(self.name)
+
+
+ImageFile = str | Path | ImageBytes
+
+
+class CorruptError(Exception):
+    """An entry that cannot be used; the message says why."""
+
+
+# PIL raises SyntaxError for a damaged PNG; TypeError, LookupError and struct.error for damaged TIFF and EXIF tags. numpy raises TokenError
+UNREADABLE = (
+    *(CorruptError, OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError),
+    *(TypeError, LookupError, ArithmeticError, struct.error, TokenError),
+)
+
+
+@dataclass
+class Faults:
+    """The faults of a data set, a line each."""
+
+    path: Path
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        self.lines.append(f"{line}.")
+
+    def raise_or_report(self, skip: bool, *, usable: bool = True) -> None:
+        """Raise UserError with the faults, or print that they are left out; `usable`: whether entries without a fault remain."""
+        if self.lines and skip and usable:
+            left_out = f"{len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}"
+            print(visible(f"{self.path}: {left_out}"))
+        elif self.lines:
+            more = f"\n... and {len(self.lines) - NAMED} more" if len(self.lines) > NAMED else ""
+            shown = "\n".join(self.lines[:NAMED])
+            remedy = "data.skip_corrupt=true leaves them out" if usable else "no entry is left to use, so look at the settings, too"
+            raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}")
+
+
+def refuse_pipe(path: ImageFile) -> None:
+    """Raise CorruptError for a path that is not a regular file, because opening a pipe waits for ever; OSError if there is nothing."""
+    if not isinstance(path, ImageBytes):
+        try:
+            refuse_special(path)
+        except UnfitFileError:
+            raise CorruptError("is not a regular file") from None
+
+
+def is_inside(path: str, folder: str | Path) -> bool:
+    """Return whether a path leads to a file in a folder or below it, after links in both are followed."""
+    root = os.path.realpath(folder)
+    return os.path.commonpath([root, os.path.realpath(path)]) == root
+
+
+def leads_out(folder: Path) -> Callable[[str], bool]:
+    """Return a function that says whether a file name leads out of a folder: as an absolute path, by `..` or through a link.
+
+    The folder itself may be a link. Links are listed a folder at a time, because asking for a hundred thousand files
+    one by one takes minutes on a network's file system.
+    """
+
+    @cache
+    def links(parent: str) -> set[str] | None:
+        """Return the links in a folder; None if the folder is outside."""
+        if not is_inside(parent, folder):
+            return None
+        try:
+            with os.scandir(parent) as entries:
+                return {entry.name for entry in entries if entry.is_symlink()}
+        except OSError:
+            return set()
+
+    def leaves(name: str) -> bool:
+        try:
+            if b"\0" in os.fsencode(name):  # no system has such a file
+                return True
+        except UnicodeEncodeError:
+            return True
+        parent, file = os.path.split(os.path.join(folder, name))
+        found = links(parent)
+        return found is None or (file in found and not is_inside(os.path.join(parent, file), folder))
+
+    return leaves
+
+
+def with_slashes(name: str, folder: Path) -> str:
+    """Return a file's name in a folder, with `/` for the `\\` that Windows writes, unless the folder has a file of that very name."""
+    return name if "\\" not in name or os.path.lexists(os.path.join(folder, name)) else name.replace("\\", "/")
+
+
+def open_any_mode(path: ImageFile) -> Image.Image:
+    """Open an image of one of FORMATS, in any mode.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    refuse_pipe(path)
+    most_pixels()
+    image = Image.open(path, formats=FORMATS)
+    try:
+        refuse_pixels(image.width, image.height)
+    except CorruptError:
+        image.close()
+        raise
+    if image.format == "TIFF":
+        # without a name Pillow does not map the file into memory, where it mixes up grey pixels that EXIF turns on their side
+        image.filename = ""
+    return image
+
+
+@cache
+def most_pixels() -> int:
+    """Return the most pixels of an image: LOSSFORGE_MAX_PIXELS, else the user's file, else MOST_PIXELS. Pillow's own limit follows it.
+
+    Raises:
+        UserError: it is not a number of pixels.
+    """
+    given = user_default("max_pixels")
+    if given is not None and not (given.isdecimal() and 0 < len(given) < 16 and int(given)):
+        raise UserError(f"LOSSFORGE_MAX_PIXELS, or max_pixels of {user_file()}: {given}; the most pixels of an image are expected.")
+    Image.MAX_IMAGE_PIXELS = int(given or MOST_PIXELS)
+    return Image.MAX_IMAGE_PIXELS
+
+
+def refuse_pixels(width: int, height: int) -> None:
+    """Raise CorruptError for more pixels than `most_pixels`, before they are decoded: a small file may hold very many."""
+    if width * height > most_pixels():
+        raise CorruptError(
+            f"has {width} x {height} pixels; at most {most_pixels():,} are read, and LOSSFORGE_MAX_PIXELS sets another limit"
+        )
+
+
+def open_image(path: ImageFile, *, deep: bool = False) -> Image.Image:
+    """Open an image that `in_rgb` converts, without decoding its pixels yet.
+
+    Args:
+        path: the file.
+        deep: whether grey pixels of 16 bits are taken, too.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    image = open_any_mode(path)
+    if image.mode in ("F", "I") or (image.mode.startswith("I;") and not (deep and image.mode in DEEP)):
+        raise CorruptError(f"has pixels of mode {image.mode}; 8 bits a channel are expected")
+    return image
+
+
+def fits(image: Image.Image, size: Size) -> tuple[bool, bool]:
+    """Return whether annotations of this height and width fit an image that is not decoded yet, as a viewer shows it and as it is stored.
+
+    Raises:
+        CorruptError: they fit neither.
+    """
+    shown, stored = sizes_of(image)
+    if size not in (shown, stored):
+        turn = "" if shown == stored else f" ({stored[1]}×{stored[0]} without its turn in EXIF)"
+        raise CorruptError(f"has {shown[1]}×{shown[0]} pixels{turn}, the annotations say {size[1]}×{size[0]}")
+    return size == shown, size == stored
+
+
+def read_rgb(path: ImageFile, size: Size | None = None, exif: str = SHOWN, *, deep: bool = False) -> Image.Image:
+    """Decode an image to RGB, turned as EXIF says.
+
+    Args:
+        path: the file.
+        size: height and width that annotations give it; where only the stored pixels have this size, they are not turned.
+        exif: data.exif.
+        deep: as in open_image.
+
+    Raises:
+        one of UNREADABLE.
+    """
+    with open_image(path, deep=deep) as image:
+        return in_rgb(whole_range(turned(image, shown=size is None or is_shown(fits(image, size), exif)), image))
+
+
+def whole_range(image: Image.Image, file: Image.Image) -> Image.Image:
+    """Return grey pixels of a TIFF of 12 bits in the range of 16 bits, and other images as they are; file: what the image was opened as."""
+    if getattr(file, "tag_v2", {}).get(BITS_PER_SAMPLE) != (12,):
+        return image
+    values = np.asarray(image).astype(np.uint16)
+    return Image.fromarray(values << 4 | values >> 8)  # 4095 becomes 65535
+
+
+def in_rgb(image: Image.Image) -> Image.Image:
+    """Decode an image, and convert it if it is not RGB; Pillow would copy RGB, which takes a fifth as long as decoding a JPEG.
+
+    Grey of 16 bits is scaled from 65535 to 255.
+    """
+    image.load()
+    if image.mode in DEEP:
+        image = Image.fromarray((np.asarray(image).astype(np.float32) / 257).round().astype(np.uint8))  # 65535 / 255
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def unreadable(name: str | Path, error: BaseException) -> UserError:
+    """Return the error for an image that is found to be damaged during the run."""
+    return UserError(
+        f"{name}: {reason(error)}.\ndata.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out."
+    )
+
+
+def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None, *, deep: bool = False) -> dict[int, str]:
+    """Return what is wrong with each bad file, by id; results for many files are cached until a path in `about` changes.
+
+    Of an image with a size it may say BOTH, which `take_both` takes out.
+
+    check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
+    fault: returns what is wrong with a file, empty if nothing; None for what `check` says of images in RGB.
+    deep: as in open_image.
+    """
+    known = f"{check} {'deep' if deep else ''}".strip() if fault is None else f"{check} {fault}"
+    return {} if check == "off" else cached(fault or partial(fault_of, check=check, deep=deep), files, about, known)
+
+
+def _faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, str]:
+    """Return what is wrong with each bad file, by id, as `fault` says."""
+    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        said: Iterable[str] = pool.map(fault, files.values())
+        return {number: each for number, each in zip(files, said, strict=True) if each}
+
+
+def fault_of(file: tuple[ImageFile, Size | None], check: str, *, deep: bool = False) -> str:
+    """Return what is wrong with an image in RGB; empty if nothing, and BOTH if the size fits it as shown and as stored."""
+    path, size = file
+    both = False
+
+    def look() -> None:
+        nonlocal both
+        with open_image(path, deep=deep) as opened:
+            both = size is not None and all(fits(opened, size)) and turn_of(opened) != 1
+            if check == "pixels" or not _ends(path, opened.format):
+                opened.load()
+
+    return fault_in(look) or (BOTH if both else "")
+
+
+def fault_in(look: Callable[[], object]) -> str:
+    """Return what is wrong with an image that `look` reads; empty if nothing."""
+    try:
+        look()
+    except UNREADABLE as error:
+        return reason(error)
+    return ""
+
+
+def _ends(path: ImageFile, kind: str | None) -> bool:
+    """Return whether the file ends as its format does; a truncated file does not, nor does one with data appended."""
+    end = ENDS.get(kind or "", b"")
+    if isinstance(path, ImageBytes):
+        return path.getvalue().endswith(end)
+    with open(path, "rb") as file:
+        file.seek(-min(len(end), os.path.getsize(path)), os.SEEK_END)
+        return file.read() == end
+
+
+def reason(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    return str(error) if isinstance(error, CorruptError) else f"cannot be read as an image ({error})"
+
+
+def cached(fault: Callable[[Entry], str], images: dict[int, Entry], about: Sequence[Path], check: str) -> dict[int, str]:
+    """Cache what `fault` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
+
+    With many images, it looks again only at those that were wrong the last time, unless a file or folder of `about`, or which images there
+    are, has changed since. A good image that is overwritten in place is not noticed here, but it is named when it is read.
+
+    The cache names the images by their entries: an id may be a position, which the order of a table or another fold changes.
+    """
+    if len(images) < FEW:
+        return _faulty(images, fault)
+    names = {image_id: repr(entry) for image_id, entry in images.items()}
+    known = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in about), *sorted(names.values())]
+    stamp = CACHE / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
+    wrong: set[str] | None = None
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        wrong = set(json.loads(read_bytes(stamp, 2**28)))
+    if wrong is not None:
+        return _faulty({image_id: images[image_id] for image_id, name in names.items() if name in wrong}, fault)
+    found = _faulty(images, fault)
+    with contextlib.suppress(UserError):  # without a writable folder the next start checks all images again
+        write_text(stamp, json.dumps([names[image_id] for image_id in found]))
+    return found

@@ -1,0 +1,85 @@
+"""Predictions and exports of oriented boxes."""
+
+from typing import Any, cast
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from lab.config.detection_schema import DetectionDataConfig
+from lab.config.schema import TrainConfig
+from lab.data.sets import Norm
+from lab.run.export import Exportable
+from lab.run.predict import Asked, Prediction, Predictor
+from lab.tasks.detection.data import size_of
+from lab.tasks.detection.inference import Cells, batches, best_rows, exportable
+from lab.tasks.detection.models.unsuppressed import rows_at
+from lab.tasks.detection.spec import DetectorConfig
+from lab.tasks.detection.task import criterion
+from lab.tasks.detection.turned import corners_of
+from lab.tasks.detection.types import DetectorOutput
+from lab.tasks.oriented.metrics import scale_of
+from lab.tasks.oriented.model import YoloOriented, near
+from lab.tasks.oriented.task import Oriented, build_oriented
+from lossforge.losses import plain_torch
+
+ROUNDS = 15
+"""Of suppression in an exported graph; odd, so that a box that is not decided then is left out."""
+
+
+def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
+    """Return the detector, and a function from an image to its oriented boxes, as corners."""
+    scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
+    model = _detector(config, classes)
+    model.score_thresh = min(architecture.score_threshold, asked.score)
+    batch_of = batches(scenes, architecture.fixed_size, asked.norm)
+
+    def predicted(image: Image.Image) -> Prediction:
+        batch = batch_of(image).to(asked.device)
+        (found,) = model.detections(model(batch.images), batch.sizes, (batch.images.shape[-2], batch.images.shape[-1]))
+        sure = found["scores"] >= asked.score
+        labels = found["labels"][sure].tolist()
+        corners = corners_of(found["boxes"][sure] * scale_of((batch.originals / batch.sizes)[0]))
+        return Prediction([classes[label] for label in labels], found["scores"][sure].tolist(), corners.tolist(), numbers=labels)
+
+    return model, predicted
+
+
+def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
+    """Return the detector, from images to oriented boxes, to export."""
+    model = _detector(config, classes)
+    said = "detections: x and y of the centre, width and height in pixels, angle in radians (clockwise), score, class"
+    return exportable(config, norm, model, OrientedScenes(model, norm), said)
+
+
+def _detector(config: TrainConfig, classes: list[str]) -> YoloOriented:
+    architecture = cast(DetectorConfig, config.model)
+    size = size_of(cast(DetectionDataConfig, config.data), architecture.fixed_size)
+    return build_oriented(config, criterion(config.loss, config.box_loss, architecture, Oriented.own_loss), len(classes), size)
+
+
+class OrientedScenes(Cells):
+    """Map images (N, 3, H, W) of uint8 to detections (N, D, 7): centre, width, height, angle, score, class; rows without one are 0.
+
+    A box is suppressed if it is near a better one that stays, which is known after as many rounds as boxes depend on each other in a row.
+    A graph has a fixed number of rounds, ROUNDS. What is not decided then, in a crowd where more than ROUNDS boxes depend on each other, is
+    left out.
+    """
+
+    def found(self, output: DetectorOutput, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return detections (N, D, 7) and the indices of their anchors (N, D), which mean nothing where a row is 0."""
+        model = cast(Any, self.model)
+        anchors = torch.cat(self.anchors(images))
+        if not model.suppresses:
+            boxes = model.coder.decode(output.regression.float(), anchors)
+            return best_rows(model, output, boxes, model.detections_per_img)
+        score, label, boxes, index = self.candidates(output.logits.float().sigmoid(), output.regression.float(), anchors)
+        with plain_torch():
+            over = near(boxes, label, model.nms_thresh).float()
+        sure = score > model.score_thresh
+        kept = sure
+        for _ in range(ROUNDS):
+            kept = sure & ((kept[:, None].float() @ over)[:, 0] == 0)
+        best, place = (score * kept).topk(min(model.detections_per_img, model.topk_candidates))
+        found = torch.cat([boxes, score[..., None], label[..., None].float()], dim=-1)
+        return rows_at(found, place) * (best > 0)[..., None], index.gather(1, place)

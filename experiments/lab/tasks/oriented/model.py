@@ -1,0 +1,132 @@
+"""A YOLO of oriented boxes: distances of the sides from an anchor along the box's own axes, and an angle.
+
+Sources: Llerena et al., Gaussian Bounding Boxes and Probabilistic Intersection-over-Union, 2021 (arXiv 2106.06072); Li et al., Generalized
+Focal Loss, 2020 (arXiv 2006.04388).
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.tasks.detection.batch import DetectionBatch
+from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.models.unsuppressed import unsuppressed
+from lab.tasks.detection.models.yolo import STRIDES, Branch, TaskAlignedHead, Yolo
+from lab.tasks.detection.turned import rotated
+from lab.tasks.detection.types import DetectorOutput, Matched
+from lossforge.losses import plain_torch, probabilistic_box_iou, task_aligned_assign
+
+
+class TurnedCoder:
+    """Boxes (cx, cy, w, h, angle) as distances of their sides from an anchor's centre along their axes, in strides, and the angle."""
+
+    def encode(self, anchors: Tensor, boxes: Tensor) -> Tensor:
+        """Return distances (..., 4): left, top, right, bottom."""
+        centre, stride = _centre_and_stride(anchors)
+        x, y = rotated(boxes[..., :2] - centre, -boxes[..., 4])
+        half = boxes[..., 2:4] / 2
+        offset = torch.stack([x, y], -1)
+        return torch.cat([half - offset, half + offset], -1) / stride
+
+    def decode(self, deltas: Tensor, anchors: Tensor) -> Tensor:
+        """Return boxes (..., 5) of distances and angle (..., 5)."""
+        centre, stride = _centre_and_stride(anchors)
+        first, second, angle = deltas[..., :2] * stride, deltas[..., 2:4] * stride, deltas[..., 4]
+        x, y = rotated((second - first) / 2, angle)
+        return torch.cat([centre + torch.stack([x, y], -1), first + second, angle[..., None]], -1)
+
+
+def _centre_and_stride(anchors: Tensor) -> tuple[Tensor, Tensor]:
+    return (anchors[..., :2] + anchors[..., 2:]) / 2, anchors[..., 2:3] - anchors[..., :1]
+
+
+class OrientedHead(TaskAlignedHead):
+    """A head with a branch for the angle of each anchor's box, in [-π/4, 3π/4), as YOLOv8's. `regression` is (N, A, 5)."""
+
+    def __init__(self, channels: int, classes: int, convolutions: int, bins: int) -> None:
+        super().__init__(channels, classes, convolutions, bins)
+        self.angle_branch = Branch(channels, convolutions, len(STRIDES))
+        self.angle = nn.Conv2d(channels, 1, 3, padding=1)
+        nn.init.normal_(self.angle.weight, std=0.01)
+        self.angle.bias = nn.Parameter(torch.full((1,), -math.log(3)))  # an angle of 0
+
+    def forward(self, levels: Sequence[Tensor]) -> DetectorOutput:
+        """Return the outputs of levels (N, channels, H, W), the finest first."""
+        output = super().forward(levels)
+        rows = [self.angle(self.angle_branch(level, number)).flatten(1) for number, level in enumerate(levels)]
+        angles = (torch.cat(rows, 1).float().sigmoid() - 0.25) * math.pi
+        return output._replace(regression=torch.cat([output.regression, angles[..., None]], -1))
+
+
+class YoloOriented(Yolo):
+    """A YOLO of oriented boxes, whose `regression` is distances and angle; backbone, classes, criterion, options: as Yolo's."""
+
+    coder: Any
+
+    def __init__(self, backbone: nn.Module, classes: int, criterion: DetectionLoss, **options: Any) -> None:
+        super().__init__(backbone, classes, criterion, head=OrientedHead, **options)
+        self.coder = TurnedCoder()
+
+    def _assigned(self, batch: DetectionBatch, output: DetectorOutput, cells: Tensor, topk: int, topk2: int | None = None) -> Matched:
+        """Return the targets of a head's anchors. topk, topk2: how many anchors a box chooses, and keeps."""
+        assert batch.turned is not None
+        centre, stride = _centre_and_stride(cells)
+        with plain_torch() if self.criterion.plain else nullcontext():
+            found = task_aligned_assign(
+                output.logits,
+                self.coder.decode(output.regression.float(), cells),
+                centre,
+                batch.labels,
+                batch.turned,
+                batch.labels >= 0,
+                topk=topk,
+                topk2=topk2,
+                alpha=self.alpha,
+                beta=self.beta,
+                iou="probiou",
+                from_logits=True,
+                dense=False,
+            )
+        upright = torch.cat([centre, stride, stride, torch.zeros_like(stride)], -1)
+        boxes = torch.where(found.foreground[..., None], found.boxes, upright)
+        return Matched(
+            found.labels, boxes, found.foreground, found.foreground.sum(dtype=torch.float32), cells, found.quality, found.box_index
+        )
+
+    @torch.no_grad()
+    def detections(self, output: DetectorOutput, sizes: Tensor, padded: tuple[int, int]) -> list[dict[str, Tensor]]:
+        """Return boxes (D, 5), scores (D,) falling and labels (D,) of each image, after suppression by ProbIoU in each class, if any."""
+        cells = torch.cat(self.anchors(*padded, output.logits.device))
+        if not self.suppresses:
+            boxes = self.coder.decode(output.regression.float(), cells)
+            return unsuppressed(output, boxes, self.detections_per_img, self.score_thresh)
+        found = []
+        for logits, regression in zip(output.logits.float(), output.regression.float(), strict=True):
+            flat = logits.sigmoid().flatten()
+            sure = (flat > self.score_thresh).nonzero()[:, 0]
+            scores, order = flat[sure].topk(min(len(sure), self.topk_candidates))
+            index, labels = sure[order] // logits.shape[1], sure[order] % logits.shape[1]
+            boxes = self.coder.decode(regression[index], cells[index])
+            kept = _suppressed(near(boxes, labels, self.nms_thresh))[: self.detections_per_img]
+            found.append({"boxes": boxes[kept], "scores": scores[kept], "labels": labels[kept]})
+        return found
+
+
+def near(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
+    """Return whether boxes (..., D, 5) of one class overlap by more than `threshold`: (..., D, D) bool, rows for the earlier ones."""
+    same = labels[..., :, None] == labels[..., None, :]
+    return ((probabilistic_box_iou(boxes, boxes) > threshold) & same).triu(1)
+
+
+def _suppressed(near: Tensor) -> Tensor:
+    """Return the indices of boxes, in falling order of score, that are `near` (D, D) no better one that stays."""
+    rows = near.cpu()
+    kept = torch.ones(len(rows), dtype=torch.bool)
+    for number, row in enumerate(rows):
+        if kept[number]:
+            kept &= ~row
+    return kept.nonzero()[:, 0].to(near.device)

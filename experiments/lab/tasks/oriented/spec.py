@@ -1,0 +1,27 @@
+"""Detection of oriented boxes: a rectangle at any angle around each object, by a YOLO that also predicts the angle."""
+
+from dataclasses import dataclass
+
+from lab.config.detection_schema import DetectionDataConfig
+from lab.config.fields import number, setting
+from lab.tasks.detection.spec import LOSSES, DetectionConfig, YoloConfig
+from lab.tasks.spec import TaskSpec
+
+
+@dataclass
+class OrientedConfig(DetectionConfig):
+    name: str = setting("oriented", "the task")
+    pictures: int = number(6, "held-out images that are drawn with their found and true oriented boxes", least=0, most=64)
+
+
+SPEC = TaskSpec(
+    config=OrientedConfig,
+    data=DetectionDataConfig,
+    losses=(*LOSSES, "custom"),
+    build="lab.tasks.oriented.task:build",
+    predict="lab.tasks.oriented.inference:predict",
+    read=("score",),
+    export="lab.tasks.oriented.inference:export",
+    model=YoloConfig,
+    example="a YOLO, such as yolo_tiny or yolo_resnet50",
+)

@@ -1,0 +1,520 @@
+"""Losses of a linear layer's output.
+
+These definitions return results, not checked calls: `fused` says why.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.base.declare import Module, public
+from lossforge.losses.base.record import SCALAR, SETTINGS, Keeping, TemplateDocs
+from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy, cross_entropy_of_index
+from lossforge.losses.definitions.divergence import (
+    DivergenceOutput,
+    cosine_distance_with_logits,
+    js_div_with_logits,
+    kl_div_with_logits,
+    topk_kl_div_with_logits,
+    total_variation_with_logits,
+)
+from lossforge.losses.definitions.language.tokens import TokenLogps, asked_of_rows, first_of, logps_beside, softened, with_outputs
+from lossforge.losses.linear.fuse import (
+    OPTIONS,
+    FusedLinear,
+    LinearOptions,
+    check_all_rows,
+    fuse_linear,
+    fused,
+    layer_of,
+    logits_at,
+    split,
+)
+from lossforge.losses.linear.objective import of_tokens
+from lossforge.losses.linear.teacher import LinearTeacher, Teacher, TopKTeacher, by_teacher
+from lossforge.losses.option_types import (
+    BatchReduction,
+    DeviceMesh,
+    Empty,
+    Gradient,
+    Independent,
+    Positive,
+    ProcessGroup,
+    Reduction,
+    TokenWeight,
+    UnitInterval,
+)
+from lossforge.losses.parallel.shards import local_layer
+from lossforge.losses.templates import divergence
+
+__all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
+
+
+LINEAR = TemplateDocs(
+    arguments={
+        "input": "(…, H), what the layer takes, of any floating dtype.",
+        "weight": "(C, H), the layer's.",
+        "bias": "(C,), the layer's; None for none.",
+        "teacher": (
+            "the teacher's logits (…, C), or a LinearTeacher; with group, of this process's classes, and torch.compile then breaks its "
+            "graph."
+        ),
+        "temperature": "T above 0.",
+        "temperature_squared": divergence.DOCS.arguments["temperature_squared"],
+        "labels": "integers (…); rows whose label is ignore_index are left out. With hard_weight classes, with group of all processes.",
+        "hard_weight": divergence.DOCS.arguments["hard_weight"],
+        "return_entropy": "give the entropy of each row's softmax(logits / T) as well; of a divergence without gradient.",
+        "gradient": (
+            '"forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the logits '
+            "again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under "
+            "torch.compile."
+        ),
+        "chunk": "rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.",
+        "accumulate": (
+            'dtype in which a weight\'s gradient of half precision is summed over the chunks: "float32", or "weight", its own, which takes '
+            "a third of the memory and rounds after every chunk. Default: float32 where memory allows."
+        ),
+        "logits": (
+            'how logits are kept, where input and weight are of half precision. "float32": a chunk\'s in float32, beside their gradient. '
+            '"weight": they may be rounded to the dtype of the weight, where this takes less time or memory. '
+            "Default: they are never rounded, by the fastest way that does not round them."
+        ),
+        "group": (
+            "processes over which the classes are spread, a ProcessGroup or a DeviceMesh of one dimension: each has all rows, and the part "
+            "of weight, bias and what else has an entry a class that belongs to its classes. weight may be a DTensor, Shard(0)."
+        ),
+        "classes": "with group, how many there are, where parts are padded or the last is smaller. Default: as many as equal parts have.",
+        "sum_input_gradient": (
+            "with group, give the sum over the processes as the gradient of input, not this process's part, which a reduce-scatter over "
+            "the sequence would add up. Default: True."
+        ),
+        "skip_ignored": "leave ignored rows out of the products; the host waits for the device to learn how many are left.",
+        "valid": "the same without waiting: a number that the rows not ignored do not exceed. Where they do, the result is nan.",
+        "shift": (
+            "the class index of a row, or its label, is that so many rows later in the last leading dimension; the last rows are ignored. "
+            "1 predicts the next token, without a sliced copy of input. What else has an entry a row stays in its place."
+        ),
+    },
+    returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
+    keeping=Keeping(
+        {**SETTINGS, **OPTIONS, "ignore_index": -100, "sum_input_gradient": True, "hard_weight": 0.0},
+        per_call=("bias", "loss_weight"),
+        forward="input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None",
+    ),
+    autocast=True,
+)
+
+
+SEE = " The layer's tensors belong to the call."
+
+
+class ShardedLinearOptions(LinearOptions, total=False):
+    """For losses whose classes may be spread over processes."""
+
+    group: ProcessGroup | DeviceMesh | None
+    classes: int | None
+    sum_input_gradient: bool
+
+
+class LinearCrossEntropyOptions(ShardedLinearOptions, total=False):
+    token_weight: Tensor | TokenWeight | None
+    scale: float
+    softcap: float | None
+    z_loss: float
+    target_b: Tensor | None
+    lam: float | Tensor | None
+    normalizer: float | Tensor | None
+    empty: Empty
+    gradient: Gradient | None
+    validate: bool | None
+
+
+@public(LINEAR, Module("LinearCrossEntropyLoss", "Cross entropy of a linear layer's output", SEE, kept=("loss_weight",)))
+def linear_cross_entropy(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    target: Tensor,  # class indices (…), or probabilities (…, C)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    loss_weight: Tensor | None = None,  # (C,)
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    return_z_loss: bool = False,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_correct: bool = False,
+    return_argmax: bool = False,
+    return_log_p2: bool = False,
+    return_mean_logit: bool = False,
+    **options: Unpack[LinearCrossEntropyOptions],
+) -> Tensor | CrossEntropyOutput:
+    """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
+
+    Args:
+        target: class indices (…) of any integer dtype; or probabilities (…, C).
+        loss_weight: (C,), the class weights of cross_entropy.
+        label_smoothing: ε in [0, 1].
+        token_weight: (…), or broadcast to it: a factor of each token's loss, "probability" (DFT) or "entropy" (EAFT), as in cross_entropy.
+            A scalar loss with such weights takes three matrix products, where reduction="none" takes four.
+        scale: the logits become scale · x.
+        softcap: the logits become softcap · tanh(scale · x / softcap); None for none.
+        z_loss: coefficient of lse², averaged over the rows not ignored.
+
+    Returns:
+        as cross_entropy; what has an entry a row in the leading dimensions of input.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_cross_entropy(hidden, head.weight, torch.randint(100, (6,)), head.bias).backward()
+    """
+    layer, shards, others = local_layer((input, weight, bias), options)
+    own, linear = split(others)
+    given = {
+        "weight": loss_weight,
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        **own,
+        **shards,
+    }
+    given |= {"return_z_loss": return_z_loss, "return_lse": return_lse}
+    given |= {"return_entropy": return_entropy, "return_correct": return_correct, "target": target}
+    given |= {"return_argmax": return_argmax, "return_log_p2": return_log_p2, "return_mean_logit": return_mean_logit}
+    return fused(cross_entropy, layer_of(*layer), given, linear, ("target",))
+
+
+@public(LINEAR)
+def linear_selective_log_softmax(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    index: Tensor,  # (…), or (…, K)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
+    softcap: float | None = None,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    return_z_loss: bool = False,
+    return_correct: bool = False,
+    return_argmax: bool = False,
+    return_log_p2: bool = False,
+    return_mean_logit: bool = False,
+    ignore_index: int = -100,
+    validate: bool | None = None,
+    **options: Unpack[ShardedLinearOptions],
+) -> Tensor | TokenLogps:
+    """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
+
+    What GRPO, PPO, DPO and other preference objectives start from. Log-probabilities, entropy and log-sum-exp are differentiable,
+    together in one further pass. `linear_objective` computes such an objective with its gradient, by one product fewer.
+
+    Args:
+        index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
+            weight is the sum of two.
+        temperature: T above 0.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
+        return_entropy: give the entropy of softmax(x / T) as well, differentiable.
+        return_lse: give ln Σⱼ exp(xⱼ / T) as well, differentiable.
+        return_z_loss: give lse² as well, differentiable.
+        ignore_index: tokens whose log-probability is 0, without gradient.
+
+    Returns:
+        as index, float32 (float64 for float64); with any return_…, TokenLogps, whose logps and correct are as index, the others (…).
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_selective_log_softmax(hidden, head.weight, torch.randint(100, (6,)), head.bias).mean().backward()
+    """
+    layer, shards, others = local_layer((input, weight, bias), options)
+    head, (_, linear) = layer_of(*layer), split(others)
+    checks.integer("index", index)
+    lead, several = head.input.shape[:-1], index.ndim == input.ndim
+    of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
+    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
+    outputs = [return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit]
+    given = {"ignore_index": ignore_index, "validate": validate, "outputs": asked_of_rows(outputs, several), **shards}
+    given |= _softened(temperature, softcap, scale)
+    if not several:
+        finish = functools.partial(_logps, outputs)
+        return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish=finish)
+    if shards:
+        raise ValueError(f"index must have one token a row where group is given, shape {tuple(lead)}, got {tuple(index.shape)}")
+    index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
+    check_all_rows(linear, "one index a row, got several")
+    classes = head.weight.shape[0]
+    x = logits_at(head, index)
+    target, place = first_of(x, index, classes, ignore_index)
+    first, *of_rows = fused(cross_entropy_of_index, head, {**given, "target": target}, linear, ("target",))
+    logps = logps_beside(x, index, classes, (-first, place), (given["scale"], given["softcap"]), ignore_index)
+    return with_outputs(logps, of_rows, outputs, (index, ignore_index))
+
+
+@public(LINEAR)
+def linear_objective(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    index: Tensor,  # (…)
+    objective: Callable[..., Tensor],  # of log-probabilities (…)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    independent: Independent | None = None,
+    entropy: bool = False,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    gradient: Gradient | None = None,
+    validate: bool | None = None,
+    **options: Unpack[LinearOptions],
+) -> Tensor:
+    """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss, from a model's hidden states in three products.
+
+    objective(linear_selective_log_softmax(input, weight, index, bias)), where that takes four. A chunk of tokens is computed, then the
+    derivatives of the objective by their log-probabilities, then the gradients of input, weight and bias from the same logits.
+
+    objective is called once a chunk. Log-probabilities of later chunks are then 0, so that a chunk's derivatives must not depend on them:
+    `independent` says which tokens belong together. Where it is wrong, the result is nan. The last call has all log-probabilities.
+
+    Four products are taken where a chunk does not hold what belongs together, where `gradient` says so, under torch.compile, for tensors
+    that the kernels do not serve (on the CPU), for float16 unless `gradient` is "forward", and for subclasses of torch.Tensor.
+
+    Args:
+        index: tokens (…), of any integer dtype.
+        objective: from the log-probabilities, in the shape of index, to a 0-d tensor. It may hold other tensors, none that requires grad.
+        independent: "tokens", each token alone; "sequences", each entry of dimension 0; "pairs", each entry of dimension 0 with the one
+            half of its length further, as a chosen completion with its rejected one. Default: no token is, and a chunk must hold all.
+        entropy: call objective(logps, entropy), with the entropy of each token's softmax, in nats; both are differentiated. Three products
+            and a pass over the logits.
+        temperature: T above 0.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
+        ignore_index: tokens whose log-probability is 0, without gradient.
+
+    Returns:
+        what objective returns.
+
+    Raises:
+        TypeError, ValueError: objective does not return a 0-d floating tensor, or depends on another tensor that requires grad.
+
+    Examples:
+        >>> from lossforge.losses import dpo_loss, grpo_loss, sequence_logps
+        >>> hidden, head = torch.randn(4, 6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> tokens, advantages = torch.randint(100, (4, 6)), torch.randn(4)
+        >>> linear_objective(hidden, head.weight, tokens, lambda logps: grpo_loss(logps, advantages), independent="tokens").backward()
+        >>> reference = -torch.rand(2, 2)
+        >>> def dpo(logps):
+        ...     return dpo_loss(*sequence_logps(logps).chunk(2), *reference)
+        >>> linear_objective(hidden, head.weight, tokens, dpo, independent="pairs").backward()
+    """
+    head, (_, linear) = layer_of(input, weight, bias), split(options)
+    head, index, whole = of_tokens(objective, head, index, independent, entropy, gradient, linear.get("shift", 0))
+    outputs = [False, False, entropy, *[False] * 4]
+    given = {"ignore_index": ignore_index, "validate": validate, "outputs": outputs, "target": index}
+    given |= _softened(temperature, softcap, scale)
+
+    return fused(cross_entropy_of_index, head, given, linear, ("target",), finish=functools.partial(_logps, outputs), objective=whole)
+
+
+@public(LINEAR)
+def linear_entropy(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
+    softcap: float | None = None,
+    **options: Unpack[ShardedLinearOptions],
+) -> Tensor:
+    """Entropy of each row's softmax of a linear layer's output, differentiable.
+
+    H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias). With a soft cap x is softcap · tanh(x / softcap).
+
+    Args:
+        temperature: T above 0.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
+
+    Returns:
+        (…), float32 (float64 for float64), in nats.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_entropy(hidden, head.weight, head.bias).mean().backward()
+    """
+    layer, shards, others = local_layer((input, weight, bias), options)
+    head, (_, linear) = layer_of(*layer), split(others)
+    check_all_rows(linear, "class indices as target, which an entropy does not have")
+    nothing = torch.full(head.input.shape[:-1], -100, dtype=torch.int64, device=input.device)
+    given = {"target": nothing, "return_entropy": True, "validate": False, **shards}
+    return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), finish=_entropy)
+
+
+def _logps(outputs: list[bool], found: CrossEntropyOutput) -> Tensor | TokenLogps:
+    loss, *of_rows = found
+    return with_outputs(-loss, of_rows, outputs)
+
+
+def _entropy(found: Any) -> Tensor:
+    entropy: Tensor = found.entropy
+    return entropy
+
+
+def _softened(temperature: float, softcap: float | None, scale: float) -> dict[str, Any]:
+    scale, cap = softened(temperature, softcap, scale)
+    return {"scale": scale, "softcap": cap, "reduction": "none"}
+
+
+class LinearDivergenceOptions(ShardedLinearOptions, total=False):
+    scale: float
+    softcap: float | None
+    hard_weight: float
+    labels: Tensor | None
+    ignore_index: int
+    normalizer: float | Tensor | None
+    empty: Empty
+    gradient: Gradient | None
+
+
+@public(LINEAR, Module("LinearKLDivLoss", "Kullback-Leibler divergence of a linear layer's output from a teacher's", SEE))
+def linear_kl_div(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Teacher,  # logits (…, C), a LinearTeacher or a TopKTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    reverse: bool = False,
+    temperature_squared: bool = True,
+    renormalize: bool = False,
+    tail: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    return_entropy: bool = False,
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor | DivergenceOutput:
+    """Kullback-Leibler divergence of the softmax of a linear layer's output from a teacher's.
+
+    kl_div_with_logits(F.linear(input, weight, bias), teacher), or topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
+    LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
+
+    Args:
+        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group a LinearTeacher or logits, of this process's
+            classes, and torch.compile then breaks its graph.
+        reverse: of a teacher with all its logits: KL(student ‖ teacher).
+        renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
+        tail: of a TopKTeacher: the classes that are not among the K count as one more.
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_kl_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    given: dict[str, Any] = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared}
+    given |= {"weight": loss_weight, "return_entropy": return_entropy}
+    if isinstance(teacher, TopKTeacher):
+        if reverse:
+            raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
+        given |= {"renormalize": renormalize, "tail": tail}
+        return by_teacher(topk_kl_div_with_logits, (input, weight, bias), teacher, options, **given)
+    if renormalize or tail:
+        raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
+    return by_teacher(kl_div_with_logits, (input, weight, bias), teacher, options, reverse=reverse, **given)
+
+
+@public(LINEAR, Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE))
+def linear_js_div(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    beta: UnitInterval = 0.5,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    return_entropy: bool = False,
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor | DivergenceOutput:
+    """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
+
+    Args:
+        beta: β in [0, 1].
+        temperature_squared: as in js_div_with_logits: multiply by T². Off by default, as in TRL.
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_js_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    given: dict[str, Any] = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared}
+    given |= {"weight": loss_weight, "return_entropy": return_entropy}
+    return by_teacher(js_div_with_logits, (input, weight, bias), teacher, options, beta=beta, **given)
+
+
+@public(LINEAR, Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE))
+def linear_total_variation(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    return_entropy: bool = False,
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor | DivergenceOutput:
+    """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
+
+    Args:
+        temperature_squared: as in total_variation_with_logits: multiply by T². Off by default: the value is then a distance in [0, 1].
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    given: dict[str, Any] = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared}
+    given |= {"weight": loss_weight, "return_entropy": return_entropy}
+    return by_teacher(total_variation_with_logits, (input, weight, bias), teacher, options, **given)
+
+
+@public(LINEAR, Module("LinearCosineDistanceLoss", "Cosine distance of a linear layer's output from a teacher's", SEE))
+def linear_cosine_distance(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    reduction: BatchReduction = "batchmean",
+    loss_weight: Tensor | None = None,  # (…)
+    **options: Unpack[LinearDivergenceOptions],
+) -> Tensor:
+    """Cosine distance of a linear layer's output and a teacher's, as rows of logits: cosine_distance_with_logits, fused.
+
+    With hard_weight it is Liger-Kernel's LigerFusedLinearCosineSimilarityLoss. group is refused.
+
+    Args:
+        loss_weight: (…), a factor a row; the means divide by its sum.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> linear_cosine_distance(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
+    """
+    for name in ("group", "classes"):
+        if options.get(name) is not None:
+            raise ValueError(f"{name} is not served by linear_cosine_distance, which takes all classes in one process")
+    found: Tensor = by_teacher(
+        cosine_distance_with_logits, (input, weight, bias), teacher, options, reduction=reduction, weight=loss_weight
+    )
+    return found

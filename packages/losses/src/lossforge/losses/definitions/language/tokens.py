@@ -1,0 +1,228 @@
+"""Log-probabilities of tokens: what preference objectives and policy gradients start from."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.losses import checks
+from lossforge.losses.base.declare import public
+from lossforge.losses.base.options import check_options
+from lossforge.losses.option_types import Positive
+from lossforge.losses.run import compute
+from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
+
+__all__ = ["TokenLogps"]
+
+
+class TokenLogps(NamedTuple):
+    """What `selective_log_softmax` returns when further outputs are asked for; None for the others.
+
+    Attributes:
+        logps: as index, in nats; differentiable.
+        entropy: one a row, of softmax(x / T), in nats; differentiable.
+        lse: one a row, log-sum-exp of x / T, in nats; differentiable.
+        z_loss: one a row, lse²; differentiable.
+        correct: as index, bool: the largest logit is the token's.
+        argmax: one a row, int64: the class of the largest logit that is not nan, the first of equal ones.
+        log_p2: one a row, ln Σ p², without gradient: minus the Rényi entropy of order 2.
+        mean_logit: one a row, mean of x / T, without gradient.
+    """
+
+    logps: Tensor
+    entropy: Tensor | None = None
+    lse: Tensor | None = None
+    z_loss: Tensor | None = None
+    correct: Tensor | None = None
+    argmax: Tensor | None = None
+    log_p2: Tensor | None = None
+    mean_logit: Tensor | None = None
+
+
+@public(ROWWISE.docs, repeats=True)
+def selective_log_softmax(
+    logits: Tensor,  # (..., V)
+    index: Tensor,  # (...), or (..., K)
+    *,
+    temperature: Positive = 1.0,
+    return_entropy: bool = False,
+    return_lse: bool = False,
+    return_z_loss: bool = False,
+    return_correct: bool = False,
+    return_argmax: bool = False,
+    return_log_p2: bool = False,
+    return_mean_logit: bool = False,
+    scale: Positive = 1.0,
+    softcap: float | None = None,
+    lse: Tensor | None = None,  # (...)
+    ignore_index: int = -100,
+    inplace: bool = False,
+    validate: bool | None = None,
+) -> Tensor | TokenLogps:
+    """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
+
+    L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T). x is scale · logits, with a soft cap
+    softcap · tanh(scale · logits / softcap).
+
+    Neither the log-softmax nor a copy of sliced logits (`logits[:, :-1]`) is stored. Log-probabilities, entropy and log-sum-exp are
+    differentiable, together in one further pass.
+
+    Args:
+        logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
+        index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
+        temperature: T above 0.
+        return_entropy: give H as well, differentiable.
+        return_lse: give ln Σⱼ exp(xⱼ / T) as well, differentiable.
+        return_z_loss: give lse² as well, differentiable.
+        scale: above 0; the logits become scale · x, as the model has them, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
+        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse, scale=scale / T and, with
+            a cap, softcap=softcap / T. The logits are then read at the indices alone. It is an input like others: a gradient of the whole
+            row arrives through it.
+        ignore_index: tokens whose log-probability is 0, without gradient, but whose further outputs are still computed.
+
+    Returns:
+        as index, float32 (float64 for float64); with any return_…, TokenLogps, whose logps and correct are as index, the others (…).
+        `sequence_logps` adds log-probabilities up to sequences.
+
+    Examples:
+        >>> logits = torch.randn(2, 6, 100, requires_grad=True)
+        >>> selective_log_softmax(logits, torch.randint(100, (2, 6))).mean().backward()
+    """
+    checks.whole("logits", logits)
+    checks.integer("index", index)
+    lead, several = logits.shape[:-1], index.ndim == logits.ndim
+    of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
+    checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
+    scale, cap = softened(temperature, softcap, scale)
+    outputs = [return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit]
+    if lse is not None:
+        _check_lse(lse, logits, outputs, inplace)
+    options: RowOptions = {"scale": scale, "softcap": cap, "inplace": inplace, "validate": validate}
+    check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
+    x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
+    target = index
+    if lse is not None:
+        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
+        found = _logps(logits, index if several else index.unsqueeze(-1), lse, (scale, cap), ignore_index)
+        return found if several else found.squeeze(-1)
+    if several:
+        if inplace:
+            raise ValueError("inplace=True needs one index a row, got several")
+        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
+        near = logits.gather(-1, index.long().clamp(0, logits.shape[-1] - 1))
+        target, place = first_of(near, index, logits.shape[-1], ignore_index)
+    call = RowwiseCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
+    call = call._replace(outputs=asked_of_rows(outputs, several))
+    # computed here, because only one token a row without lse is a call's own result
+    if not several:
+        return compute(rowwise_results(call, options, functools.partial(_with_outputs, outputs), target_name="index"))
+    first, *found = compute(rowwise_results(call, options, tuple, target_name="index"))
+    others = [t if t is None else t.view(lead) for t in found]
+    logps = logps_beside(near, index, logits.shape[-1], (first.view(lead), place), (scale, cap), ignore_index)
+    return with_outputs(logps, others, outputs, (index, ignore_index))
+
+
+def _with_outputs(outputs: list[bool], results: Sequence[Any]) -> Tensor | TokenLogps:
+    logps, *of_rows = results
+    return with_outputs(logps, of_rows, outputs)
+
+
+def asked_of_rows(outputs: list[bool], several: bool) -> list[bool]:
+    """Return which results of rows a call needs for further outputs, both in the order of a row-wise call's. several: tokens a row."""
+    z_loss, lse, entropy, correct, argmax, *logs = outputs
+    by_argmax = several and correct
+    return [False, z_loss or lse or by_argmax, entropy, correct and not several, argmax or by_argmax, *logs]
+
+
+def with_outputs(
+    logps: Tensor, of_rows: Sequence[Tensor | None], outputs: list[bool], several: tuple[Tensor, int] | None = None
+) -> Tensor | TokenLogps:
+    """Return log-probabilities, and the further outputs where some are asked for.
+
+    of_rows: the results of rows that `asked_of_rows` names. several: where there are several tokens a row, these and ignore_index.
+    """
+    if not any(outputs):
+        return logps
+    z_loss, want_lse, _, want_correct, want_argmax, *_ = outputs
+    _, lse, entropy, correct, argmax, log_p2, mean_logit = of_rows
+    if several is not None and want_correct and argmax is not None and lse is not None:
+        index, ignore_index = several
+        correct = (index == argmax.unsqueeze(-1)) & (index != ignore_index) & ~lse.isnan().unsqueeze(-1)
+    squared = lse.square() if z_loss and lse is not None else None
+    lse, argmax = lse if want_lse else None, argmax if want_argmax else None
+    return TokenLogps(logps, entropy, lse, squared, correct, argmax, log_p2, mean_logit)
+
+
+def softened(temperature: float, softcap: float | None, scale: float = 1.0) -> tuple[float, float | None]:
+    """Return the scale and the soft cap of rows whose logits are scaled and capped, then divided by a temperature.
+
+    The rows' own cap comes after their scale: softcap · tanh(scale · x / softcap) / T = c · tanh(scale / T · x / c) with c = softcap / T.
+    """
+    scale = checks.number("scale", scale, 0.0, exclusive=True)
+    temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
+    softcap = None if softcap is None else checks.number("softcap", softcap, 0.0, exclusive=True)
+    cap = None if softcap is None else softcap / temperature
+    if isinstance(cap, float):
+        checks.in_float32("softcap / temperature", cap)
+    return scale / temperature, cap
+
+
+def _check_lse(lse: Tensor, logits: Tensor, outputs: list[bool], inplace: bool) -> None:
+    checks.floating_beside("lse", lse, logits)
+    checks.fits("lse", lse, lse.shape == logits.shape[:-1], "have one entry a row of logits, shape {}", logits.shape[:-1])
+    if any(outputs) or inplace:
+        raise ValueError(f"lse excludes {'further outputs' if any(outputs) else 'inplace=True'}, because the rows are not read")
+
+
+def _logps(logits: Tensor, index: Tensor, lse: Tensor, read: tuple[float, float | None], ignore_index: int) -> Tensor:
+    """Return the log-probabilities at the indices (…, K), 0 where they are ignored."""
+    near = index.long().clamp(0, logits.shape[-1] - 1)
+    logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, read)
+    return torch.where(index == ignore_index, 0.0, logps)
+
+
+def first_of(x: Tensor, index: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the token of each row, among several, whose log-probability the loss computes: the likeliest; and its place.
+
+    Where no token exists or counts, it is one that does not. x: (…, K), the tokens' logits.
+    """
+    if not index.shape[-1]:
+        index, x = (torch.full((*t.shape[:-1], 1), ignore_index, dtype=t.dtype, device=t.device) for t in (index, x))
+    exists = (index >= 0) & (index < classes) & (index != ignore_index)
+    x = x.detach()
+    place = torch.where(exists, x.clamp(min=torch.finfo(x.dtype).min), -torch.inf).argmax(-1, keepdim=True)
+    return index.gather(-1, place).squeeze(-1), place
+
+
+def logps_beside(
+    x: Tensor, index: Tensor, classes: int, known: tuple[Tensor, Tensor], read: tuple[float, float | None], ignore_index: int
+) -> Tensor:
+    """Return the log-probabilities of several tokens a row from one of them, because differences lose no digits to a common offset.
+
+    x, index: the tokens' logits and classes, (…, K). known: the log-probability of one token of each row (…), and its place (…, 1). read:
+    the logits' scale and cap, as `softened` returns them.
+    """
+    logps, place = known
+    scale, softcap = read
+    x = x.to(logps.dtype)
+    if softcap is not None:
+        x = softcap * torch.tanh(x * scale / softcap)
+        scale = 1.0
+    own = x.gather(-1, place) if x.shape[-1] else x
+    beside = torch.where(x == own, 0.0, (x - own) * scale) + logps.unsqueeze(-1)
+    return torch.where(index == ignore_index, 0.0, torch.where((index < 0) | (index >= classes), torch.nan, beside))
+
+
+def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, read: tuple[float, float | None]) -> Tensor:
+    """Return the log-probabilities of the logits x (…, K) at `index`, nan where that is out of range.
+
+    lse: (…), of each row's softened logits. read: their scale and cap, as `softened` returns them.
+    """
+    scale, softcap = read
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    return torch.where((index < 0) | (index >= classes), torch.nan, x) - lse.unsqueeze(-1)

@@ -1,0 +1,89 @@
+"""The scale-invariant loss of depth maps."""
+
+import torch
+from torch import Tensor
+
+from lossforge.losses import checks
+from lossforge.losses.namespace import OPERATORS
+from lossforge.losses.operators import define_differentiable, launched
+from lossforge.losses.reference import accurate
+from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+
+__all__ = ["silog_loss"]
+
+
+@checks.named
+def silog_loss(
+    input: Tensor, target: Tensor, lambd: float = 0.5, *, root: bool = True, per_image: bool = False, eps: float = 0.0
+) -> Tensor:
+    """Scale-invariant logarithmic loss of depths (Eigen et al. 2014, arXiv 1406.2283), as transformers' SiLogLoss of GLPN.
+
+    L = √(1/n Σ d² - λ (1/n Σ d)² + eps) with d = ln x - ln y, over the n valid pixels, those with y > 0. With root=False it is the paper's,
+    without the root. One launch reads both maps and sums; backward reads them once more.
+
+    λ = 1 ignores the scale of all depths. ultralytics' depth loss is this with its own λ and eps=1e-6; mmsegmentation's has λ = 0.5.
+
+    When to use it: Take it for metric depth from one image, with positive predictions, such as those of a softplus.
+
+    When not: Leave it for relative depth, such as MiDaS', whose targets have an unknown shift: see `examples/losses/depth.py`.
+
+    Args:
+        input: predicted depths (N, …), above 0 where the target is valid, of any floating dtype.
+        target: true depths, as input; 0 or less where unknown.
+        lambd: λ in [0, 1].
+        root: take the root.
+        per_image: a mean of one value an image, as in the paper; else one value over all pixels.
+        eps: of at least 0, added below the root, whose gradient at 0 is infinite.
+
+    Returns:
+        a scalar in float32 (float64 for float64); nan where no pixel is valid.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import silog_loss
+        >>> depth = torch.rand(2, 1, 24, 32, requires_grad=True)
+        >>> silog_loss(depth + 0.1, torch.rand(2, 1, 24, 32)).backward()
+    """
+    checks.whole("input", input)
+    checks.fits("input", input, input.ndim > 1, "have shape (N, …)")
+    checks.floating_beside("target", target, input)
+    checks.without_gradient("target", target)
+    checks.fits("target", target, target.shape == input.shape, "have the shape of input, {}", input.shape)
+    lambd, eps = checks.number("lambd", lambd, 0.0, 1.0), checks.number("eps", eps, 0.0)
+    x, y = input.flatten(1), target.flatten(1)
+    if target.dtype in KERNEL_DTYPES and kernels_apply(input):
+        sums = OPERATORS.depth_sums(x.resolve_neg().contiguous(), y.resolve_neg().contiguous())
+    else:
+        sums = depth_sums_reference(x, y)
+    total, square, count = sums.T if per_image else sums.sum(0)
+    shift = (total / count).square()
+    variance = (square / count - shift).clamp(min=0)  # rounding makes it negative where all d are equal
+    values = variance + (1 - lambd) * shift + eps
+    return (values.sqrt() if root else values).mean()
+
+
+def depth_sums_reference(x: Tensor, target: Tensor) -> Tensor:
+    """Compute the sums of each image in plain torch, (N, 3)."""
+    valid = target > 0
+    x = torch.where(valid, accurate(x), 1.0)
+    d = x.log() - torch.where(valid, target.to(x.dtype), 1.0).log()
+    return torch.stack([d.sum(1), d.square().sum(1), valid.sum(1).to(x.dtype)], 1)
+
+
+def _sums(x: Tensor, target: Tensor) -> Tensor:
+    found: tuple[Tensor] = launched("depth", "sums", (x, target))
+    return found[0]
+
+
+def _fake(x: Tensor, target: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], 3), dtype=torch.float32)
+
+
+def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, gradient: Tensor) -> None:
+    launched("depth", "backward", (x, target, grad, gradient))
+
+
+define_differentiable("depth_sums", "Tensor x, Tensor target", _sums, _fake, _backward, depth_sums_reference)

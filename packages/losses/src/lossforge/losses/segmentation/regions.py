@@ -1,0 +1,232 @@
+"""Losses of regions that take the sums of several classes, or the pixels outside of a region too."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.losses import checks
+from lossforge.losses.formulas import DeviceFormula, formula
+from lossforge.losses.namespace import OPERATORS
+from lossforge.losses.operators import define_differentiable, launched
+from lossforge.losses.option_types import Activation, Reduction
+from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.templates.overlap import overlap_loss, overlap_reference
+
+__all__ = ["generalized_dice_loss", "mcc_loss"]
+
+WEIGHTINGS = ("square", "simple", "uniform")
+
+
+@checks.named
+def generalized_dice_loss(
+    input: Tensor,
+    target: Tensor,
+    weighting: Literal["square", "simple", "uniform"] = "square",
+    reduction: Reduction = "mean",
+    *,
+    activation: Activation | None = "softmax",
+    include_background: bool = True,
+    batch: bool = False,
+    ignore_index: int = -100,
+    smooth_nr: float = 1e-5,
+    smooth_dr: float = 1e-5,
+) -> Tensor:
+    """Generalised Dice loss (Sudre et al. 2017, arXiv 1707.03237), as monai.losses.GeneralizedDiceLoss.
+
+    L = 1 - (2 Σ w I + n) / (Σ w (P + Y) + d) of each image, over its classes, with I = Σ p y, P = Σ p, Y = Σ y over the class's pixels,
+    n = smooth_nr, d = smooth_dr. The weight w of a class is 1/Y², 1/Y or 1; a class without pixels has the largest of the others'.
+
+    Two launches compute the sums and the gradient, as those of `dice_loss`.
+
+    When to use it: Take it where classes differ much in size, and each must count the same within one loss.
+
+    When not: Leave it where many classes are absent from an image, whose weight is then the rarest one's; `dice_loss` averages classes.
+
+    Args:
+        input: logits (N, C, d…); probabilities where activation is None.
+        target: class indices (N, d…) of any integer dtype, or masks (N, C, d…).
+        weighting: "square" for w = 1/Y², "simple" for 1/Y, "uniform" for 1.
+        reduction: "mean" over images, "sum", or "none": (N,).
+        activation: "softmax" over two or more classes, "sigmoid" of each, or None.
+        include_background: class 0 counts.
+        batch: the sums are over all images, so that there is one value.
+        ignore_index: pixels with this class index belong to no region and get gradient 0.
+        smooth_nr: n of at least 0.
+        smooth_dr: d of at least 0.
+
+    Returns:
+        a scalar; with reduction "none" one value an image. In float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: on CPU, a class does not exist.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import generalized_dice_loss
+        >>> logits = torch.randn(2, 5, 16, 16, requires_grad=True)
+        >>> generalized_dice_loss(logits, torch.randint(5, (2, 16, 16))).backward()
+    """
+    checks.one_of("weighting", weighting, WEIGHTINGS)
+    checks.one_of("reduction", reduction, checks.REDUCTIONS)
+    smooth_nr, smooth_dr = checks.number("smooth_nr", smooth_nr, 0.0), checks.number("smooth_dr", smooth_dr, 0.0)
+    options = {"activation": activation, "include_background": include_background, "batch": batch, "ignore_index": ignore_index}
+    i, p, y = region_sums(checked_regions(input, target, options))
+    if weighting == "uniform":
+        w = torch.ones_like(y)
+    else:
+        size = y if weighting == "simple" else y.square()
+        empty = size.reciprocal().isinf()  # whose derivative would be nan, in a gradient of the target
+        w = torch.where(empty, 0.0, torch.where(empty, 1.0, size).reciprocal())
+        w = torch.where(empty, w.amax(1, keepdim=True), w)
+    return _averaged(1 - (2 * (w * i).sum(1) + smooth_nr) / ((w * (p + y)).sum(1) + smooth_dr), reduction)
+
+
+@checks.named
+def mcc_loss(
+    input: Tensor,
+    target: Tensor,
+    reduction: Reduction = "mean",
+    *,
+    activation: Activation | None = "softmax",
+    include_background: bool = True,
+    batch: bool = False,
+    ignore_index: int = -100,
+    smooth_nr: float = 0.0,
+    smooth_dr: float = 1e-5,
+) -> Tensor:
+    """Matthews correlation coefficient loss (Abhishek and Hamarneh 2021, arXiv 2010.13454), as monai.losses.MCCLoss.
+
+    L = 1 - (I M - P Y + n) / √(P Y (M - P) (M - Y) + d) of each class of each image, with I = Σ p y, P = Σ p, Y = Σ y over its M pixels,
+    n = smooth_nr, d = smooth_dr; 0 where the prediction is exactly right, and where no pixel counts. I M - P Y is TP TN - FP FN. With
+    activation=None, batch=True and one class it is segmentation_models_pytorch's MCCLoss but for its eps, which it adds to each of the
+    four counts.
+
+    When to use it: Take it for binary masks where the background counts too: unlike Dice it changes when region and background are swapped.
+
+    When not: Leave it for regions that are empty in many images, whose coefficient is not defined; use `batch=True` there.
+
+    Args:
+        input: logits (N, C, d…); probabilities where activation is None.
+        target: class indices (N, d…) of any integer dtype, or masks (N, C, d…). For one channel, indices are the mask itself.
+        reduction: "mean" over images and classes, "sum", or "none": (N, C), with batch (1, C).
+        activation: "softmax" over two or more classes, "sigmoid" of each, or None.
+        include_background: class 0 counts.
+        batch: a region is a class over all images.
+        ignore_index: pixels with this class index count nowhere and get gradient 0.
+        smooth_nr: n of at least 0.
+        smooth_dr: d of at least 0.
+
+    Returns:
+        a scalar; with reduction "none" one value a region. In float32 (float64 for float64).
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: on CPU, a class does not exist.
+
+    Examples:
+        >>> import torch
+        >>> from lossforge.losses import mcc_loss
+        >>> logits = torch.randn(2, 1, 16, 16, requires_grad=True)
+        >>> mcc_loss(logits, torch.randint(2, (2, 16, 16)), activation="sigmoid").backward()
+    """
+    checks.one_of("reduction", reduction, checks.REDUCTIONS)
+    smooth_nr, smooth_dr = checks.number("smooth_nr", smooth_nr, 0.0), checks.number("smooth_dr", smooth_dr, 0.0)
+    options = {"activation": activation, "include_background": include_background, "batch": batch, "ignore_index": ignore_index}
+    call = checked_regions(input, target, options)
+    i, p, y = region_sums(call)
+    if call.target.is_floating_point():
+        m = torch.full_like(p[:, :1], math.prod(input.shape[2:]) * (len(input) if batch else 1))
+    else:
+        m = (~ignored_pixels(call)).flatten(1).sum(1, keepdim=True).to(p.dtype)
+        m = m.sum(0, keepdim=True) if batch else m
+    m = m.clamp(min=1)
+    i, p, y = i / m, p / m, y / m  # shares, whose product of four does not overflow
+    scores = (i - p * y + smooth_nr / m**2) / (p * y * (1 - p).clamp(min=0) * (1 - y).clamp(min=0) + smooth_dr / m**4).sqrt()
+    return _averaged(torch.where((p == i) & (y == i), 0.0, 1 - scores), reduction)
+
+
+def _averaged(values: Tensor, reduction: str) -> Tensor:
+    return values if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
+
+
+@formula("region_sums", DeviceFormula("overlap.sums"))
+def region_sums_reference(i: Tensor, p: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([i, p, y])
+
+
+def checked_regions(input: Tensor, target: Tensor, options: Mapping[str, Any]) -> OverlapCall:
+    """Check logits, targets and options as the losses of overlapping regions do."""
+    return overlap_loss(OverlapCall("region_sums", input, target, reduction="none"), {}, dict(options)).call
+
+
+def region_sums(call: OverlapCall) -> Tensor:
+    """Return Σ p y, Σ p and Σ y of each region, (3, N, C) or with batch (3, 1, C), without class 0 where it does not count."""
+    x, target = call.x, call.target
+    options = (call.activation, call.ignore_index, call.batch)
+    narrow = not target.is_floating_point() or (target.dtype in KERNEL_DTYPES and not target.requires_grad)
+    if narrow and kernels_apply(x):
+        found: Tensor = OPERATORS.region_sums(x.resolve_neg(), target.resolve_neg(), *options)
+    else:
+        found = _reference(x, target, *options)
+    return found[..., call.skip :]
+
+
+def dense_target(call: OverlapCall) -> Tensor:
+    """Return the targets as (N, C, d…)."""
+    target = call.target
+    if target.is_floating_point():
+        return target
+    classes = torch.arange(call.x.shape[1], device=target.device).view(1, -1, *(1,) * (target.ndim - 1))
+    return (target.unsqueeze(1) == classes + call.first).to(call.x.dtype)
+
+
+def ignored_pixels(call: OverlapCall) -> Tensor:
+    """Return which pixels of class indices belong to no region, (N, 1, d…)."""
+    return (call.target.to(torch.int64) == call.ignore_index).unsqueeze(1)
+
+
+def unknown_pixels(call: OverlapCall) -> Tensor:
+    """Return which pixels have an index of no class, (N, 1, d…). On CPU they were refused."""
+    index = call.target.to(torch.int64).unsqueeze(1)
+    return ((index < 0) | (index >= call.x.shape[1] + call.first)) & (index != call.ignore_index)
+
+
+def kept_pixels(call: OverlapCall) -> Tensor:
+    """Return the logits, which are 0 at ignored pixels, because nan times a distance of 0 is nan."""
+    return call.x if call.target.is_floating_point() else torch.where(ignored_pixels(call), 0.0, call.x)
+
+
+def _reference(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
+    options = {"activation": activation, "ignore_index": ignore_index, "batch": batch, "reduction": "none"}
+    found = overlap_reference(OverlapCall("region_sums", x, target, **options))  # type: ignore[arg-type]  # each its own
+    return found.view(3, -1, x.shape[1])
+
+
+def _sums(x: Tensor, target: Tensor, *options: Any) -> Tensor:
+    y, of_prediction = launched("overlap", "sums", (x, target), *options)
+    shape = (-1, x.shape[1])
+    return torch.cat([of_prediction.view(2, *shape), y.view(1, *shape)])
+
+
+def _fake(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
+    return x.new_empty((3, 1 if batch else x.shape[0], x.shape[1]), dtype=torch.float32)
+
+
+def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *rest: Any) -> None:
+    *options, gradient = rest
+    launched("overlap", "sums_backward", (x, target, grad[:2].flatten(), gradient), *options)
+
+
+define_differentiable(
+    "region_sums",
+    "Tensor x, Tensor target, str? activation, int ignore_index, bool batch",
+    _sums,
+    _fake,
+    _backward,
+    _reference,
+)

@@ -1,0 +1,88 @@
+"""SILog: equal to transformers' and ultralytics' formulas, gradients, invalid pixels, operators."""
+
+import pytest
+import torch
+from loss_calls import Operators
+from torch import Tensor
+
+from lossforge.losses import backend, silog_loss
+from lossforge.losses.testing import error
+
+
+def by_hand(x: Tensor, y: Tensor, lambd: float = 0.5, eps: float = 0.0) -> Tensor:
+    """ultralytics' form: the variance of the logarithms' differences, and a share of the mean's square."""
+    d = x[y > 0].log() - y[y > 0].log()
+    return (((d - d.mean()) ** 2).mean() + (1 - lambd) * d.mean() ** 2 + eps).sqrt()
+
+
+def problem(device: str, shape=(3, 1, 37, 41)) -> tuple[Tensor, Tensor]:
+    x, y = (0.1 + 5 * torch.rand(shape, dtype=torch.float64, device=device) for _ in range(2))
+    return x, torch.where(torch.rand(shape, device=device) > 0.3, y, 0.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"lambd": 0.85}, {"lambd": 0.0}, {"lambd": 1.0, "eps": 1e-6}], ids=str)
+def test_by_hand(options, device):
+    x, y = problem(device)
+    leaf = x.clone().requires_grad_()
+    exact = by_hand(leaf, y, **options)
+    (wanted,) = torch.autograd.grad(3 * exact, leaf)
+    for dtype, bound in ((torch.float64, 1e-10), (torch.float32, 3e-6), (torch.bfloat16, 2.0**-6)):
+        for given in (x.to(dtype), x.to(dtype).mT.contiguous().mT):
+            given = torch.where(y > 0, given, torch.nan).requires_grad_()
+            value = silog_loss(given, y.float() if dtype == torch.bfloat16 else y.to(dtype), **options)
+            (g,) = torch.autograd.grad(3 * value, given)
+            assert g.dtype == dtype
+            assert not g[y <= 0].any()
+            assert error(value, exact) < bound
+            assert error(g, wanted) < bound
+
+
+def test_as_transformers(device):
+    loss = pytest.importorskip("transformers.models.glpn.modeling_glpn").SiLogLoss()
+    x, y = problem(device)
+    assert error(silog_loss(x.float(), y.float()), loss(x, y)) < 1e-6
+
+
+def test_per_image_and_without_root(device):
+    x, y = problem(device)
+    each = torch.stack([by_hand(a, b, 0.3) for a, b in zip(x, y, strict=True)])
+    for dtype in (torch.float64, torch.float32):
+        assert error(silog_loss(x.to(dtype), y.to(dtype), 0.3, per_image=True), each.mean()) < 3e-6
+        assert error(silog_loss(x.to(dtype), y.to(dtype), 0.3, per_image=True, root=False), each.square().mean()) < 3e-6
+        assert silog_loss(x.to(dtype), torch.zeros_like(y, dtype=dtype)).isnan()
+
+
+def test_equal_differences(device):
+    """With λ = 1 the variance is 0, which rounding must not make negative."""
+    for factor in torch.linspace(2, 60, 100).tolist():
+        y = torch.rand(2, 37, device=device) + 0.1
+        assert silog_loss(factor * y, y, 1.0) < 5e-3
+
+
+def test_gradients_twice_and_operator(device):
+    x, y = problem(device, (2, 5, 7))
+    leaf, y32 = x.float().requires_grad_(), y.float()
+    with Operators() as operators:
+        value = silog_loss(leaf, y32)
+    if backend(leaf) != "torch":
+        assert operators.names == ["depth_sums"]
+        torch.library.opcheck(torch.ops.lossforge.depth_sums.default, operators.seen[0][1])
+    found = []
+    for of, target, loss in ((leaf, y32, silog_loss), (x.requires_grad_(), y, by_hand)):
+        (first,) = torch.autograd.grad(loss(of, target), of, create_graph=True)
+        found += torch.autograd.grad(first.square().sum(), of)
+    assert error(*found) < 1e-4
+    torch._dynamo.reset()  # which counts the compiled functions of all tests before
+    torch.testing.assert_close(torch.compile(silog_loss, fullgraph=True, dynamic=True, backend="aot_eager")(leaf, y32), value)
+
+
+def test_mistakes(device):
+    x, y = problem(device)
+    for arguments, options, kind, message in (
+        ((x[0, 0, 0], y), {}, ValueError, r"input must have shape \(N, …\), got \(41,\)"),
+        ((x, y[:2]), {}, ValueError, r"target must have the shape of input, \(3, 1, 37, 41\)"),
+        ((x, y.long()), {}, TypeError, "target must be"),
+        ((x, y), {"lambd": 1.5}, ValueError, "lambd must be finite and at least 0 and at most 1"),
+    ):
+        with pytest.raises(kind, match=message):
+            silog_loss(*arguments, **options)
