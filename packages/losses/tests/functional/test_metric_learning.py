@@ -132,6 +132,27 @@ def differentiated(function, leaves, dtype):
     return value.detach(), torch.autograd.grad(value, leaves, upstream)
 
 
+STEEP = {
+    "multi-similarity": (14, lambda z, labels, proxies: multi_similarity_loss(z, labels, 20.0, 50.0, normalize=False)),
+    "circle": (21, lambda z, labels, proxies: circle_loss(z, labels, gamma=120.0, normalize=False)),
+    "proxy anchor": (22, lambda z, labels, proxies: proxy_anchor_loss(z, proxies, labels, alpha=120.0, normalize=False)),
+}
+
+
+@pytest.mark.parametrize("name", STEEP)
+def test_large_exponents_cost_no_digits(name, device):
+    """Exponents of a thousand: what the gradient subtracts from them has more digits than a float32."""
+    seed, ours = STEEP[name]
+    draw = torch.Generator().manual_seed(seed)
+    z, labels = torch.randn(24, 6, generator=draw), torch.randint(0, 3, (24,), generator=draw).to(device)
+    proxies = torch.randn(3, 6, generator=draw).to(device)
+    found, exact = (
+        differentiated(lambda leaf, to=dtype: ours(leaf, labels, proxies.to(to)), [z.to(device)], dtype)[1][0]
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert error(found, exact) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("name", NAMES)
 def test_against_float64(name, dtype, device):

@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
 from loss_calls import Operators
@@ -14,6 +13,7 @@ from lossforge.losses.testing import error
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     monai = pytest.importorskip("monai.losses")
+    smp = pytest.importorskip("segmentation_models_pytorch")
 
 LOSSES = {"generalized_dice": (generalized_dice_loss, monai.GeneralizedDiceLoss), "mcc": (mcc_loss, monai.MCCLoss)}
 

@@ -71,7 +71,7 @@ class SimilarityCall(NamedTuple):
         softmax = self.loss != "sigmoid"
         return (
             ((rows,) if self.reduction == "none" else (), FLOAT),
-            ((2, rows), FLOAT) if softmax else None,
+            ((4 if self.in_pairs else 2, rows), FLOAT) if softmax else None,
             (((2, rows) if self.in_pairs else (rows,)), FLOAT) if (self.mined if self.in_pairs else softmax and self.labelled) else None,
             ((2, columns), FLOAT) if self.loss == "both_sides" else None,
         )

@@ -14,6 +14,7 @@ largest x of all negatives of the row, and N those with x + last above the small
 these. Tiles, labels and the gradient's products are those of similarity/kernel.py.
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -101,9 +102,13 @@ def pair_sums_kernel(a, b, labels, numbers, extremes_ptr, parts_ptr, rows, colum
     keep(parts_ptr, 3, across, tile.j, rows, tile.row, tl.sum(tl.where(negative, e, 0.0), 1))
 
 
+LogSum = namedtuple("LogSum", "top rest")
+"""The logarithm of a sum of exponentials, as the largest exponent and the logarithm of the sum beside it, -inf for that of nothing."""
+
+
 @triton.jit
 def log_sum(side, plane, across, rows, at, BLOCK: tl.constexpr):
-    """Join the tiles of rows: the logarithm of a sum of exponentials, -inf for that of nothing."""
+    """Join the tiles of rows."""
     m = tl.full([BLOCK], LOWEST, tl.float32)
     s = tl.zeros([BLOCK], tl.float32)
     for start in range(0, across, JOINED):
@@ -113,12 +118,29 @@ def log_sum(side, plane, across, rows, at, BLOCK: tl.constexpr):
         sums = part_of(side, plane + 2, across, tile, rows, at, 0.0) * exp2((tops - top[None, :]) * LOG2E)
         s = s * exp2((m - top) * LOG2E) + tl.sum(sums, 0)
         m = top
-    return m + log(s)
+    return LogSum(m, log(s))
 
 
 @triton.jit
 def softplus(t):
     return tl.maximum(t, 0.0, tl.PropagateNan.ALL) + log1p_unit(decay(t))
+
+
+@triton.jit
+def keep_subtrahend(lse_ptr, plane, at, rows, t, other, inside):
+    """Store what exponents are subtracted from, max(t, -other) + ln(1 + exp(-|t + other|)), in two numbers, because one would round it."""
+    total = t.top + t.rest + (other.top + other.rest)
+    own = total > 0.0
+    rest = tl.where(own, t.rest, -other.rest) + log1p_unit(decay(total))
+    tl.store(lse_ptr + plane * rows + at, tl.where(own, t.top, -other.top), mask=inside)
+    tl.store(lse_ptr + (plane + 1) * rows + at, rest, mask=inside)
+
+
+@triton.jit
+def subtrahend(lse_ptr, plane, at, rows, mask):
+    """Load these two numbers, the latter in units of ln 2."""
+    top = tl.load(lse_ptr + plane * rows + at, mask=mask, other=0.0)
+    return top, tl.load(lse_ptr + (plane + 1) * rows + at, mask=mask, other=0.0) * LOG2E
 
 
 @triton.jit
@@ -146,22 +168,22 @@ def pair_sums_join_kernel(
     """Join the tiles of rows; add up the loss.
 
     Args:
-        side: Side, whose lse takes r of positives and of negatives, (2, rows).
+        side: Side, whose lse takes r of positives and of negatives, in two numbers each, (4, rows).
         across: tiles.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     p, n = log_sum(side, 0, across, rows, at, BLOCK), log_sum(side, 1, across, rows, at, BLOCK)
+    inside = at < rows
     if CIRCLE:
-        loss = softplus(p + n)
-        rest = softplus(-(p + n))
-        r_p, r_n = p + rest, n + rest
+        loss = softplus(p.top + p.rest + (n.top + n.rest))
+        keep_subtrahend(side.lse, 0, at, rows, p, n, inside)
+        keep_subtrahend(side.lse, 2, at, rows, n, p, inside)
     else:
         of_positives, of_negatives = factors(numbers)
-        r_p, r_n = softplus(p), softplus(n)
-        loss = of_positives * r_p + of_negatives * r_n
-    inside = at < rows
-    tl.store(side.lse + at, r_p, mask=inside)
-    tl.store(side.lse + rows + at, r_n, mask=inside)
+        loss = of_positives * softplus(p.top + p.rest) + of_negatives * softplus(n.top + n.rest)
+        one = LogSum(0.0, 0.0)
+        keep_subtrahend(side.lse, 0, at, rows, p, one, inside)
+        keep_subtrahend(side.lse, 2, at, rows, n, one, inside)
     loss = tl.where(inside, loss, 0.0)
     scale = divided(scale, divisor_ptr, EMPTY_IS_ZERO)
     if side.loss is not None:
@@ -188,19 +210,21 @@ def pair_sums_gradient_kernel(
     """Write the gradient of a block of rows of x, without the loss's own factor.
 
     Args:
-        lse_ptr: r of positives and of negatives, (2, rows).
+        lse_ptr: r of positives and of negatives, in two numbers each, (4, rows).
         grad_output_ptr: one for each row with EACH.
         gradient: of x, (rows, columns), as a.
     """
     tile = tile_of(rows, columns, config)
     here, there = tile.row < rows, tile.column < columns
     x = products(a, b, tile, rows, columns, depth, config)
-    r_p, r_n = tl.load(lse_ptr + tile.row, mask=here, other=0.0), tl.load(lse_ptr + rows + tile.row, mask=here, other=0.0)
+    top_p, rest_p = subtrahend(lse_ptr, 0, tile.row, rows, here)
+    top_n, rest_n = subtrahend(lse_ptr, 2, tile.row, rows, here)
     counts, together = pair_of(labels, tile, rows, columns, offset, config)
     positive, negative = chosen(x, counts, together, extremes_ptr, tile, rows, numbers, config)
     f, k = weighed(x, together, numbers, config)
     of_positives, of_negatives = factors(numbers)
-    g = k * exp2((f - tl.where(together, r_p[:, None], r_n[:, None])) * LOG2E)
+    top, rest = tl.where(together, top_p[:, None], top_n[:, None]), tl.where(together, rest_p[:, None], rest_n[:, None])
+    g = k * exp2((f - top) * LOG2E - rest)
     g = tl.where(positive, -of_positives * g, tl.where(negative, of_negatives * g, 0.0))
     if config.EACH:
         g *= tl.load(grad_output_ptr + tile.row, mask=here, other=0.0).to(tl.float32)[:, None]
