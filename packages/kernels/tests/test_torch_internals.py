@@ -12,7 +12,7 @@ from lossforge.kernels.call import Formulas
 from lossforge.kernels.divergence import launch as divergence_launch
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.engine import launch
-from lossforge.kernels.formulas.divergence import kl, kl_sums
+from lossforge.kernels.formulas.divergence import kl, kl_averaged
 from lossforge.kernels.formulas.softmax import cross_entropy
 from lossforge.kernels.plans import PLANS
 from lossforge.kernels.rowwise import launch as row_launch
@@ -21,7 +21,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.torch_internals import triton_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CE, KL = Formulas(cross_entropy), Formulas(kl, sums=kl_sums)
+CE, KL = Formulas(cross_entropy), Formulas(kl, averaged=kl_averaged)
 CLASSES = 9000  # of float32: a row that would stay on chip
 GLUON = "triton.experimental.gluon.language"
 INTERFACES = {

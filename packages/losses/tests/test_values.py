@@ -90,6 +90,20 @@ def test_against_float64(loss, name, dtype, device, all_cases):
             assert error(ours.gradient, exact.gradient) <= error(plain.gradient, exact.gradient) + bound, (reduction, mode)
 
 
+LONG = {loss.name: s.name for loss in LOSSES.values() for s in reversed([*samples(loss)]) if s.name.startswith("many classes")}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_rows_longer_than_a_tile(name, device):
+    """Of every formula: a kernel's sweeps over the parts of a row are other code than what computes a row in one tile."""
+    loss = LOSSES[name]
+    sample = find(loss, LONG[name], device)
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
+    ours = run(loss.function, sample, reduction="sum", gradient="forward")
+    assert error(ours.value, exact.value) < 3e-6
+    assert error(ours.gradient, exact.gradient) < 3e-6
+
+
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.like], ids=lambda loss: loss.name)
 def test_reference_against_judge(loss, device):
     """The reference, which judges the kernels, against an implementation that is not ours."""

@@ -41,7 +41,7 @@ class DeviceFormula(NamedTuple):
     binary: "DeviceFormula | None" = None
     heavy: bool = False
     sparse: bool = False
-    sums: Function | None = None
+    averaged: Function | None = None
     terms: Function | None = None
     slopes: Function | None = None
     variables: int = 1

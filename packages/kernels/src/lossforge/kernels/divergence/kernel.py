@@ -4,9 +4,9 @@ Both are softened by a temperature T: ln p = log_softmax(x / T). With hⱼ = ∂
 scaled and soft-capped as it is read; the gradient at the stored logits then has another factor.
 
 A row that fits a tile is read once. A longer one is swept three times: for the maxima and sums of both softmaxes, for D and Σ h, and for
-the gradient. KL needs no middle sweep: its sum is computed in the first one, and gives Σ h in closed form. One launch gives values,
-gradient, or both. The classic split keeps each row's statistics and sweeps once more in backward. Where the statistics are KNOWN before,
-the middle sweep is the only one: p and q are then over more classes than the row has here.
+the gradient. KL and cross entropy need no middle sweep: their sum is computed in the first one, and gives Σ h in closed form. One launch
+gives values, gradient, or both. The classic split keeps each row's statistics and sweeps once more in backward. Where the statistics are
+KNOWN before, the middle sweep is the only one: p and q are then over more classes than the row has here.
 
 A row's loss may have a hard part, the cross entropy of its label, of logits that are not softened. Their log-sum and the entropy of p are
 found by the first sweep, too.
@@ -96,7 +96,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         if out.entropy is not None:
             entropy = rows.entropy_of(one_x, soft, formula)
     else:
-        EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.sums is None else "evict_first"
+        EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.averaged is None else "evict_first"
         LATER: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
         full = None if config.BR == 1 else sweep.read_mask(keep, span, config)
         if config.KNOWN:
@@ -137,7 +137,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
                 entropy = soft.ls_x - rows.merge_own(found, top_x, formula) / total_x * formula.inverse
         if config.COSINE:
             tl.static_assert(not config.KNOWN, "a cosine of some classes has no sums of all")
-        elif formula.sums is not None:
+        elif formula.averaged is not None:
             value, h_sum = rows.closed(dot, total_x, total_t, soft, formula, config.SWAP)
         else:
             zero = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
@@ -190,7 +190,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
             stats = rows.RowStats(span, to, columns_of(soft), h_sum[:, None], share, keep, of_hard.label, of_hard.ls, of_hard.share)
-            BACK: tl.constexpr = formula.sums is not None or config.COSINE  # else the sweep before it ended at the row's begin
+            BACK: tl.constexpr = formula.averaged is not None or config.COSINE  # else the sweep before it ended at the row's begin
             sweep.write_rows((x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:

@@ -26,9 +26,9 @@ Call = DivergenceCall | TopKCall
 C = TypeVar("C", DivergenceCall, TopKCall)
 
 
-def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, sums: Any = None, hyper: Sequence[float] = ()) -> Formula:
+def formula_of(call: Call, divisor: Tensor | None, terms: Any = None, averaged: Any = None, hyper: Sequence[float] = ()) -> Formula:
     rates = 1.0 / call.temperature, LOG2E / call.temperature
-    formula = Formula(terms, sums, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
+    formula = Formula(terms, averaged, tuple(hyper), *rates, mean_of_rows(call), divisor, call.ignore_index)
     return formula._replace(**call.of_formula)
 
 
@@ -40,7 +40,7 @@ def _make(
     if at is None:
         return None
     x, teacher, labels, weight, gradient = at.strided
-    formula = formula_of(call, wanted.divisor, formulas.formula, None if known else formulas.sums, call.hyper)
+    formula = formula_of(call, wanted.divisor, formulas.formula, None if known else formulas.averaged, call.hyper)
     given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight), gradient)
     cosine = formulas.formula is None
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
@@ -56,7 +56,7 @@ def _make(
             return resident
     itemsizes = call.x.itemsize, call.target.itemsize
     # without a limit the compiler took 55 registers for total variation; with one, 168 bytes of a capped row did not fit
-    lean = formula.sums is None and not cosine and at.align > 1 and max(itemsizes) == 2 and not _capped(formula)
+    lean = formula.averaged is None and not cosine and at.align > 1 and max(itemsizes) == 2 and not _capped(formula)
     constants |= {"ENTROPY": out.entropy is not None, "COSINE": cosine}
     arguments = (*given, out, sum_slots() if total else None, formula)
     sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean)
@@ -81,7 +81,7 @@ def _resident(
     if on_chip is None or at.align == 1 or at.outer != 1 or not itemsize == call.target.itemsize == written:
         return None
     multiprocessors, shared = on_chip
-    tiles = resident_pair_tiles(at.classes, itemsize, formula.sums is None, shared)
+    tiles = resident_pair_tiles(at.classes, itemsize, formula.averaged is None, shared)
     if tiles is None:
         return None
     try:

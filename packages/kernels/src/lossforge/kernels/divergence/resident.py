@@ -98,7 +98,7 @@ def resident_divergence_kernel(x, teacher, marks, gradient, sum, formula, rows_o
     SWAP: gl.constexpr = config.SWAP
     gl.static_assert(P == 0 or (HELD == N and K == N))
     L: gl.constexpr = CHUNK // config.VEC
-    DOT: gl.constexpr = formula.sums is not None
+    DOT: gl.constexpr = formula.averaged is not None
     PAIRS: gl.constexpr = not DOT or SWAP  # fewer instructions; but for KL this was 5 % slower on an H200
     EARLY: gl.constexpr = HELD == N and K == N  # the ring has no room for the next row, except the teacher's slots after the middle sweep
     tile: gl.constexpr = gl.BlockedLayout([1, config.VEC], [32, 1], [config.W, 1], [1, 0])

@@ -28,7 +28,8 @@ class Formula(NamedTuple):
 
     Attributes:
         terms: (ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q).
-        sums: of KL, whose value the first sweep computes: value → (Σ ∂f/∂ln p, Σ ∂f/∂ln q); else None.
+        averaged: (ln q, ln p) → what q's mean of is the value, linear in both, so that the first sweep computes it; None of other formulas.
+            Σ ∂f/∂ln p is -1 then, and Σ ∂f/∂ln q the value.
         hyper: hyper-parameters of terms.
         inverse: 1 / T.
         rate: log₂ e / T, computed on the host, because the kernel would keep its own product in a register through its branches.
@@ -45,7 +46,7 @@ class Formula(NamedTuple):
     """
 
     terms: Callable[..., Any] | None
-    sums: Callable[..., Any] | None
+    averaged: Callable[..., Any] | None
     hyper: Sequence[float]
     inverse: float
     rate: float
@@ -67,7 +68,7 @@ class Formula(NamedTuple):
 Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")
 """Sums over each lane's classes, or over rows when joined, relative to the maxima: s = Σ exp(x - m), for logits and teacher.
 
-dot, for a formula with a closed form, with q's exponentials e: Σ e ((q's logit - q's m) - (p's logit - p's m))."""
+dot, for a formula with `averaged`, with q's exponentials e: Σ e averaged(q's logit - q's m, p's logit - p's m)."""
 
 Sums = namedtuple("Sums", "m_x s_x m_t s_t dot one own")
 """Lanes, and the sums of the logits alone: one = Σ exp(x - m) at T = 1, own = Σ exp((x - m) / T) (x - m)."""
@@ -266,13 +267,13 @@ def accumulate_both(lanes, x, t, formula, SWAP: tl.constexpr):
     top_t, fade_t, step_t, e_t = step_up(m_t, t, rate_of_teacher(formula))
     s_x *= fade_x
     s_t *= fade_t
-    if formula.sums is not None:
+    if formula.averaged is not None:
         step_t = as_logits(step_t, formula)
-        shift = as_logits(m_t - top_t, formula) - (m_x - top_x)
+        shift_x, shift_t = m_x - top_x, as_logits(m_t - top_t, formula)
         if SWAP:
-            dot = weigh(dot, s_x, fade_x, -shift, e_x, step_x - step_t)
+            dot = weigh(dot, s_x, fade_x, formula.averaged(shift_x, shift_t), e_x, formula.averaged(step_x, step_t))
         else:
-            dot = weigh(dot, s_t, fade_t, shift, e_t, step_t - step_x)
+            dot = weigh(dot, s_t, fade_t, formula.averaged(shift_t, shift_x), e_t, formula.averaged(step_t, step_x))
     return Lanes(top_x, s_x + tl.sum(e_x, -1), top_t, s_t + tl.sum(e_t, -1), dot)
 
 
@@ -284,24 +285,24 @@ def merge_both(lanes, top_x, top_t, formula, SWAP: tl.constexpr):
     fade_x, fade_t = exp2(step_x * formula.rate), exp2(step_t * rate_of_teacher(formula))
     s_x *= fade_x
     s_t *= fade_t
-    if formula.sums is not None:
+    if formula.averaged is not None:
         step_t = as_logits(step_t, formula)
         if SWAP:
-            dot = tl.where(s_x == 0.0, 0.0, dot * fade_x + s_x * (step_x - step_t))
+            dot = tl.where(s_x == 0.0, 0.0, dot * fade_x + s_x * formula.averaged(step_x, step_t))
         else:
-            dot = tl.where(s_t == 0.0, 0.0, dot * fade_t + s_t * (step_t - step_x))
+            dot = tl.where(s_t == 0.0, 0.0, dot * fade_t + s_t * formula.averaged(step_t, step_x))
     return tl.sum(s_x, -1), tl.sum(s_t, -1), tl.sum(dot, -1)
 
 
 @triton.jit
 def closed(dot, total_x, total_t, soft, formula, SWAP: tl.constexpr):
-    """Return (KL, Σ h) of rows from the results of merge_both and the log-sums."""
+    """Return (value, Σ h) of rows from the results of merge_both and the log-sums."""
     if SWAP:
-        value = dot / total_x * formula.inverse + (soft.ls_t - soft.ls_x)
-        _, h_sum = formula.sums(value)
+        value = dot / total_x * formula.inverse + formula.averaged(-soft.ls_x, -soft.ls_t)
+        h_sum = value
     else:
-        value = dot / total_t * formula.inverse + (soft.ls_x - soft.ls_t)
-        h_sum, _ = formula.sums(value)
+        value = dot / total_t * formula.inverse + formula.averaged(-soft.ls_t, -soft.ls_x)
+        h_sum = tl.where(value == value, -1.0, -1.0)  # -1 in the shape of value
     return value, h_sum
 
 

@@ -75,7 +75,7 @@ def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
     return p * torch.where(p == 0, 0.0, lp - lq)
 
 
-@formula("kl", DeviceFormula("divergence.kl", sums="divergence.kl_sums"))
+@formula("kl", DeviceFormula("divergence.kl", averaged="divergence.kl_averaged"))
 def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
     return _weighted(lq.exp(), lq, lp)
 

@@ -26,7 +26,7 @@ TWO_VIEWS = "input1: Tensor, input2: Tensor"
 FEATURES = TemplateDocs(targets="features", returns=f"{SCALAR}.")
 
 
-@formula("soft_cross_entropy", DeviceFormula("divergence.soft_cross_entropy", sums="divergence.kl_sums"))
+@formula("soft_cross_entropy", DeviceFormula("divergence.soft_cross_entropy", averaged="divergence.soft_cross_entropy_averaged"))
 def soft_cross_entropy_reference(lp: Tensor, lq: Tensor) -> Tensor:
     q = lq.exp()
     return torch.where(q == 0, 0.0, -q * torch.where(q == 0, 0.0, lp))
