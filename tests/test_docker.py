@@ -271,6 +271,7 @@ def store(request, tmp_path):
     return f"sqlite:///{tmp_path / 'server.db'}" if request.param == "sqlite" else request.getfixturevalue("database").uri
 
 
+@pytest.mark.slow
 @pytest.mark.each("function")
 def test_beyond_this_machine_the_server_asks_for_a_login(clone, store, tmp_path):
     first, second = "a-first-pass%word", "another-password"

@@ -37,6 +37,7 @@ def measured(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_every_part_leaves_its_figures(measured):
     found = json.loads(measured.read_text())
     assert set(found) == {"large", "retinanet", "steps"}

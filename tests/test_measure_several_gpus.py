@@ -16,11 +16,13 @@ def measured(tmp_path_factory):
     return path, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_several_processes_learn_as_one(measured):
     _, found = measured
     assert all(each["largest_difference"] < 1e-5 for each in found["losses"])
 
 
+@pytest.mark.slow
 def test_speed_is_of_each_model_way_and_optimiser(measured):
     _, found = measured
     ways = {(each["model"], each["parallel"], each["optimizer"], each["gpus"]) for each in found["speed"]}
@@ -31,18 +33,21 @@ def test_speed_is_of_each_model_way_and_optimiser(measured):
     }
 
 
+@pytest.mark.slow
 def test_gradients_of_fused_losses_on_several_processes_are_those_of_one(measured):
     _, found = measured
     assert [(each["parallel"], each["gpus"]) for each in found["fused"]] == [("none", 1), ("ddp", 2), ("fsdp", 2)]
     assert all(0 < each["gradient_difference"] < measure_several_gpus.GRADIENT for each in found["fused"][1:])
 
 
+@pytest.mark.slow
 def test_a_large_model_learns_in_less_memory_than_it_needs_on_one(measured):
     large = measured[1]["large"]
     assert large["gpu_mib"] < large["needed_mib"] == 16 * large["parameters"] / 2**20
     assert large["losses"][-1] < large["losses"][0]
 
 
+@pytest.mark.slow
 def test_the_tables_are_of_what_was_measured(measured):
     path, found = measured
     text = "\n".join(make(path) for make in (reported.several_gpus, reported.speed, reported.fused_on_several, reported.large_model))

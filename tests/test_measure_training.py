@@ -24,17 +24,20 @@ def measured(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_every_run_has_the_commit(measured):
     found = json.loads(measured.read_text())
     assert {each["commit"] for part in ("runs", "presets", "parity") for each in found[part]} == {"abc1234"}
 
 
+@pytest.mark.slow
 def test_the_same_losses_are_learned_as_in_plain_torch(measured):
     found = json.loads(measured.read_text())
     assert [each["loss"] for each in found["parity"]] == ["ce", "focal"]
     assert all(each["steps"] == 4 and each["largest_difference"] < 1e-5 for each in found["parity"])
 
 
+@pytest.mark.slow
 def test_every_run_leaves_its_times(measured):
     found = json.loads(measured.read_text())
     assert len(found["runs"]) == 1
@@ -45,6 +48,7 @@ def test_every_run_leaves_its_times(measured):
         assert 0 <= each["data_wait_share"] < 1
 
 
+@pytest.mark.slow
 def test_what_the_file_holds_is_not_run_again(measured):
     before = measured.read_text()
     assert measure.main(["training", "--out", str(measured), "--commit", "def5678", "--small"]) == 0
@@ -62,6 +66,7 @@ def test_no_preset_is_left_out():
     assert known - measured == {f"experiment={name}" for name in elsewhere}
 
 
+@pytest.mark.slow
 def test_tables_hold_the_figures(measured):
     found = json.loads(measured.read_text())
     found["runs"][0] |= {"top1": 98.765, "peak_mib": 2763.4, "loss_ms": 1.234}

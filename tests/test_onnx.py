@@ -47,7 +47,12 @@ def told(session):
         (["model=tiny_resnet", "loss=focal", "data.image_size=16"], (10,), [str(digit) for digit in range(10)]),
         (["task=regression", "model=tiny_resnet", "data.image_size=16"], (2,), ["turn", "size"]),
         (["task=segmentation", *FEW], (11, 64, 64), ["background", *(str(digit) for digit in range(10))]),
-        (["task=detection", "model=yolo_tiny", "trainer.max_updates=1", *FEW], (100, 6), [str(digit) for digit in range(10)]),
+        pytest.param(
+            ["task=detection", "model=yolo_tiny", "trainer.max_updates=1", *FEW],
+            (100, 6),
+            [str(digit) for digit in range(10)],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_it_predicts_what_the_exported_program_does(tmp_path, monkeypatch, capsys, words, output, classes):
@@ -96,14 +101,14 @@ def exported_detector(model, *words, task="detection"):
 @pytest.mark.parametrize(
     ("model", "task"),
     [
-        ("retinanet_tiny", "detection"),
-        ("fcos_tiny", "detection"),
-        ("detr_tiny model.denoising=20", "detection"),
+        pytest.param("retinanet_tiny", "detection", marks=pytest.mark.slow),
+        pytest.param("fcos_tiny", "detection", marks=pytest.mark.slow),
+        pytest.param("detr_tiny model.denoising=20", "detection", marks=pytest.mark.slow),
         ("yolo_tiny model.one_to_one=true", "detection"),
         ("yolo_tiny", "instances"),
-        ("detr_tiny", "instances"),
-        ("yolo_tiny model.candidates=300", "oriented"),
-        ("yolo_tiny model.one_to_one=true", "oriented"),
+        pytest.param("detr_tiny", "instances", marks=pytest.mark.slow),
+        pytest.param("yolo_tiny model.candidates=300", "oriented", marks=pytest.mark.slow),
+        pytest.param("yolo_tiny model.one_to_one=true", "oriented", marks=pytest.mark.slow),
     ],
 )
 def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_path, model, task):
@@ -124,7 +129,7 @@ def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_pat
     assert same.double().mean() > 0.97
 
 
-@pytest.mark.parametrize(("model", "precision"), [("yolo_tiny", "bf16"), ("detr_tiny", "fp16")])
+@pytest.mark.parametrize(("model", "precision"), [("yolo_tiny", "bf16"), pytest.param("detr_tiny", "fp16", marks=pytest.mark.slow)])
 def test_a_detector_in_half_precision_takes_images_of_any_size(model, precision):
     half, whole = exported_detector(model, f"export.precision={precision}"), exported_detector(model)
     assert half.record["multiple"] == 32

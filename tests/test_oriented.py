@@ -165,7 +165,7 @@ def test_of_two_heads_one_has_an_anchor_a_box():
     assert all(len(each["boxes"]) <= model.detections_per_img and each["boxes"].shape[1] == 5 for each in found)
 
 
-@pytest.mark.parametrize("one_to_one", [False, True])
+@pytest.mark.parametrize("one_to_one", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_exported_model_gives_the_detections(one_to_one):
     model, data = example((2, 3, 0), one_to_one=one_to_one, score_thresh=0.02, detections_per_img=50, topk_candidates=200)
     head = model.one_to_one if one_to_one else model.head

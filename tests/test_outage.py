@@ -61,6 +61,7 @@ def complete(server, folder, experiment):
     assert {"metrics.jsonl", "config.yaml"} <= server.artifacts(run)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_comes_back_and_is_killed_for_good(clone, server):
     words = [*WORDS, "data.batch_size=8", "trainer.epochs=500", "tracking.system_seconds=0.5", "tracking.patience_seconds=1"]
     process = clone.start(*words, f"tracking.uri={server.uri}", "tracking.experiment=killed", OMP_NUM_THREADS="1")

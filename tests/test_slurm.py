@@ -149,6 +149,7 @@ class Job:
         return [record["status"] for record in records(self.run, "end")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("uv") is None, reason="the script starts uv")
 def test_a_job_whose_time_is_over_goes_on_in_its_next_turn(cluster, slurm):
     # every 30 s Slurm tells the jobs that will have less than these 45 s when it looks next: 45 to 75 s after the start
@@ -166,6 +167,7 @@ def test_a_job_whose_time_is_over_goes_on_in_its_next_turn(cluster, slurm):
     assert "after update 3 of 6" in job.said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("uv") is None, reason="the script starts uv")
 def test_a_job_that_is_cancelled_leaves_a_checkpoint_and_stays_away(cluster, slurm):
     job = Job(slurm, cluster, scripts()[1], SEVERAL)

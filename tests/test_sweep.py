@@ -133,6 +133,7 @@ def test_one_job_fails_one_is_killed_and_the_same_words_go_on(clone, trouble):
     assert "3 finished" in parent.data.tags["sweep.counts"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LAUNCHERS, reason="needs uv sync --extra sweeps")
 def test_ctrl_c_stops_parallel_jobs_which_another_launcher_continues(clone, trouble):
     (trouble / "hold").touch()

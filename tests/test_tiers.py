@@ -103,6 +103,7 @@ def in_dtypes(cases: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return {(case["test"], case["values"]["loss"], case["values"]["dtype"]) for case in of_losses}
 
 
+@pytest.mark.slow
 def test_each_case_is_in_a_tier_once(tiers):
     default, whole = tiers["default"], tiers["all"]
     assert not whole["left out"]
@@ -112,6 +113,7 @@ def test_each_case_is_in_a_tier_once(tiers):
     assert len(ids["taken"]) < len(ids["all"])
 
 
+@pytest.mark.slow
 def test_the_default_tier_has_each_value_of_each_parameter_but_of_slow_cases(tiers):
     default = tiers["default"]
     assert not any(case["slow"] for case in default["taken"])
@@ -148,11 +150,13 @@ def test_the_default_tier_compiles_every_kernel(taken):
     assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken
 
 
+@pytest.mark.slow
 def test_the_default_tier_has_each_loss_in_each_of_its_dtypes(tiers):
     default = tiers["default"]
     assert in_dtypes(default["taken"]) == in_dtypes([*default["taken"], *default["left out"]])
 
 
+@pytest.mark.slow
 def test_a_change_is_tested_with_each_loss_in_each_dtype(tiers):
     """What .ci/run runs of the libraries: each value of each parameter of a test. Where the default tier has templates it has the losses,
     but for what a launch promises whichever its formula."""

@@ -102,11 +102,13 @@ def test_one_step_runs_by_its_name():
 @pytest.mark.parametrize(
     ("words", "runs"),
     [
-        (["--since", "HEAD"], False),
+        (["--since", "HEAD^"], False),
         (["--since", "HEAD", "torch"], False),
+        (["--since", "HEAD^", "torch"], True),
+        (["--since", "HEAD", "--ci"], False),
         (["--since", "HEAD", "--all"], True),
-        (["--since", "unknown"], True),
-        (["--since", "HEAD^"], True),
+        (["--since", "unknown", "--ci"], True),
+        (["--since", "HEAD^", "--ci"], True),
     ],
     ids=str,
 )

@@ -131,6 +131,7 @@ def test_the_library_gives_what_came_of_the_run(run, folder):
         assert float(top1) == values_in(Path(checkpoint).parents[1] / "metrics.jsonl")["best_top1"]
 
 
+@pytest.mark.slow
 def test_runs_and_their_store_are_in_the_folder_of_the_command(clone, tmp_path, monkeypatch):
     """Written there, and read there by every other app; the checkout stays as it is."""
     from mlflow import get_tracking_uri
