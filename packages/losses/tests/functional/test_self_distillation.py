@@ -129,6 +129,23 @@ def test_koleo_of_half_precision(device):
     assert error(koleo_loss(x), koleo(x.double())) < 5e-6
 
 
+@PATHS
+@pytest.mark.parametrize("shape", [(5, 1001), (2, 20_001), (3, 70, 4, 8)], ids=str)
+def test_dino_of_a_center_over_rows_of_any_layout(shape, plain, device):
+    """Rows that begin anywhere, are longer than a tile, or are read several at once; logits of half precision are not rounded again."""
+    student, teacher = normal(*shape, device=device).bfloat16(), normal(*shape, device=device).bfloat16()
+    center = normal(shape[1], device=device)
+    leaf = student.double().requires_grad_()
+    q = ((teacher.double() - center.double().view(-1, *[1] * (len(shape) - 2))) / 0.04).softmax(1)
+    right = -(q * (leaf / 0.1).log_softmax(1)).sum()
+    for mode in ("forward", "backward"):
+        x = student.clone().requires_grad_()
+        with path(plain):
+            found = dino_loss(x, teacher, center=center, reduction="sum", gradient=mode)
+        assert error(found, right.detach()) < 3e-6
+        assert error(torch.autograd.grad(found, x)[0], torch.autograd.grad(right, leaf, retain_graph=True)[0]) < 2**-7
+
+
 def test_dino_of_a_center_in_float64(device):
     student, teacher, center = normal(4, 7, device=device), normal(4, 7, device=device), normal(7, device=device)
     found = dino_loss(student, teacher, center=center.double())

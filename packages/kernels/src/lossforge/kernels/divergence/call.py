@@ -16,7 +16,8 @@ ELSEWHERE = -1
 class DivergenceCall(NamedTuple, Generic[L, T]):
     """A loss between the softmax of logits x (N, C, d…) and that of a teacher's, target, of the same shape, both softened by temperature.
 
-    Before, the logits are scaled and soft-capped: cap · tanh(logit_scale · x / cap), and the teacher's likewise by their own two numbers.
+    Before, center (C,) is subtracted from the teacher's logits where there is one. Then the logits are scaled and soft-capped:
+    cap · tanh(logit_scale · x / cap), and the teacher's likewise by their own two numbers.
     labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). swap: the logits play the part of the formula's
     q, the teacher that of p.
     The loss "cosine" is of the logits themselves, without softmaxes.
@@ -32,6 +33,7 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
     target: T
     labels: Tensor | None = None
     weight: Tensor | None = None
+    center: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     swap: bool = False
@@ -67,7 +69,8 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
 
     @property
     def of_formula(self) -> dict[str, Any]:
-        """How logits of student and teacher are scaled and capped, None for not at all; with hard labels the factors of both parts."""
+        """How logits of student and teacher are centred, scaled and capped, None for not at all; with hard labels the factors of both
+        parts."""
         (of_logits, of_teacher), (factor, of_target) = self.inverses, self.factors
         found: dict[str, Any] = {
             "inverse": of_logits,
@@ -77,6 +80,7 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
             "cap_x": self.softcap,
             "scale_t": None if self.target_scale in (1.0, of_target) else self.target_scale,
             "cap_t": self.target_softcap,
+            "center": self.center,
         }
         if self.hard_weight is None:
             return found

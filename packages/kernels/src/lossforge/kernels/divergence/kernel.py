@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lossforge.kernels.divergence import rows
 from lossforge.kernels.engine.reduce import divided, finish
-from lossforge.kernels.math import log, widened
+from lossforge.kernels.math import log
 from lossforge.kernels.rowwise import sweep
 
 
@@ -85,7 +85,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         lanes, _, _, here = sweep.edge(0, inside[:, None], span, config)
         one_x = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, here, float("-inf"), "", config)
         one_t = sweep.stored_tile(teacher, sweep.start_of(teacher, span, config), lanes, here, float("-inf"), "", config)
-        one_x, one_t = rows.capped_both(widened(one_x), widened(one_t), here, formula)
+        one_x, one_t = rows.capped_both(one_x, one_t, sweep.columns(lanes, span, config), here, here, formula)
         if config.COSINE:
             soft, value = rows.cosine_tile(one_x, one_t, here, formula)
             h_sum, ls_1 = value * 0.0, soft.ls_x

@@ -66,8 +66,8 @@ def _make(
 
 
 def _capped(formula: Formula) -> bool:
-    """Return whether logits are capped, or scaled by different numbers."""
-    return any(each is not None for each in (formula.cap_x, formula.cap_t, formula.ratio))
+    """Return whether logits are centred or capped, or scaled by different numbers."""
+    return any(each is not None for each in (formula.center, formula.cap_x, formula.cap_t, formula.ratio))
 
 
 def _resident(

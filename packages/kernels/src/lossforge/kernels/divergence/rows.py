@@ -36,6 +36,7 @@ class Formula(NamedTuple):
         scale: factor of the values.
         divisor_ptr: 0-d divisor of the values, or None.
         ignore: the label of rows that do not count.
+        center: what is subtracted from the teacher's logits, one a class, or None.
         scale_x, cap_x, scale_t, cap_t: scale and soft cap of the logits and of the teacher's; None without. A scale without a cap is in
             `inverse` and `rate`: it multiplies differences of logits, which a common offset costs no digits.
         soft, hard: the weights of the divergence and of the label's cross entropy; hard is None without the latter.
@@ -53,6 +54,7 @@ class Formula(NamedTuple):
     scale: float
     divisor_ptr: Tensor | None
     ignore: int
+    center: Tensor | None = None
     scale_x: float | None = None
     cap_x: float | None = None
     scale_t: float | None = None
@@ -208,15 +210,21 @@ def at_stored(g, x, formula):
 
 
 @triton.jit
-def capped_both(x, t, mask, formula):
-    """Return tiles of logits and teacher, scaled and capped."""
+def capped_both(x, t, column, here, mask, formula):
+    """Return tiles of logits and teacher in float32, the teacher's less the centre, scaled and capped. here: which classes exist."""
+    x, t = widened(x), widened(t)
+    if formula.center is not None:
+        if here is None:
+            t -= tl.load(formula.center + column)
+        else:
+            t -= tl.load(formula.center + column, mask=here, other=0.0)
     return capped(x, mask, formula.scale_x, formula.cap_x), capped(t, mask, formula.scale_t, formula.cap_t)
 
 
 @triton.jit
 def both(tile, formula, config):
-    """Return the tiles of logits and teacher in float32, scaled and capped."""
-    x, t = capped_both(widened(tile.stored[0]), widened(tile.stored[1]), tile.mask, formula)
+    """Return the tiles of logits and teacher as capped_both does, -inf outside of the row."""
+    x, t = capped_both(tile.stored[0], tile.stored[1], tile.column, tile.here, tile.mask, formula)
     return mask_out_of_range(x, tile, config), mask_out_of_range(t, tile, config)
 
 
@@ -455,7 +463,7 @@ def add_slopes(sums, tile, of, config):
 @triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
-    x, t = capped_both(widened(tile.stored[0]), widened(tile.stored[1]), None, of.formula)
+    x, t = capped_both(tile.stored[0], tile.stored[1], tile.column, tile.here, None, of.formula)
     if config.COSINE:
         g = (of.rows.soft.top_t * x + of.rows.soft.ls_t * t) * of.rows.share
     else:

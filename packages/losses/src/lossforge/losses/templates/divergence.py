@@ -162,6 +162,8 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
     """Compute a call in plain torch."""
     dtype = _dtype(a)
     x, teacher = a.x.to(dtype), a.target.to(dtype)
+    if isinstance(a, DivergenceCall):
+        teacher = centred(teacher, a.center)
     weight, keep = _counts(a)
     x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
 
@@ -193,6 +195,11 @@ def _nll(a: DivergenceCall, x: Tensor, keep: Tensor) -> Tensor:
     at = a.labels.long().clamp(0, classes - 1)
     right = torch.where(keep & (at != a.labels), torch.nan, 1.0).to(x.dtype)
     return -relative(x, 1).log_softmax(1).gather(1, at.unsqueeze(1)).squeeze(1) * right
+
+
+def centred(teacher: Tensor, center: Tensor | None) -> Tensor:
+    """Return a teacher's logits (N, C, d…) less the centre (C,) of each class."""
+    return teacher if center is None else teacher - center.to(teacher.dtype).view(-1, *[1] * (teacher.ndim - 2))
 
 
 def capped(x: Tensor, scale: float, softcap: float | None) -> Tensor:

@@ -91,11 +91,9 @@ def dino_loss(
         checks.without_gradient("center", center)
         classes = input.shape[min(1, input.ndim - 1) :][:1]
         checks.fits("center", center, center.shape == classes, "have one entry a class, {}", tuple(classes))
-        dtype = torch.promote_types(target_logits.dtype, torch.float32)
-        # in one pass, because torch converts logits of half precision to the centre's dtype while it subtracts
-        target_logits = target_logits - center.view(-1, *[1] * (input.ndim - 2)).to(dtype)
-    call = DivergenceCall("soft_cross_entropy", input, target_logits, temperature=student, ignore_index=ignore_index, reduction=reduction)
-    return divergence_loss(call, given, False)
+        center = center.to(torch.promote_types(target_logits.dtype, torch.float32)).contiguous()
+    call = DivergenceCall("soft_cross_entropy", input, target_logits, center=center, temperature=student, reduction=reduction)
+    return divergence_loss(call._replace(ignore_index=ignore_index), given, False)
 
 
 @checks.named
