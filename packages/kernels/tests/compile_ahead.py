@@ -45,6 +45,7 @@ from lossforge.losses import (
     clip_loss_from_features,
     complete_box_iou,
     cross_entropy,
+    dino_loss,
     distance_box_iou,
     fuse_linear,
     generalized_box_iou,
@@ -497,11 +498,15 @@ def chosen_negatives(a: Tensor, b: Tensor, scale: Tensor, labels: Tensor) -> dic
 
 
 def self_distillation(recorder: Recorder) -> None:
-    """Sinkhorn-Knopp of scores in both orders of memory."""
+    """Sinkhorn-Knopp of scores in both orders of memory; DINO with a centre, of rows in one tile and of longer ones."""
     for dtype in DTYPES:
         recorder.case = f"sinkhorn {dtype} value"
         sinkhorn_center(torch.zeros(200, 1000, dtype=dtype))
         sinkhorn_center(torch.zeros(1001, 200, dtype=dtype).T, iterations=1)
+        for classes, mode in ((96, "forward"), (65_536, "forward"), (65_537, "backward")):
+            recorder.case = f"dino_center {dtype} {classes} classes {mode}"
+            x, teacher = torch.zeros(4, classes, dtype=dtype, requires_grad=True), torch.zeros(4, classes, dtype=dtype)
+            differentiated(dino_loss(x, teacher, center=torch.zeros(classes), gradient=mode), x)
 
 
 def routers(recorder: Recorder) -> None:
