@@ -291,6 +291,12 @@ def objectives(file: Path) -> str:
     return "\n\n".join([f"{tables.provenance(report)}.", *(linear.listed(report, suite) for suite in suites), linear.targets(report)])
 
 
+def metric_learning(file: Path) -> str:
+    """Return what losses of labelled features take, beside plain torch and the products alone."""
+    report = load(file)
+    return f"{tables.provenance(report)}.\n\n{linear.listed(report, 'features')}"
+
+
 def deviations(file: Path) -> str:
     """Return what cross entropy fused with its layer takes by the spread of the logits, and how many rows are computed again."""
     found = found_in(file)
@@ -635,10 +641,11 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "integrations": (integrations, RESULTS / "integrations.json"),
     "assignment": (problems, RESULTS / "assignment-h200.json"),
     **{make.__name__: (make, RESULTS / "matching-h100.json") for make in (hungarian, criterion)},
+    "metric learning": (metric_learning, RESULTS / "metric-learning-h200.json"),
     "masks and features": (problems, RESULTS / "masks-and-features-h100.json"),
-    "objectives": (objectives, RESULTS / "objectives-h100.json"),
+    "objectives": (objectives, RESULTS / "objectives-h200.json"),
     "deviations": (deviations, RESULTS / "deviations-h100.json"),
-    "spread vocabulary": (spread_vocabulary, *(RESULTS / f"spread-vocabulary-h100{gpus}.json" for gpus in ("", "-x4"))),
+    "spread vocabulary": (spread_vocabulary, *(RESULTS / f"spread-vocabulary-{gpus}.json" for gpus in ("h200", "h100-x4"))),
     "spread contrastive": (spread_contrastive, RESULTS / "spread-contrastive-h100.json"),
     "effects": (effects, EFFECTS),
     "calibration": (calibration, EFFECTS),
