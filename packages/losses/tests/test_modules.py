@@ -1,6 +1,7 @@
 """Modules hold options and class-wise tensors; they compute what their functions do."""
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from lossforge.losses.detection import anchors, assignment, criterion, hungarian
 from lossforge.losses.parallel import grad_cache
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.segmentation import depth, distance, points, prototypes, regions
+from lossforge.losses.segmentation import modules as of_masks
 from lossforge.losses.testing import plain_sample, samples
 
 
@@ -44,6 +46,32 @@ def test_module_computes_its_function(loss, device, all_cases):
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("BoundaryLoss", {"reduction": "sum", "include_background": False, "spacing": (1.0, 2.0)}),
+        ("GeneralizedDiceLoss", {"weighting": "simple", "batch": True, "smooth_dr": 1e-3}),
+        ("HausdorffLoss", {"alpha": 1.0, "activation": "sigmoid"}),
+        ("MCCLoss", {"reduction": "none", "ignore_index": 1}),
+        ("SILogLoss", {"lambd": 0.8, "per_image": True, "eps": 1e-3}),
+    ],
+)
+def test_modules_of_masks_compute_their_functions(name, options, device):
+    """Each takes the options of its function, in the same order and with the same defaults."""
+    kind = getattr(of_masks, name)
+    _, _, *taken = inspect.signature(kind.function).parameters.values()
+    assert [*inspect.signature(kind).parameters.values()] == taken
+    x, target = torch.rand(2, 3, 6, 5, device=device), torch.randint(3, (2, 6, 5), device=device)
+    if name == "SILogLoss":
+        x, target = x[:, 0] + 0.1, torch.rand(2, 6, 5, device=device)
+    for given in (options, {}):
+        module = kind(**given).to(device)
+        assert torch.equal(module(x, target), kind.function(x, target, **given))
+        assert module.changed == given
+    with pytest.raises(TypeError, match="smoth"):
+        kind(smoth=1.0)
+
+
 def test_class_wise_tensors_are_buffers():
     for module, names in (
         (CrossEntropyLoss(torch.rand(4)), ["weight"]),
@@ -61,7 +89,7 @@ def test_class_wise_tensors_are_buffers():
 def test_every_public_name_is_exported():
     ours = {"CustomLoss", "FormulaError", "backend", "boxes", "check", "elementwise", "plain_torch", "rowwise"}
     detection = (pairwise, anchors, assignment, criterion, hungarian, matching, seesaw)
-    others = (preference, depth, distance, points, prototypes, regions, grad_cache)
+    others = (preference, depth, distance, points, prototypes, regions, of_masks, grad_cache)
     by_hand = {name for module in (*detection, *others) for name in module.__all__}
     assert set(lossforge.losses.__all__) == {*functional.__all__, *modules.__all__, *by_hand, *ours}
     assert lossforge.losses.__all__ == sorted(lossforge.losses.__all__)

@@ -28,6 +28,7 @@ from lossforge.losses.parallel.grad_cache import grad_cache_backward
 from lossforge.losses.preference import *
 from lossforge.losses.segmentation.depth import silog_loss
 from lossforge.losses.segmentation.distance import boundary_loss, distance_transform, hausdorff_loss, signed_distance_map
+from lossforge.losses.segmentation.modules import BoundaryLoss, GeneralizedDiceLoss, HausdorffLoss, MCCLoss, SILogLoss
 from lossforge.losses.segmentation.points import point_mask_loss, sample_uncertain_points
 from lossforge.losses.segmentation.prototypes import prototype_mask_loss
 from lossforge.losses.segmentation.regions import generalized_dice_loss, mcc_loss
@@ -44,6 +45,7 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BarlowTwinsLoss",
     "BinaryCrossEntropy",
+    "BoundaryLoss",
     "BoxIoULoss",
     "BoxL1Loss",
     "BoxSmoothL1Loss",
@@ -84,6 +86,8 @@ __all__ = [
     "GeneralRobustLoss",
     "GeneralizedBoxIoULoss",
     "GeneralizedCrossEntropyLoss",
+    "GeneralizedDiceLoss",
+    "HausdorffLoss",
     "HingeEmbeddingLoss",
     "HuberLoss",
     "InfoNCELoss",
@@ -109,6 +113,7 @@ __all__ = [
     "LogitAdjustedCrossEntropyLoss",
     "LovaszHingeLoss",
     "LovaszSoftmaxLoss",
+    "MCCLoss",
     "MSELoss",
     "MarginRankingLoss",
     "MatchabilityAwareLoss",
@@ -133,6 +138,7 @@ __all__ = [
     "QuantileLoss",
     "QueryTargets",
     "RotatedIoULoss",
+    "SILogLoss",
     "ScyllaBoxIoULoss",
     "SeesawLoss",
     "SigLIPFeaturesLoss",
