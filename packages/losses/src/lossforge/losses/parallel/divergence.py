@@ -27,7 +27,7 @@ from lossforge.losses.parallel.rows import rows_of_exchange
 from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, local_part
 from lossforge.losses.reference import largest, reduced
 from lossforge.losses.state import gradient_in_forward
-from lossforge.losses.templates.divergence import capped, centred, hard_weights, labels_of_classes
+from lossforge.losses.templates.divergence import capped, hard_weights, labels_of_classes
 
 Call = DivergenceCall[Any, Any]
 
@@ -222,9 +222,8 @@ def _counts(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _wide(call: Call, stats_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits and the teacher's as the statistics know them, 0 in rows that do not count, and the rows' weights."""
     keep, weight = _counts(call, stats_dtype)
-    x, t = call.x.to(stats_dtype), centred(call.target.to(stats_dtype), call.center)
-    each = (x, call.logit_scale, call.softcap), (t, call.target_scale, call.target_softcap)
-    read = [t if cap is None else capped(t, scale, cap) for t, scale, cap in each]
+    each = (call.x, call.logit_scale, call.softcap), (call.target, call.target_scale, call.target_softcap)
+    read = [t.to(stats_dtype) if cap is None else capped(t.to(stats_dtype), scale, cap) for t, scale, cap in each]
     x, t = (torch.where(keep[:, None], each, 0.0) for each in read)
     return x, t, weight
 
