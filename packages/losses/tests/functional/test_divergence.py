@@ -278,7 +278,31 @@ def test_compile_does_not_recompile(device):
 
 def test_backward_operator_refuses_to_be_differentiated(device):
     x, t = torch.randn(3, 4, device=device, requires_grad=True), torch.randn(3, 4, device=device)
-    args = [None, "kl", x, t, None, None, None, [], False, 1.0, 1.0, None, 1.0, None, 1.0, None, -100, 1.0, "mean", False, False, [False]]
+    args = [
+        None,
+        "kl",
+        x,
+        t,
+        None,
+        None,
+        None,
+        None,
+        [],
+        False,
+        1.0,
+        1.0,
+        None,
+        1.0,
+        None,
+        1.0,
+        None,
+        -100,
+        1.0,
+        "mean",
+        False,
+        False,
+        [False],
+    ]
     _, _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
     g = torch.ops.lossforge.divergence_backward(*args, divisor, stats, torch.ones((), device=device), True)
     with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
