@@ -28,8 +28,8 @@ class Formula(NamedTuple):
 
     Attributes:
         terms: (ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q).
-        averaged: (ln q, ln p) → what q's mean of is the value, linear in both, so that the first sweep computes it; None of other formulas.
-            Σ ∂f/∂ln p is -1 then, and Σ ∂f/∂ln q the value.
+        averaged: of a value that is a mean under q of a term linear in ln q and ln p, (ln q, ln p) → that term; else None. The first sweep
+            computes such a value. Σ ∂f/∂ln p is then -1, and Σ ∂f/∂ln q is the value.
         hyper: hyper-parameters of terms.
         inverse: 1 / T.
         rate: log₂ e / T, computed on the host, because the kernel would keep its own product in a register through its branches.

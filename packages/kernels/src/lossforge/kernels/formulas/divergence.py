@@ -23,7 +23,7 @@ def kl(lp, lq, p, q, unit):
 
 @triton.jit
 def kl_averaged(lq, lp):
-    """Return what q's mean of is KL."""
+    """Return the term whose mean under q is KL."""
     return lq - lp
 
 
@@ -36,7 +36,7 @@ def soft_cross_entropy(lp, lq, p, q, unit):
 
 @triton.jit
 def soft_cross_entropy_averaged(lq, lp):
-    """Return what q's mean of is the cross entropy."""
+    """Return the term whose mean under q is the cross entropy."""
     return -lp
 
 

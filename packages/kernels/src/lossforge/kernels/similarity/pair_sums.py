@@ -128,7 +128,7 @@ def softplus(t):
 
 @triton.jit
 def keep_subtrahend(lse_ptr, plane, at, rows, t, other, inside):
-    """Store what exponents are subtracted from, max(t, -other) + ln(1 + exp(-|t + other|)), in two numbers, because one would round it."""
+    """Store what is subtracted from exponents, max(t, -other) + ln(1 + exp(-|t + other|)), in two numbers, because one would round it."""
     total = t.top + t.rest + (other.top + other.rest)
     own = total > 0.0
     rest = tl.where(own, t.rest, -other.rest) + log1p_unit(decay(total))
