@@ -64,8 +64,7 @@ def chosen(suites: tuple[str, ...], losses: tuple[str, ...]) -> list[Case]:
 
 
 def losses(request: Request) -> int:
-    if unknown := [name for name in request.losses if not chosen(LARGE + SMALL, (name,))]:
-        print(f"error: --losses {unknown[0]}: no case of this name", file=sys.stderr)
+    if not known(request, LARGE + SMALL):
         return 2
     gpus = torch.cuda.device_count()
     compile_all(LARGE + SMALL, COMPILE_SECONDS, request.losses)
@@ -83,9 +82,19 @@ def objectives(request: Request) -> int:
 
 
 def measure_fused(request: Request, suites: tuple[str, ...]) -> int:
-    compile_all(suites, FUSED_COMPILE_SECONDS)
+    if not known(request, suites):
+        return 2
+    compile_all(suites, FUSED_COMPILE_SECONDS, request.losses)
     with tempfile.TemporaryDirectory() as place:
-        return measure_all(request, [[Share(Path(place, "0.json"), request.commit, suites)]])
+        return measure_all(request, [[Share(Path(place, "0.json"), request.commit, suites, request.losses)]])
+
+
+def known(request: Request, suites: tuple[str, ...]) -> bool:
+    """Return whether each loss that was asked for has a case; print an error for one without."""
+    unknown = [name for name in request.losses if not chosen(suites, (name,))]
+    if unknown:
+        print(f"error: --losses {unknown[0]}: no case of this name", file=sys.stderr)
+    return not unknown
 
 
 def start(work: Any, *arguments: Any) -> BaseProcess:
