@@ -258,3 +258,27 @@ def test_an_exported_detector_takes_any_batch_and_images_without_a_box(model):
             said = exported.module()(given)
             assert said.shape[::2] == (len(given), 6)
             assert (said == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "usual"),
+    [
+        ("task=detection", "focal"),
+        ("experiment=detectors model=retinanet_tiny", "focal"),
+        ("experiment=detectors model=yolo_tiny", "varifocal"),
+        ("experiment=detectors model=detr_tiny", "mal"),
+        ("task=instances model=detr_tiny loss=auto", "mal"),
+        ("task=oriented loss.gamma=1.5", "varifocal"),
+        ("task=detection model=detr_tiny loss=bce", "bce"),
+    ],
+)
+def test_without_a_loss_a_detector_takes_its_usual_one(words, usual):
+    config = load(words.split()).config
+    assert config.loss.name == usual
+    assert getattr(config.loss, "gamma", None) == ({"focal": 2.0, "mal": 1.5, "varifocal": 2.0}.get(usual) if "gamma" not in words else 1.5)
+
+
+@pytest.mark.parametrize("task", ["classification", "contrastive", "segmentation"])
+def test_other_tasks_have_no_usual_loss(task):
+    with pytest.raises(UserError, match=f"loss=auto: task={task} needs the name of a loss"):
+        load([f"task={task}", "loss=auto"])

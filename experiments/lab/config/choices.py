@@ -14,7 +14,7 @@ from lab.config.loss_schema import LOSSES
 from lab.config.model_view import fill_from_model
 from lab.config.objects import CUSTOM, find
 from lab.data.specs import SOURCES
-from lab.tasks.detection.spec import BOX_LOSSES
+from lab.tasks.detection.spec import BOX_LOSSES, DetectorConfig
 from lab.tasks.spec import TaskSpec
 
 FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[1].glob("tasks/*/spec.py"))
@@ -64,6 +64,18 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
     if group == "model":
         return schemas[given.get("detector") or given.get("kind") or (CUSTOM if given.get("name") == CUSTOM else "classifier")]
     return schemas[given.name]
+
+
+def usual_loss(composed: Any) -> str:
+    """Return the loss that loss=auto stands for: the one with which its detector learnt most.
+
+    Raises:
+        UserError: the task has no detectors.
+    """
+    task, detector = composed.task.name, composed.model.get("detector")
+    if detector is None and not (task in TASKS and TASKS[task].boxes):
+        raise UserError(f"loss=auto: task={task} needs the name of a loss; only a detector has a usual one.")
+    return str(getattr(MODELS.get(detector), "usual_loss", DetectorConfig.usual_loss))
 
 
 def agree(config: schema.TrainConfig) -> None:

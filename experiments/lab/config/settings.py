@@ -20,7 +20,7 @@ from lab.base.errors import UserError, nearest, unknown
 from lab.base.formats import one_form
 from lab.base.masks import masked, masked_tree
 from lab.base.paths import ROOT, absolute
-from lab.config.choices import SCHEMAS, agree, schema_of
+from lab.config.choices import SCHEMAS, agree, schema_of, usual_loss
 from lab.config.command import config_folders
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
 from lab.config.sweep_schema import SEARCHES, SweepConfig
@@ -195,6 +195,14 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
 
 
 def _composed(app: App[Any], chosen: list[str]) -> Any:
+    """Return what Hydra composes of conf/, with the detector's usual loss for loss=auto."""
+    found = _composed_as_named(app, chosen)
+    if OmegaConf.select(found, "loss.name") != "auto":
+        return found
+    return _composed_as_named(app, [*(word for word in chosen if word != "loss=auto"), f"loss={usual_loss(found)}"])
+
+
+def _composed_as_named(app: App[Any], chosen: list[str]) -> Any:
     own_program = GlobalHydra.instance().hydra  # set if a user's own Hydra app calls us
     GlobalHydra.instance().clear()
     try:

@@ -1,6 +1,7 @@
 """Detection: RetinaNet, FCOS, YOLO and DETR under any loss that takes class indices; the settings of detectors and of their boxes' loss."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lab.config import loss_settings
 from lab.config.detection_schema import DetectionDataConfig
@@ -18,6 +19,9 @@ class DetectionConfig(TaskConfig):
 
 @dataclass
 class DetectorConfig(ModelConfig):
+    """usual_loss: of the classes, which loss=auto takes; YOLO's and DETR's reached the most over five seeds (docs/benchmarks/detection.md)."""
+
+    usual_loss: ClassVar[str] = "focal"
     detector: str = setting("", "which detector")
     channels: int = number(256, "channels of the pyramid's levels", least=1)
     frozen_stride: int = number(0, "weights of the backbone up to the stage of this stride are not trained; 0: all are", least=0, most=32)
@@ -54,6 +58,8 @@ class RetinaNetConfig(DetectorConfig):
 class YoloConfig(DetectorConfig):
     """The loss of the classes takes the alignment as its target; varifocal, quality focal and BCE are usual."""
 
+    usual_loss: ClassVar[str] = "varifocal"
+
     detector: str = choice("yolo", "yolo", meaning="which detector")
     channels: int = number(128, "channels of the pyramid's levels", least=1)
     nms_threshold: float = number(0.65, "IoU above which the lower-scoring of two boxes of a class is removed", above=0, most=1)
@@ -70,6 +76,8 @@ class YoloConfig(DetectorConfig):
 @dataclass
 class DetrConfig(DetectorConfig):
     """Each query is matched with at most one box, so that nothing is suppressed and nms_threshold has no effect."""
+
+    usual_loss: ClassVar[str] = "mal"
 
     detector: str = choice("detr", "detr", meaning="which detector")
     queries: int = number(100, "boxes that an image can have", least=1)
