@@ -220,6 +220,7 @@ def test_a_run_on_a_database_with_a_password(clone, database):
     assert SECRET not in dump
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_server_with_a_password(clone, tmp_path):
     """The address is one of its words; jobs, whose words are in a file, get it by their environment."""
     clone.env |= {"OMP_NUM_THREADS": "1"}

@@ -214,6 +214,7 @@ def answer(uri: str, host: str) -> int:
         return error.code
 
 
+@pytest.mark.slow
 def test_a_run_on_the_services_server_with_postgres(clone, database, tmp_path):
     """The hosts that compose.yaml allows are these; a name of the network outside is refused."""
     allowed = services()["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]

@@ -163,6 +163,7 @@ def test_ctrl_c_ends_in_a_line_at_any_moment_and_the_run_goes_on(clone, moment):
     assert len(folders) == (2 if ends[0] == "FINISHED" else 1)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_does_not_end_a_training(tmp_path):
     """As in `train.py ... | head -1`."""
     words = ["experiment=quick", "trainer.epochs=2", "data.train_share=0.3", f"trainer.runs={tmp_path}/runs", "tracking=none"]

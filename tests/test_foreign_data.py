@@ -188,6 +188,7 @@ def test_a_table_that_unpacks_to_very_many_rows_is_refused(tmp_path, pictures, m
         of_table(tmp_path / "table.parquet", pictures)
 
 
+@pytest.mark.slow
 def test_a_table_of_strange_columns_is_refused_or_read(tmp_path, pictures):
     import pyarrow as pa
     import pyarrow.parquet as parquet

@@ -61,7 +61,7 @@ def whole(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("ending", [".lock", "-journal", *(pytest.param(each, marks=pytest.mark.slow) for each in ("-wal", "-shm"))])
+@pytest.mark.parametrize("ending", [".lock", *(pytest.param(each, marks=pytest.mark.slow) for each in ("-journal", "-wal", "-shm"))])
 @pytest.mark.parametrize("there", [False, True], ids=["no store", "a store"])
 def test_a_link_beside_the_store_empties_no_file(here, precious, whole, capsys, ending, there):
     if there:

@@ -113,6 +113,7 @@ def test_a_comparison_has_frames(trained):
     assert (folder / "mlflow.db").is_file()
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_in_a_kernel_of_jupyter(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)

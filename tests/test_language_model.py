@@ -23,6 +23,7 @@ def measured(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_curves_are_the_same_to_rounding(measured):
     """300 steps in float32, the fused loss in chunks of 24 of 64 tokens."""
     found = json.loads(measured.read_text())

@@ -99,6 +99,7 @@ def test_plain_torch_loads_a_classifier_and_says_what_predict_says(trained, digi
     np.testing.assert_allclose(np.load(tmp_path / "said.npy"), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_server_of_the_model_says_what_predict_says(trained, digits, tmp_path, elsewhere):
     files, pixels = digits
     with socket.socket() as probe:

@@ -40,7 +40,9 @@ def measured(path, part, status=0):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part in ("trl", "detectors"))) for part in PARTS])
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part in ("trl", "detectors", "open_clip"))) for part in PARTS]
+)
 def test_every_part_leaves_its_figures(part, tmp_path):
     """In a process of its own: ultralytics replaces PIL's `Image.open`, and it and TRL change the environment for good."""
     for library in LIBRARIES[part]:

@@ -83,6 +83,7 @@ def test_data_that_the_machine_cannot_hold(clone):
 OF_64_MB = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
 
 
+@pytest.mark.slow
 def test_batches_that_shared_memory_cannot_hold(clone):
     """Two workers make batches of 100 MB in 64 MB, which is all that a container has."""
     if subprocess.run([*OF_64_MB, "true"], capture_output=True).returncode:

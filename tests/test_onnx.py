@@ -105,7 +105,7 @@ def exported_detector(model, *words, task="detection"):
         pytest.param("fcos_tiny", "detection", marks=pytest.mark.slow),
         pytest.param("detr_tiny model.denoising=20", "detection", marks=pytest.mark.slow),
         ("yolo_tiny model.one_to_one=true", "detection"),
-        ("yolo_tiny", "instances"),
+        pytest.param("yolo_tiny", "instances", marks=pytest.mark.slow),
         pytest.param("detr_tiny", "instances", marks=pytest.mark.slow),
         pytest.param("yolo_tiny model.candidates=300", "oriented", marks=pytest.mark.slow),
         pytest.param("yolo_tiny model.one_to_one=true", "oriented", marks=pytest.mark.slow),
@@ -129,7 +129,8 @@ def test_detections_of_several_images_and_classes_are_those_of_the_model(tmp_pat
     assert same.double().mean() > 0.97
 
 
-@pytest.mark.parametrize(("model", "precision"), [("yolo_tiny", "bf16"), pytest.param("detr_tiny", "fp16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "precision"), [("yolo_tiny", "bf16"), ("detr_tiny", "fp16")])
 def test_a_detector_in_half_precision_takes_images_of_any_size(model, precision):
     half, whole = exported_detector(model, f"export.precision={precision}"), exported_detector(model)
     assert half.record["multiple"] == 32
@@ -194,6 +195,7 @@ def test_a_file_that_differs_from_the_model_is_not_written(tmp_path):
     assert not (tmp_path / "model.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_detector_of_images_that_are_not_square(tmp_path, monkeypatch, capsys):
     """128 × 96 pixels, of which the usual batch of 128 × 128 says nothing."""
     monkeypatch.chdir(tmp_path)

@@ -177,6 +177,7 @@ def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, 
     complete(server, folder, "hanging")
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_while_mlflow_imports_ipython(clone, hanging, tmp_path):
     """matplotlib reads IPython's version, which a module that another thread is importing does not have yet."""
     (tmp_path / "IPython.py").write_text(

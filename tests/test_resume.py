@@ -212,6 +212,7 @@ def sync(warm: Any) -> Callable[[str], tuple[int, str]]:
     return sync
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_marked_and_its_copy_gets_a_run_of_its_own(runs, sync):
     """Killed, copied, the copy continued to its end, then the original."""
     child = runs.child(runs.words("twins", "data.workers=0"), killed_at, 7)

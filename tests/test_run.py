@@ -173,6 +173,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_mlflow_ui_without_options_shows_the_run(ran):
     mlflow = Path(sys.executable).with_name("mlflow")
     if not mlflow.exists():

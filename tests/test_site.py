@@ -203,8 +203,9 @@ def test_an_example_is_copied_without_prompts(site):
     compile(copied, "copied", "exec")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
-@pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["desktop", "phone"])
 def test_pages_look_right(site, tmp_path, size):
     """No page is wider than the window, none says an error or asks for what is not in the site's folder; each table fits or scrolls."""
     width, height = SIZES[size]

@@ -67,6 +67,7 @@ def stored(clone: Any, tag: str) -> dict[str, Stored]:
         return {name: Stored(*values) for name, *values in database.execute(query, (tag,))}
 
 
+@pytest.mark.slow
 def test_a_sweep_by_submitit(cluster, slurm):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs uv sync --extra sweeps")
     launcher = [

@@ -189,7 +189,9 @@ def ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("launcher", [name for name in ("basic", "joblib", "submitit_local") if LAUNCHERS or name == "basic"])
+@pytest.mark.parametrize(
+    "launcher", ["basic", *(pytest.param(name, marks=pytest.mark.slow) for name in ("joblib", "submitit_local") if LAUNCHERS)]
+)
 def test_jobs_end_with_a_checkpoint_when_the_sweep_is_killed(clone, trouble, launcher):
     import psutil
 

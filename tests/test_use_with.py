@@ -74,6 +74,7 @@ def test_trl(run):
     torch.testing.assert_close(ours, theirs, **FLOAT32)
 
 
+@pytest.mark.slow
 def test_hugging_face_trainer_on_two_processes(tmp_path, torchrun):
     """With one micro-batch an update and with four, of unequal numbers of tokens."""
     done = torchrun(ROOT / "tests" / "trainer_worker.py", cwd=tmp_path, **FOR_RANKS)

@@ -86,6 +86,7 @@ for end, handler in {"killed": signal.SIG_DFL, "interrupted": interrupt, "full":
 """
 
 
+@pytest.mark.slow
 def test_what_was_there_stays_where_a_write_ends_halfway(tmp_path):
     done = subprocess.run([sys.executable, "-c", DRAW, tmp_path], cwd=EXPERIMENTS, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
