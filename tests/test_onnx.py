@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from sklearn.datasets import load_digits
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lab
 from lab.base.errors import UserError
@@ -144,6 +145,18 @@ def test_a_detector_in_half_precision_takes_images_of_any_size(model, precision)
         assert (expected[..., 4] > 0).sum() > 100
         assert difference(expected, found) < 0.01
         assert abs(float(close[..., 4].mean() - found[..., 4].mean())) < 0.02
+
+
+def test_a_program_holds_where_attention_gives_another_layout():
+    """Plain matrix products give CUDA's layout, of which a view cannot be taken as of the CPU's."""
+    program = exported_detector("detr_tiny", "model.layers=1").program.module()
+    pixels = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = program(pixels)
+        with sdpa_kernel(SDPBackend.MATH):
+            found = program(pixels)
+    assert (expected[..., 4] > 0).sum() > 20
+    assert difference(expected, found) < 1e-3
 
 
 def test_detections_are_compared_by_corners_scores_and_classes_alike():

@@ -197,7 +197,7 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
 def _composed(app: App[Any], chosen: list[str]) -> Any:
     """Return what Hydra composes of conf/, with the detector's usual loss for loss=auto."""
     found = _composed_as_named(app, chosen)
-    if OmegaConf.select(found, "loss.name") != "auto":
+    if "task" not in found or found.loss.name != "auto":
         return found
     return _composed_as_named(app, [*(word for word in chosen if word != "loss=auto"), f"loss={usual_loss(found)}"])
 

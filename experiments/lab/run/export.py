@@ -272,7 +272,11 @@ def _lowered(made: Exportable, dtype: torch.dtype, pixels: Tensor) -> str:
 
 def _traced(module: nn.Module, images: Tensor, sides: dict[int, Any] | None = None) -> Any:
     dims = {0: torch.export.Dim("images", min=1)} | (sides or {})
-    return torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
+    program = torch.export.export(module, (images,), dynamic_shapes=(dims,), strict=False)
+    # A view holds for the layouts of this device alone: attention on a GPU gives another one, of which a reshape makes a copy
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    return program
 
 
 def _of_any_size(module: nn.Module, images: Tensor, multiple: int, precision: str) -> Any:

@@ -19,7 +19,7 @@ class DetectionConfig(TaskConfig):
 
 @dataclass
 class DetectorConfig(ModelConfig):
-    """usual_loss: of the classes, which loss=auto takes; YOLO's and DETR's reached the most over five seeds (docs/benchmarks/detection.md)."""
+    """usual_loss: what loss=auto takes; YOLO and DETR reached the most under theirs (docs/benchmarks/detection.md)."""
 
     usual_loss: ClassVar[str] = "focal"
     detector: str = setting("", "which detector")
