@@ -139,9 +139,15 @@ class Figures(string.Formatter):
         return value or "" if value is None or isinstance(value, str) else super().format_field(value, format_spec)
 
 
-def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
-    """Return a table of rows, whose cells are written by formats such as `{ms:,.1f}`; both with | between the columns."""
-    return tables.markdown(header.split(" | "), [[Figures().format(cell, **row) for cell in cells.split(" | ")] for row in rows])
+def table(header: str, cells: str, rows: Iterable[dict[str, Any]], sparse: bool = False) -> str:
+    """Return a table of rows, whose cells are written by formats such as `{ms:,.1f}`; both with | between the columns.
+
+    sparse: leave out the columns that no row fills.
+    """
+    written = [[Figures().format(cell, **row) for cell in cells.split(" | ")] for row in rows]
+    filled = [not sparse or any(column) for column in zip(*written, strict=True)]
+    titles, *lines = ([*itertools.compress(line, filled)] for line in (header.split(" | "), *written))
+    return tables.markdown(titles, lines)
 
 
 def throughput(file: Path) -> str:
@@ -279,9 +285,9 @@ def problems(file: Path) -> str:
         told |= {"what": (f"`{name}` {sizes}" if "_" in name else problem) if first else "", "waits": "waits" if each.get("waits") else ""}
         told["floor"] = None if floor is None or "ms" not in each else f"{floor / each['ms']:.0%}"
         rows.append({"peak_mib": None, "operations": None, "ms": None, **each, **told, "failed": each.get("error", "")[:80]})
-    header = " | by | ms | of the floor | peak MiB | operations | the host | beside the first, or float64"
+    header = "problem | by | ms | of the floor | peak MiB | operations | the host | beside the first, or float64"
     cells = "{what} | {contender} | {ms:,.3f} | {floor} | {peak_mib:,.1f} | {operations:,d} | {waits} | {beside}{failed}"
-    return f"{source(found)}.\n\n{table(header, cells, rows)}"
+    return f"{source(found)}.\n\n{table(header, cells, rows, sparse=True)}"
 
 
 def objectives(file: Path) -> str:
@@ -562,7 +568,8 @@ def effect_rows(file: Path = EFFECTS) -> Rows:
 
 
 def effect_table(rows: Rows) -> str:
-    header = f"{COMMAND} | seeds | held-out, %, ± standard deviation | paired difference (95 %) | p | p, corrected | effect |  | CPU s"
+    tested = "paired difference (95 %) | p | p, corrected | effect"
+    header = f"{COMMAND} | seeds | held-out, %, ± standard deviation | {tested} | second figure | CPU s"
     cells = "`{command}` | {seeds} | {metric} {mean:.1f} ± {deviation:.1f} | " + DIFFERENCE + " | {name} {second:.3f} | {seconds:,.0f}"
     return table(header, cells, rows)
 
@@ -570,7 +577,8 @@ def effect_table(rows: Rows) -> str:
 def effects(file: Path) -> str:
     found = found_in(file)
     first = next(iter(found.values()))
-    commits, dates = (", ".join(dict.fromkeys(what[name] for what in found.values())) for name in ("commit", "date"))
+    named = ({each: None for what in found.values() for each in what[name].split(", ")} for name in ("commit", "date"))
+    commits, dates = map(", ".join, named)
     devices = "; ".join(dict.fromkeys(what["device"] for what in found.values()))
     about = f"{devices}; torch {first['torch']}, timm {first['timm']}, commit {commits}, {dates}."
     return f"{about}\n\n{effect_table(effect_rows(file))}"
@@ -589,7 +597,7 @@ def calibration(file: Path) -> str:
         scaled = f"T = {temperature:.2f}" if metric == "ece_temperature" else "as trained"
         row = {"command": command, "temperature": scaled, "mean": statistics.mean(errors), "deviation": statistics.stdev(errors)}
         rows.append(row | columns_of(tested.get(key), 3))
-    header = f"{COMMAND} | temperature | calibration error, ± standard deviation | paired difference (95 %) | p | p, corrected | "
+    header = f"{COMMAND} | temperature | calibration error, ± standard deviation | paired difference (95 %) | p | p, corrected | better"
     return table(header, "`{command}` | {temperature} | {mean:.3f} ± {deviation:.3f} | " + DIFFERENCE, rows)
 
 

@@ -207,7 +207,10 @@ def targets(report: Report) -> str:
         [v.case, v.what, f"≤ {_shown(v, v.wanted)}{f' = {v.of}' if v.of else ''}", _shown(v, v.found), "met" if v.met else "**missed**"]
         for v in found
     ]
-    lines = [f"{sum(v.met for v in found)} of {len(found)} targets met.", markdown(("case", "figure", "target", "measured", ""), rows)]
+    lines = [
+        f"{sum(v.met for v in found)} of {len(found)} targets met.",
+        markdown(("case", "figure", "target", "measured", "outcome"), rows),
+    ]
     return "\n\n".join(lines)
 
 

@@ -14,7 +14,7 @@ USES = {
     "segmentation-512": "segmentation 512²",
     "retinanet-800x1344": "RetinaNet 800×1344",
     "detr": "DETR",
-    "large": "2²⁸ elements",
+    "large": "a large tensor",
     "gfl-800x1344": "GFL 800×1344",
     "yolo-640": "YOLOv8 640²",
     "open-images": "Open Images labels",
@@ -171,7 +171,7 @@ def targets(report: Report) -> str:
     met = sum(v.met for v in found)
     lines = [
         f"{met} of {len(found)} targets met. Times in ms are for a copy rate of 4.30 TB/s, scaled to this run's.",
-        markdown(("case", "figure", "target", "measured", ""), rows),
+        markdown(("case", "figure", "target", "measured", "outcome"), rows),
     ]
     slower = rivals(report)
     if slower:
