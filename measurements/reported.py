@@ -139,13 +139,13 @@ class Figures(string.Formatter):
         return value or "" if value is None or isinstance(value, str) else super().format_field(value, format_spec)
 
 
-def table(header: str, cells: str, rows: Iterable[dict[str, Any]], sparse: bool = False) -> str:
+def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
     """Return a table of rows, whose cells are written by formats such as `{ms:,.1f}`; both with | between the columns.
 
-    sparse: leave out the columns that no row fills.
+    Columns that no row fills are left out.
     """
     written = [[Figures().format(cell, **row) for cell in cells.split(" | ")] for row in rows]
-    filled = [not sparse or any(column) for column in zip(*written, strict=True)]
+    filled = [any(column) for column in zip(*written, strict=True)]
     titles, *lines = ([*itertools.compress(line, filled)] for line in (header.split(" | "), *written))
     return tables.markdown(titles, lines)
 
@@ -287,7 +287,7 @@ def problems(file: Path) -> str:
         rows.append({"peak_mib": None, "operations": None, "ms": None, **each, **told, "failed": each.get("error", "")[:80]})
     header = "problem | by | ms | of the floor | peak MiB | operations | the host | beside the first, or float64"
     cells = "{what} | {contender} | {ms:,.3f} | {floor} | {peak_mib:,.1f} | {operations:,d} | {waits} | {beside}{failed}"
-    return f"{source(found)}.\n\n{table(header, cells, rows, sparse=True)}"
+    return f"{source(found)}.\n\n{table(header, cells, rows)}"
 
 
 def objectives(file: Path) -> str:
@@ -476,7 +476,7 @@ def precision_of_peers(loss: str, file: Path) -> str:
         errors = [shown[case][error] for case in CASES_SHOWN.values() for error in ERRORS]
         errors += [max(each[error] for each in own if not each["offset"]) for error in ERRORS]
         rows.append([name, *(f"{error:.1e}" for error in errors)])
-    header = ("", *(f"{case}: {error}" for case in (*CASES_SHOWN, "largest without offset") for error in ERRORS.values()))
+    header = ("by", *(f"{case}: {error}" for case in (*CASES_SHOWN, "largest without offset") for error in ERRORS.values()))
     return f"{source(found['source'])}.\n\n{tables.markdown(header, rows)}{failed}"
 
 

@@ -84,6 +84,14 @@ def test_links_and_files_are_there(page):
     check_named_files(page)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/benchmarks/")])
+def test_each_column_of_figures_has_a_title_and_figures(page):
+    for table in re.findall(r"(?:^\|.*\|\n)+", text_of(page), re.M):
+        header, _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines())
+        assert all(header), header
+        assert all(map(any, zip(*rows, strict=True))), header
+
+
 def test_files_of_pages_are_tried_elsewhere():
     assert {page for page in PAGES if files_of(page)} <= set(OWN_TEST)
 
