@@ -4,9 +4,11 @@ import inspect
 import re
 import textwrap
 from pathlib import Path
+from typing import get_args
 
 from lossforge.losses.base.declare import Declared, whole_signature
 from lossforge.losses.base.docs import COMMON, INDEX_ERROR, OPTIONS
+from lossforge.losses.base.record import SCALAR
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"^(Args|Returns|Raises|Examples):\n((?: {4}.*(?:\n|\Z)|\n)*)", re.MULTILINE)
@@ -116,6 +118,12 @@ def source_of(each: Declared) -> str:
     return "; ".join(filter(None, (each.facts.get("paper", ""), theirs and f"in place of {theirs}")))
 
 
+def returned(each: Declared) -> str:
+    """Return what the template says of a result; only of a scalar, where the loss has no reduction "none"."""
+    reduction = inspect.signature(each.definition).parameters.get("reduction")
+    return f"{SCALAR}." if reduction and "none" not in get_args(reduction.annotation) else each.docs.returns
+
+
 def whole_docstring(each: Declared) -> str:
     """Return the docstring of a public function."""
     text, own = sections(inspect.getdoc(each.definition) or "")
@@ -124,7 +132,7 @@ def whole_docstring(each: Declared) -> str:
     raised = own.get("Raises") or "\n".join(["TypeError, ValueError: an argument is wrong; the message names it.", *indices])
     parts = {
         "Args": "\n".join(line(name, meaning) for name, meaning in meanings.items()),
-        "Returns": filled(own.get("Returns") or each.docs.returns, WIDTH - 4),
+        "Returns": filled(own.get("Returns") or returned(each), WIDTH - 4),
         "Raises": "\n".join(filled(one, WIDTH - 4, "    ") for one in re.split(r"\n(?! )", raised)),
         "Examples": example(each, own.get("Examples", "")),
     }

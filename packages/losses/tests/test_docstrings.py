@@ -6,6 +6,7 @@ import inspect
 import io
 import itertools
 import re
+from typing import get_args
 
 import pytest
 import torch
@@ -65,6 +66,13 @@ def test_a_loss_has_formula_and_source(name):
     assert not loss.paper or loss.paper in documented
     theirs = (loss.like or "").replace(":", ".")
     assert not theirs or theirs.startswith("lossforge") or theirs in documented
+
+
+def test_a_loss_that_refuses_the_reduction_none_tells_nothing_of_its_result():
+    signatures = {name: inspect.signature(each).parameters.get("reduction") for name, each in FUNCTIONS.items()}
+    refusing = [name for name, reduction in signatures.items() if reduction and "none" not in get_args(reduction.annotation)]
+    assert refusing
+    assert not [name for name in refusing if '"none"' in sections(inspect.getdoc(FUNCTIONS[name]))[1]["Returns"]]
 
 
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {*OF_FORMULAS, *SLOW}))

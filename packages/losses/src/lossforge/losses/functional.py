@@ -1422,8 +1422,7 @@ def two_way_loss(
         gradient: written in "forward", or computed in "backward"; None chooses.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one
-        value a sample, in float32.
+        a scalar, in float32 (float64 for float64).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -1509,7 +1508,7 @@ def kl_div(
     torch.nn.functional.kl_div.
 
     L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of
-    probability 0 adds nothing, whatever x is (torch: nan at -inf).
+    probability 0 adds nothing, for any x (torch: nan at -inf).
 
     When to use it: Take it for a target distribution and log-probabilities that
     exist anyway. With `reduction="batchmean"` it is the divergence.
@@ -2449,7 +2448,8 @@ def distribution_focal_loss(
         inplace: the gradient takes the memory of the logits; read them before.
 
     Returns:
-        a scalar or as target, in float32 (float64 for float64).
+        a scalar, in float32 (float64 for float64); with reduction "none" one
+        value a target, in float32.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -3381,8 +3381,8 @@ def ldam_loss(
     overfitted. The authors add class weights (`class_balanced_weight`) for the
     last fifth of the training alone.
 
-    When not: Leave it for logits that are no cosines, whose scale makes the
-    margins meaningless; `logit_adjusted_ce` takes such.
+    When not: Leave it for logits that are not cosines, because their scale
+    makes the margins meaningless; `logit_adjusted_ce` takes them.
 
     Args:
         input: cosines in [-1, 1].
@@ -3830,7 +3830,7 @@ def box_l1_loss(
     When to use it: Take it for encoded offsets, and beside `giou` for
     normalised boxes, as DETR does.
 
-    When not: Leave it alone on boxes in pixels, because large boxes then
+    When not: Do not use it alone on boxes in pixels, because large boxes then
     dominate small ones.
 
     Args:
@@ -4138,8 +4138,8 @@ def kfiou_loss(
     When to use it: Take it with the sum that the paper trains, where a loss
     should follow the trend of the rotated IoU.
 
-    When not: Leave it alone: it has no gradient in the centres. `probiou` and
-    `kld` have one.
+    When not: Do not use it alone, because it has no gradient in the centres.
+    `probiou` and `kld` have one.
 
     Args:
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
@@ -4663,8 +4663,7 @@ def dice_ce_loss(
         validate: check class indices on CUDA too, which waits for the device.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one
-        value a region, in float32.
+        a scalar, in float32 (float64 for float64).
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -5329,7 +5328,7 @@ def topk_kl_div_with_logits(
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
-            Other labels mean nothing without hard_weight.
+            Other labels mean nothing.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -5560,11 +5559,11 @@ def dino_loss(
         weight: (N, d…), floating or bool, a factor of each row; the means
             divide by its sum. Rows of weight 0 are not read.
         labels: integers (N, d…); rows whose label is ignore_index are left out.
-            Other labels mean nothing without hard_weight.
+            Other labels mean nothing.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
-        validate: check class indices on CUDA too, which waits for the device.
+        validate: without effect.
         normalizer: number or 0-d tensor in place of the mean's divisor.
 
     Returns:
@@ -5573,7 +5572,6 @@ def dino_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
-        IndexError: a class index is out of range; on CUDA with validate alone.
 
     Examples:
         >>> import torch
@@ -6396,8 +6394,8 @@ def proxy_anchor_loss(
     Args:
         features: (N, D).
         proxies: (C, D), one row a class, learned with the features.
-        labels: class indices (N,). A label below 0 or of at least C raises
-            IndexError; on CUDA it makes the loss nan.
+        labels: class indices (N,), from 0 to C - 1. On CUDA any other label
+            makes the loss nan.
         margin: δ, which positives must exceed and the negated similarity of
             negatives too.
         alpha: α above 0, the scale.
@@ -6415,6 +6413,7 @@ def proxy_anchor_loss(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: on CPU, a class index is out of range.
 
     Examples:
         >>> import torch

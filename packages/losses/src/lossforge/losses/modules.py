@@ -1067,7 +1067,7 @@ class DINOLoss(TargetModule):
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
-        validate: check class indices on CUDA too, which waits for the device.
+        validate: without effect.
     """
 
     function = staticmethod(functional.dino_loss)

@@ -229,7 +229,7 @@ def ldam_loss(
     When to use it: Take it for a long tail whose rare classes are separable but overfitted. The authors add class weights
     (`class_balanced_weight`) for the last fifth of the training alone.
 
-    When not: Leave it for logits that are no cosines, whose scale makes the margins meaningless; `logit_adjusted_ce` takes such.
+    When not: Leave it for logits that are not cosines, because their scale makes the margins meaningless; `logit_adjusted_ce` takes them.
 
     Args:
         input: cosines in [-1, 1].

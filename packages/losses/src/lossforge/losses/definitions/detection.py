@@ -389,9 +389,6 @@ def distribution_focal_loss(
         weight: one a target, or what broadcasts to target, such as (N, 1) for (N, 4).
         normalizer: number or 0-d tensor that takes the place of the mean's divisor: mmdetection's avg_factor.
 
-    Returns:
-        a scalar or as target, in float32 (float64 for float64).
-
     Examples:
         >>> sides = torch.randn(32, 4, 17, requires_grad=True)
         >>> distribution_focal_loss(sides, 16 * torch.rand(32, 4)).backward()

@@ -374,6 +374,7 @@ def topk_kl_div_with_logits(
             log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices.
         indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry.
         renormalize: q = softmax(values / T) over the K.
+        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing.
         tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
             least 2⁻²⁴.
 

@@ -151,7 +151,7 @@ def kl_div(
 ) -> CheckedCall[ElementwiseCall]:
     """Kullback-Leibler divergence of log-probabilities, element by element, as torch.nn.functional.kl_div.
 
-    L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of probability 0 adds nothing, whatever x is (torch: nan at -inf).
+    L = w y (ln y - x), or with log_target w exp(y) (y - x). An element of probability 0 adds nothing, for any x (torch: nan at -inf).
 
     When to use it: Take it for a target distribution and log-probabilities that exist anyway. With `reduction="batchmean"` it is the
     divergence.

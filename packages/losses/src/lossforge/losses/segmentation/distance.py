@@ -155,7 +155,7 @@ def hausdorff_loss(
 
     When to use it: Take it beside a Dice loss where a model is judged by its worst errors, far from the true boundary.
 
-    When not: Leave it alone at the start of training, where all is far from the boundary, and where time counts: each step transforms
+    When not: Do not use it alone at the start of training, where all is far from the boundary, nor where time counts: each step transforms
     four masks a class.
 
     Args:

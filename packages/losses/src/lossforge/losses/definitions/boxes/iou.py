@@ -357,7 +357,7 @@ def box_l1_loss(
 
     When to use it: Take it for encoded offsets, and beside `giou` for normalised boxes, as DETR does.
 
-    When not: Leave it alone on boxes in pixels, because large boxes then dominate small ones.
+    When not: Do not use it alone on boxes in pixels, because large boxes then dominate small ones.
 
     Args:
         boxes1: (..., 4), of a floating dtype. Coordinates are compared as they are, whatever they stand for.

@@ -294,7 +294,7 @@ def kfiou_loss(
 
     When to use it: Take it with the sum that the paper trains, where a loss should follow the trend of the rotated IoU.
 
-    When not: Leave it alone: it has no gradient in the centres. `probiou` and `kld` have one.
+    When not: Do not use it alone, because it has no gradient in the centres. `probiou` and `kld` have one.
 
     Args:
         eps: of at least 0; a side below it is eps. So gradients stay finite where eps is above 0.

@@ -293,11 +293,15 @@ def proxy_anchor_loss(
     Args:
         features: (N, D).
         proxies: (C, D), one row a class, learned with the features.
-        labels: class indices (N,). A label below 0 or of at least C raises IndexError; on CUDA it makes the loss nan.
+        labels: class indices (N,), from 0 to C - 1. On CUDA any other label makes the loss nan.
         margin: δ, which positives must exceed and the negated similarity of negatives too.
         alpha: α above 0, the scale.
         reduction: "mean" as in the formula; "none", (C,), a proxy's own: its term of positives times C / |P⁺|, and its term of negatives;
             "sum" adds these up, and a normalizer divides their sum.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        IndexError: on CPU, a class index is out of range.
 
     Examples:
         >>> features, proxies = torch.randn(8, 32, requires_grad=True), torch.randn(5, 32, requires_grad=True)

@@ -76,6 +76,8 @@ def dino_loss(
         student_temperature: Tₛ above 0.
         teacher_temperature: Tₜ above 0, below Tₛ, so that the teacher is sharper.
         center: c, subtracted from the teacher's logits in float32; None for 0. It has no gradient.
+        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing.
+        validate: without effect.
 
     Examples:
         >>> student, teacher = torch.randn(8, 64, requires_grad=True), torch.randn(8, 64)
