@@ -11,11 +11,13 @@ sys.path.append(str(ROOT / "tools"))
 from formula_tex import tex
 from loss_pages import OF_TORCH, about, arguments, section
 from reported import BENCH
-from tables import on_pages
+from tables import family_of, on_pages
 
 import lossforge.losses
 from lossforge.bench.report import load
 from lossforge.losses.registry import LOSSES
+
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -60,6 +62,21 @@ def test_a_formula_is_written_in_tex(formula, written):
 def test_a_character_without_tex_is_refused():
     with pytest.raises(ValueError, match=r"no TeX is known for .'∂'"):
         tex("L = ∂x")
+
+
+def test_every_public_name_is_in_the_reference_once_on_the_page_of_its_family():
+    entries = {page.stem: re.findall(r"^::: lossforge\.losses\.(\S+)$", text_of(f"docs/reference/{page.name}"), re.M) for page in REFERENCE}
+    places = {name: [page for page, names in entries.items() if {name, f"{name}.{name}"} & {*names}] for name in lossforge.losses.__all__}
+    assert not {name: pages for name, pages in places.items() if len(pages) != 1}
+    families = {each.definition.__name__: f"losses_{family_of(each)}" for each in on_pages()}
+    assert not {name: places[name] for name, page in families.items() if places[name] != [page]}
+
+
+def test_the_page_of_all_losses_names_every_loss():
+    page = text_of("docs/losses/index.md")
+    losses = [name for name in lossforge.losses.__all__ if name.endswith("_loss")]
+    assert len(losses) > 60
+    assert not [name for name in losses if not re.search(rf"`{name}`", page)]
 
 
 def test_mathematics_alone_is_shown_as_code():

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -137,7 +137,7 @@ def section(declared: Declared, report: Report) -> str:
     if figures := measured(name, report):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
     if rows := [row for row in reported.effect_rows() if f"loss={name}" in row["command"].split()]:
-        parts += ["**What it did to a model**, over five seeds ([all](../benchmarks/effects.md)):", reported.effect_table(rows)]
+        parts += ["**What it did to a model** ([all](../benchmarks/effects.md)):", reported.effect_table(rows)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -165,7 +165,16 @@ def reference(family: str) -> str:
             "A module keeps the options of its function as attributes, which forward reads at each call, and class weights as buffers.",
             *(f"::: lossforge.losses.{name}" for name in modules),
         ]
+    if beside := beside_losses(family, {*functions, *modules}):
+        parts += ["## Beside the losses", *(f"::: lossforge.losses.{name}" for name in beside)]
     return "\n\n".join(parts) + "\n"
+
+
+def beside_losses(family: str, losses: Collection[str]) -> list[str]:
+    """Return the public names of a family's file that are neither functions of losses nor modules: records of outputs, and helpers."""
+    places = {each.definition.__module__ for each in members(family)}
+    public = {name: getattr(lossforge.losses, name) for name in lossforge.losses.__all__}
+    return [name for name, found in public.items() if found.__module__ in places and name not in losses]
 
 
 def _logits(loss: Loss, x: Tensor, y: float) -> tuple[Any, ...]:
