@@ -650,6 +650,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "assignment": (problems, RESULTS / "assignment-h200.json"),
     **{make.__name__: (make, RESULTS / "matching-h100.json") for make in (hungarian, criterion)},
     "metric learning": (metric_learning, RESULTS / "metric-learning-h200.json"),
+    "self-distillation": (bench, RESULTS / "self-distillation-h200.json"),
     "masks and features": (problems, RESULTS / "masks-and-features-h100.json"),
     "objectives": (objectives, RESULTS / "objectives-h200.json"),
     "deviations": (deviations, RESULTS / "deviations-h100.json"),
