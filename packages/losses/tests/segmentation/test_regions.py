@@ -114,6 +114,35 @@ def test_class_156_of_uint8_is_not_ignored(device):
     torch.testing.assert_close(mcc_loss(x, target), mcc_loss(x, target.long()))
 
 
+@pytest.mark.parametrize(
+    ("activation", "classes", "size"),
+    [("sigmoid", 1, 8.0), (None, 2, 8.0), ("softmax", 3, 8.0), ("softmax", 3, 2.0), ("softmax", 600, 6.0)],
+)
+def test_mcc_of_a_class_of_nearly_all_pixels(activation, classes, size, device):
+    """10 pixels have another class, of 65,536 or 256. What they add is not lost beside the sums of the others."""
+    edge = 16 if classes > 3 else 256
+    target = torch.ones(1, edge, edge, dtype=torch.int64, device=device)
+    target.view(-1)[:10] = 0
+    one_hot = F.one_hot(target, max(classes, 2)).movedim(-1, 1)[:, -classes:]
+    x = torch.randn(1, classes, edge, edge, device=device) + size * (2.0 * one_hot - 1)
+    x = x.sigmoid() if activation is None else x
+    for given, wide in ((target, target), (one_hot.float(), one_hot.double())):
+        wanted = differentiated(mcc_loss, x.double(), wide, activation=activation, reduction="none")
+        value, g = differentiated(mcc_loss, x, given, activation=activation, reduction="none")
+        assert (value - wanted[0]).abs().max() < 2e-6
+        if activation != "softmax" or size < 3:  # the gradient of a softmax near 1 has the digits of 1
+            assert error(g, wanted[1]) < 5e-5
+
+
+def test_mcc_of_an_empty_region_without_smoothing_has_gradient_0(device):
+    target = torch.zeros(2, 1, 4, 4, dtype=torch.bool, device=device)
+    target[1, 0, 1] = True
+    value, g = differentiated(mcc_loss, target.float(), target, activation=None, smooth_dr=0.0, reduction="none")
+    assert value[0] == 0
+    assert not g[0].any()
+    assert g[1].isfinite().all()
+
+
 def test_a_right_prediction_has_mcc_loss_0(device):
     target = torch.zeros(2, 1, 4, 4, dtype=torch.bool, device=device)
     assert mcc_loss(target.float(), target, activation=None) == 0

@@ -412,19 +412,19 @@ class OverlapTiles(NamedTuple):
     own: int = 0
 
 
-def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, ce: bool) -> OverlapTiles:
+def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, more: bool) -> OverlapTiles:
     """Choose tiles of an overlap loss.
 
     Args:
         classes: of a pixel.
         softmax: whether a pixel's classes are read together, up to 512 in one tile.
         pixels_adjacent: neighbouring pixels are adjacent in memory, as in (N, C, H, W), not channels last.
-        ce: whether a cross entropy is summed too.
+        more: whether a class has more than three sums.
     """
     if (tried := on_trial(OverlapTiles)) is not None:
         return tried
     # registers hold the exponentials of a lane's pixels and three sums of every class; a cross entropy needs two more a class
-    own = [n for n in (8, 4, 2) if classes * (n + 3 + 2 * ce) <= 170 and (n < 8 or classes <= 8)]
+    own = [n for n in (8, 4, 2) if classes * (n + 3 + 2 * more) <= 170 and (n < 8 or classes <= 8)]
     if softmax and pixels_adjacent and own:
         return OverlapTiles(classes, 64 * own[0], 2, own[0])
     whole = next_power_of_2(classes)

@@ -45,11 +45,13 @@ def coefficients_of(region, first, config, BC: tl.constexpr):
 
 
 @triton.jit
-def slope(p, y, a, b, SQUARED: tl.constexpr):
+def slope(p, y, a, b, config):
     """Return h = ∂L/∂p."""
     h = a * y + b
-    if SQUARED:
+    if config.SQUARED:
         h = a * y + 2.0 * b * p
+    if config.CONFUSION:  # a + b would lose the digits of a that are smaller than those of b
+        h = a * y + b * (1.0 - y)
     return h
 
 
@@ -62,7 +64,7 @@ def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.c
     a, b, e = coefficients_of(region, first, images.config, BC)
     y = target_tile(images, place, labels, c)
     p = exp2((tile - top) * LOG2E) * share
-    h = slope(p, y, a, b, images.config.SQUARED)
+    h = slope(p, y, a, b, images.config)
     if STORE:
         g = p * (h - dot)
         if images.config.CE:
@@ -82,7 +84,7 @@ def softmax_gradient(images, place, region):
     if len(images.config.HELD) > 0:
         held, top, total = logits(images, place, labels.keep, 0, "evict_first")
     else:
-        top, total = swept_softmax(images, place, labels.keep)
+        top, total, _ = swept_softmax(images, place, labels.keep)
     share = reciprocal(total)
     dot = share * 0.0
     for sweep in tl.static_range(2):
@@ -108,11 +110,11 @@ def element_gradient(images, place, region):
     tile = logit_tile(images, place, c, labels.keep, "evict_first")
     if images.config.SIGMOID:
         p, q, _ = logistic(tile)
-        g = p * q * slope(p, y, a, b, images.config.SQUARED)
+        g = p * q * slope(p, y, a, b, images.config)
         if images.config.CE:
             g += e * (p - y)
     else:
-        g = slope(tile, y, a, b, images.config.SQUARED)
+        g = slope(tile, y, a, b, images.config)
     store_gradient(images, place, c, labels.keep, g)
 
 

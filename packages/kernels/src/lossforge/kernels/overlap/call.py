@@ -45,6 +45,11 @@ class OverlapCall(NamedTuple):
         return 1 if self.batch else self.x.shape[0], self.x.shape[1] - self.skip
 
     @property
+    def confusion(self) -> bool:
+        """Whether the four sums of a confusion matrix are wanted, and no loss."""
+        return self.loss == "region_sums"
+
+    @property
     def counted(self) -> bool:
         """Whether the cross entropy's mean divides by what is counted on the device."""
         return self.lambda_ce is not None and self.reduction == "mean" and not self.target.is_floating_point()
@@ -52,5 +57,5 @@ class OverlapCall(NamedTuple):
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         regions, classes = self.regions
         each = (classes,) if self.batch else (regions, classes)
-        kept = (2 * regions + int(self.lambda_ce is not None)) * self.x.shape[1]
+        kept = (4 * regions if self.confusion else 2 * regions + int(self.lambda_ce is not None)) * self.x.shape[1]
         return (each if self.reduction == "none" else (), FLOAT), ((kept,), FLOAT)

@@ -9,6 +9,9 @@ launches:
 
 The cross entropy is one more sum of the first launch, Σ y (lse - x) or Σ softplus(x) - x y, with a coefficient e for each class. The second
 launch then adds p Σ e y - e y, or e (p - y).
+
+Losses that torch computes from a confusion matrix take its four sums in place of a loss, true and false positives, false and true negatives,
+and h = a y + b (1 - y). None is the difference of two others: a class of nearly all pixels leaves few negatives, and their digits.
 """
 
 from typing import Any, NamedTuple
@@ -19,14 +22,25 @@ import triton.language as tl
 from lossforge.kernels.engine.layout import END, longer
 from lossforge.kernels.engine.reduce import Scaling, divided, over
 from lossforge.kernels.math import LOG2E, exp2, log, logistic, reciprocal
-from lossforge.kernels.overlap.planes import Images, Place, Region, labels_of, lanes, logit_tile, logits, swept_softmax, target_tile
+from lossforge.kernels.overlap.planes import (
+    Images,
+    Place,
+    Region,
+    labels_of,
+    lanes,
+    logit_tile,
+    logits,
+    rest_of,
+    swept_softmax,
+    target_tile,
+)
 
 
 class Memory(NamedTuple):
     """What the first launch writes.
 
     Attributes:
-        parts: (images × programs an image, S, classes), then (images, S, classes) with BATCH, then loss, ce and count, (images) each.
+        parts: (images × programs an image, SUMS, classes), then (images, SUMS, classes) with BATCH, then loss, ce and count, (images) each.
         ticket: counters of finished programs: one of all images, then one of each.
         out: (regions, classes - skip).
         total: 0-d.
@@ -41,7 +55,10 @@ class Memory(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How a region's sums become its loss: a formula, times class weights and scale; and a cross entropy times ce_scale."""
+    """How a region's sums become its loss: a formula, times class weights and scale; and a cross entropy times ce_scale.
+
+    formula: None with CONFUSION.
+    """
 
     formula: Any
     hyper: Any
@@ -52,10 +69,15 @@ class Loss(NamedTuple):
 
 
 @triton.jit
-def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
-    """Return each element's contribution to I, P and Y, and if asked for to the cross entropy and to the count of elements."""
+def terms(tile, y, labels, softmax, MASKED: tl.constexpr, config):
+    """Return each element's contribution to I, P and Y, and if asked for to the cross entropy and to the count of elements; or to the four
+    sums of a confusion matrix.
+
+    softmax: maximum, sum and rest of each pixel.
+    """
+    top, total, rest = softmax
     ce, count = y, y
-    share = 1.0
+    share, q = 1.0, y
     if MASKED:
         # an invalid class index makes its image's sums nan
         share = tl.where(labels.keep, tl.where(labels.valid, 1.0, float("nan")), 0.0)
@@ -64,7 +86,7 @@ def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
         if config.CE:
             ce = tl.where(y == 0.0, 0.0, y * (top - tile + log(total)))
     elif config.SIGMOID:
-        p, _, log1p = logistic(tile)
+        p, q, log1p = logistic(tile)
         p = p * share
         if config.CE:
             ce = (tl.where(tile >= 0, 1.0 - y, y) * tl.abs(tile) + log1p) * share
@@ -73,6 +95,13 @@ def terms(tile, y, labels, top, total, MASKED: tl.constexpr, config):
     if config.COUNT:
         count = tl.zeros_like(y) + share
     i = p * y
+    if config.CONFUSION:
+        if config.SOFTMAX:  # of a p above 1/2 the rest has more digits
+            q = tl.where(p > 0.5, rest * reciprocal(total), 1.0 - p)
+        elif not config.SIGMOID:
+            q = 1.0 - p
+        outside = (1.0 - y) * share
+        p, y, ce = p * outside, q * y, q * outside
     if config.SQUARED:
         p, y = p * p, y * y
     return i, p, y, ce, count
@@ -90,16 +119,19 @@ def grouped(tile, V: tl.constexpr, ADJACENT: tl.constexpr):
 
 @triton.jit
 def add_tiles(sums, images, place, first):
-    """Add the `terms` of tiles to `sums`, S for each tile. The tiles hold all classes that their pixels' probabilities depend on."""
-    S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
+    """Add the `terms` of tiles to `sums`, SUMS for each tile. The tiles hold all classes that their pixels' probabilities depend on."""
+    S: tl.constexpr = images.config.SUMS
     MASKED: tl.constexpr = images.config.INDEX or place.inside is not None
     labels = labels_of(images, place)
     held, top, total = logits(images, place, labels.keep, first, "")
+    rest = total
+    if images.config.SOFTMAX and images.config.CONFUSION:
+        rest = rest_of(held, top)
     added = ()
     for k in tl.static_range(len(images.config.HELD)):
         y = target_tile(images, place, labels, first + tl.arange(0, images.config.HELD[k]))
         first += images.config.HELD[k]
-        found = terms(held[k], y, labels, top, total, MASKED, images.config)
+        found = terms(held[k], y, labels, (top, total, rest), MASKED, images.config)
         for s in tl.static_range(S):
             added = longer(added, sums[S * k + s] + grouped(found[s], images.config.V, images.config.ADJACENT))
     return added
@@ -107,9 +139,9 @@ def add_tiles(sums, images, place, first):
 
 @triton.jit
 def sum_held(images, n, k, programs, pixels, mine):
-    """Store the sums of image n's tiles k, k + programs, … at `mine`, (S, classes). Only the last, partial tile has a mask."""
+    """Store the sums of image n's tiles k, k + programs, … at `mine`, (SUMS, classes). Only the last, partial tile has a mask."""
     BP: tl.constexpr = images.config.BP
-    S: tl.constexpr = 3 + images.config.CE + images.config.COUNT
+    S: tl.constexpr = images.config.SUMS
     first = 0 if images.config.SOFTMAX else tl.program_id(1) * images.config.BC
     lane = lanes(images.config)
     full = pixels // BP
@@ -136,14 +168,14 @@ def sum_swept(images, n, k, programs, pixels, mine):
         start = tile * images.config.BP
         place = Place(n, start, lane, start + lane < pixels)
         labels = labels_of(images, place)
-        top, total = swept_softmax(images, place, labels.keep)
+        softmax = swept_softmax(images, place, labels.keep)
         for first in range(0, images.classes, images.config.BC):
             c = first + tl.arange(0, images.config.BC)
             before = c < tl.where(tile > k, images.classes, 0)  # in the interpreter a scalar condition joined with a block's is not a mask
             y = target_tile(images, place, labels, c)
-            found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, top, total, True, images.config)
+            found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, softmax, True, images.config)
             to = mine + c
-            for s in tl.static_range(3 + images.config.CE):
+            for s in tl.static_range(images.config.SUMS):
                 tl.store(to, tl.load(to, mask=before, other=0.0) + tl.sum(found[s], 1), mask=c < images.classes)
                 to += images.classes
         tl.debug_barrier()
@@ -186,6 +218,15 @@ def settle(sums, region, c, scale, memory, loss, PRESENT: tl.constexpr):
 
 
 @triton.jit
+def settle_confusion(sums, region, c):
+    """Store the four sums of classes c of a region."""
+    to = region.coefficients_ptr + region.number * region.classes + c
+    for s in tl.static_range(4):
+        tl.store(to, sums[s], mask=c < region.classes)
+        to += region.regions * region.classes
+
+
+@triton.jit
 def column_sum(at, rows, BLOCK: tl.constexpr):
     """Sum `rows` neighbouring numbers in their order. What is rounded off is added to the next number (Kahan), because they are similar."""
     parts = tl.zeros([BLOCK], tl.float32)
@@ -214,7 +255,7 @@ def conclude(region, programs, memory, loss, config):
 
     region: with the image's number, also if regions extend over the batch.
     """
-    S: tl.constexpr = 3 + config.CE + config.COUNT
+    S: tl.constexpr = config.SUMS
     scale = divided(loss.scaling.scale, loss.scaling.divisor_ptr, loss.scaling.EMPTY_IS_ZERO)
     n, images, classes = region.number, region.regions, region.classes
     of_image = memory.parts + n * programs * S * classes
@@ -227,8 +268,10 @@ def conclude(region, programs, memory, loss, config):
         c = at + tl.arange(0, config.BF)
         sums = added(of_image, programs, S * classes, c, classes, S, config.BK)
         if config.BATCH:
-            for s in tl.static_range(3):
+            for s in tl.static_range(3 + config.CONFUSION):
                 tl.store(of_images + (n * S + s) * classes + c, sums[s], mask=c < classes)
+        elif config.CONFUSION:
+            settle_confusion(sums, region, c)
         else:
             value += settle(sums, region, c, scale, memory, loss, config.PRESENT)
         if config.CE:
@@ -247,8 +290,11 @@ def conclude(region, programs, memory, loss, config):
             batch = Region(0, 1, classes, region.skip, region.coefficients_ptr, None)
             for at in range(0, classes, config.BF):
                 c = at + tl.arange(0, config.BF)
-                sums = added(of_images, images, S * classes, c, classes, 3, config.BK)
-                value += settle(sums, batch, c, scale, memory, loss, config.PRESENT)
+                sums = added(of_images, images, S * classes, c, classes, 3 + config.CONFUSION, config.BK)
+                if config.CONFUSION:
+                    settle_confusion(sums, batch, c)
+                else:
+                    value += settle(sums, batch, c, scale, memory, loss, config.PRESENT)
         if config.CE:
             e = loss.ce_scale
             if config.COUNTED:
@@ -275,7 +321,7 @@ def overlap_kernel(x, target, memory, loss, config, images, pixels, inner, class
     programs = tl.num_programs(0) // images  # for each image
     program = tl.program_id(0).to(tl.int64)
     n = program // programs
-    mine = memory.parts + program * (3 + config.CE + config.COUNT) * classes
+    mine = memory.parts + program * config.SUMS * classes
     take: tl.constexpr = sum_held if len(config.HELD) > 0 else sum_swept
     take(Images(x, target, None, classes, inner, first, ignore, config), n, program - n * programs, programs, pixels, mine)
     tl.debug_barrier()

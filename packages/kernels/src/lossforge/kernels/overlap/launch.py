@@ -12,7 +12,6 @@ from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed,
 from lossforge.kernels.engine.layout import Results, Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.engine.template import Launches, TwoLaunches
-from lossforge.kernels.formulas import overlap
 from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.kernels.overlap.kernel import Loss, Memory, overlap_kernel
@@ -68,6 +67,7 @@ class Geometry(NamedTuple):
             SQUARED=call.squared_pred,
             BATCH=call.batch,
             CE=call.lambda_ce is not None,
+            CONFUSION=call.confusion,
             HELD=self.held,
             OWN=self.tiles.own,
             ALL=own or self.classes % self.tiles.classes == 0,
@@ -97,13 +97,13 @@ def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
         Planes(t, whole[0], whole[1], pixel=step[-1] if sizes else 0, row=step[0] if inner else None)
         for t, whole, step in zip(tensors, strides, steps, strict=True)
     ]
-    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, call.lambda_ce is not None)
+    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, call.lambda_ce is not None or call.confusion)
     return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, tiles, softmax)
 
 
 def _sums(call: OverlapCall) -> int:
-    """Return the number of sums of a region: I, P, Y, perhaps the cross entropy, and what it counts."""
-    return 3 + (call.lambda_ce is not None) + (call.counted and call.activation == "sigmoid")
+    """Return the number of sums of a region: I, P, Y, perhaps the cross entropy, and what it counts; or the four of a confusion matrix."""
+    return 3 + call.confusion + (call.lambda_ce is not None) + (call.counted and call.activation == "sigmoid")
 
 
 def _programs(call: OverlapCall, g: Geometry) -> int:
@@ -141,14 +141,14 @@ def _ticket(x: Tensor) -> Tensor:
     return torch.zeros(1 + images, dtype=torch.int32, device=x.device)
 
 
-def _loss(call: OverlapCall, formulas: Formulas) -> Loss:
+def _loss(call: OverlapCall, formulas: Formulas | None) -> Loss:
     (regions, classes), mean = call.regions, call.reduction == "mean"
     ce_scale = call.lambda_ce or 0.0
     if mean and not call.counted:
         ce_scale /= call.x.numel() // call.x.shape[1] if call.activation == "softmax" else call.x.numel()
     scale = float(call.loss_scale / (regions * classes) if mean else call.loss_scale)
     scaling = constants(Scaling(scale, call.normalizer, None, call.empty_is_zero))
-    return Loss(formulas.formula, tuple(call.hyper), call.weight, float(ce_scale), scaling)
+    return Loss(None if formulas is None else formulas.formula, tuple(call.hyper), call.weight, float(ce_scale), scaling)
 
 
 def _prepared(call: OverlapCall) -> OverlapCall:
@@ -156,7 +156,7 @@ def _prepared(call: OverlapCall) -> OverlapCall:
     return call if geometry(call) is not None else call._replace(x=in_order(call.x), target=in_order(call.target))
 
 
-def _compute(call: OverlapCall, formulas: Formulas, keep: bool) -> tuple[Tensors, Tensors]:
+def _compute(call: OverlapCall, formulas: Formulas | None, keep: bool) -> tuple[Tensors, Tensors]:
     g = geometry(call)
     assert g is not None
     x, images, programs = call.x, g.images, _programs(call, g)
@@ -168,6 +168,7 @@ def _compute(call: OverlapCall, formulas: Formulas, keep: bool) -> tuple[Tensors
     block, adjacent = min(triton.next_power_of_2(g.classes), 128), g.planes[0].pixel == 1
     config = g.config(
         call,
+        SUMS=_sums(call),
         PRESENT=call.present_only,
         COUNT=call.counted and call.activation == "sigmoid",
         COUNTED=call.counted,
@@ -181,7 +182,7 @@ def _compute(call: OverlapCall, formulas: Formulas, keep: bool) -> tuple[Tensors
     return (total if out is None else out,), (made,)
 
 
-def _differentiate(call: OverlapCall, formulas: Formulas, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
+def _differentiate(call: OverlapCall, formulas: Formulas | None, kept: Tensors, grad_output: Tensor | None, gradients: Tensors) -> None:
     (coefficients,), (gradient,) = kept, gradients
     assert gradient is not None
     addressed(_make_gradient, call, Given(coefficients, in_order(grad_output), gradient)).start()
@@ -192,14 +193,17 @@ forward, backward = _LAUNCHES.forward, _LAUNCHES.backward
 
 
 def _sums_call(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> OverlapCall:
-    return OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index, batch=batch, reduction="none")
+    return OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index, batch=batch)
 
 
 def sums(x: Tensor, target: Tensor, *options: Any) -> Results:
-    """Return Y of each region, and then I and P one after the other. options: activation, ignore_index, batch."""
-    return forward(_sums_call(x, target, *options), Formulas(overlap.sums), (None,), True)
+    """Return what is not used, and the four sums of a confusion matrix, of each region one after the other.
+
+    options: activation, ignore_index, batch.
+    """
+    return forward(_sums_call(x, target, *options), None, (None,), True)
 
 
 def sums_backward(x: Tensor, target: Tensor, coefficients: Tensor, gradient: Tensor, *options: Any) -> None:
-    """Write the logits' gradient for those of I and P, one after the other."""
-    backward(_sums_call(x, target, *options), Formulas(overlap.sums), (in_order(coefficients),), (None,), (gradient,))
+    """Write the logits' gradient. coefficients: a and b of each region, one after the other."""
+    backward(_sums_call(x, target, *options), None, (in_order(coefficients),), (None,), (gradient,))

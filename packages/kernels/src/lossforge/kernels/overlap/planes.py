@@ -36,6 +36,7 @@ class Config(NamedTuple):
         SQUARED: probabilities and targets are squared in P and Y.
         BATCH: regions extend over all images.
         CE: a cross entropy is summed too.
+        CONFUSION: the sums are Σ p y, Σ p (1 - y), Σ (1 - p) y and Σ (1 - p) (1 - y).
         HELD: classes of each of the tiles that together hold all classes which a pixel's probabilities depend on; empty: a sweep reads
             tiles of BC classes.
         OWN: neighbouring pixels of a lane, if it holds all their classes; else 0.
@@ -43,7 +44,8 @@ class Config(NamedTuple):
         WIDE: offsets from a tile's first pixel need 64 bits.
         BC, BP: classes and pixels of a tile.
         PRESENT: in the first launch: only classes that have target pixels count.
-        COUNT: in the first launch: the number of elements not ignored is one of the S sums.
+        SUMS: in the first launch: how many sums a region has.
+        COUNT: in the first launch: the number of elements not ignored is one of the sums.
         COUNTED: in the first launch: ce_scale is divided by the count, or by the class weights of the pixels not ignored.
         V, ADJACENT: in the first launch: see kernel.grouped.
         BF, BK: in the first launch: classes and parts that are summed at once.
@@ -56,12 +58,14 @@ class Config(NamedTuple):
     SQUARED: bool
     BATCH: bool
     CE: bool
+    CONFUSION: bool
     HELD: tuple[int, ...]
     OWN: int
     ALL: bool
     WIDE: bool
     BC: int
     BP: int
+    SUMS: int = 3
     PRESENT: bool = False
     COUNT: bool = False
     COUNTED: bool = False
@@ -99,7 +103,7 @@ If targets are not indices, keep and valid say only which pixels exist."""
 Region = namedtuple("Region", "number regions classes skip coefficients_ptr grad_output_ptr")
 """One of `regions` regions, of all classes but the first `skip`.
 
-coefficients_ptr: a and b, (regions, classes) each, then e (classes) with CE."""
+coefficients_ptr: a and b, (regions, classes) each, then e (classes) with CE; with CONFUSION the four sums."""
 
 
 @triton.jit
@@ -189,6 +193,15 @@ def softmax_of(held):
 
 
 @triton.jit
+def rest_of(held, top):
+    """Return the part of softmax_of's sum that the maximum itself does not have, whose digits a sum with its 1 would lose."""
+    rest = tl.sum(tl.where(held[0] == top, 0.0, exp2((held[0] - top) * LOG2E)), 0)[None, :]
+    for k in tl.static_range(1, len(held)):
+        rest += tl.sum(tl.where(held[k] == top, 0.0, exp2((held[k] - top) * LOG2E)), 0)[None, :]
+    return rest
+
+
+@triton.jit
 def logits(images, place, keep, first, EVICT: tl.constexpr):
     """Load tiles of classes from `first` on, with their pixels' maximum and sum under a softmax."""
     held = ()
@@ -204,15 +217,19 @@ def logits(images, place, keep, first, EVICT: tl.constexpr):
 
 @triton.jit
 def swept_softmax(images, place, keep):
-    """Return the same as softmax_of in a sweep over the classes."""
+    """Return the same as softmax_of, and with CONFUSION as rest_of, in a sweep over the classes."""
     top = tl.full([1, images.config.BP], LOWEST, tl.float32)
     total = tl.zeros([1, images.config.BP], tl.float32)
+    rest = tl.zeros([1, images.config.BP], tl.float32)
     for first in range(0, images.classes, images.config.BC):
         tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), keep, "evict_last")
         higher = tl.maximum(top, tl.max(tile, 0)[None, :])
+        if images.config.CONFUSION:
+            rest = tl.where(top == higher, rest, total * exp2((top - higher) * LOG2E))
+            rest += tl.sum(tl.where(tile == higher, 0.0, exp2((tile - higher) * LOG2E)), 0)[None, :]
         total = total * exp2((top - higher) * LOG2E) + tl.sum(exp2((tile - higher) * LOG2E), 0)[None, :]
         top = higher
-    return top, total
+    return top, total, rest
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """Losses of regions that take the sums of several classes, or the pixels outside of a region too."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -9,12 +8,11 @@ from torch import Tensor
 
 from lossforge.kernels.overlap.call import OverlapCall
 from lossforge.losses import checks
-from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import Activation, Reduction
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
-from lossforge.losses.templates.overlap import overlap_loss, overlap_reference
+from lossforge.losses.templates.overlap import elements, overlap_loss
 
 __all__ = ["generalized_dice_loss", "mcc_loss"]
 
@@ -75,7 +73,8 @@ def generalized_dice_loss(
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     smooth_nr, smooth_dr = checks.number("smooth_nr", smooth_nr, 0.0), checks.number("smooth_dr", smooth_dr, 0.0)
     options = {"activation": activation, "include_background": include_background, "batch": batch, "ignore_index": ignore_index}
-    i, p, y = region_sums(checked_regions(input, target, options))
+    i, outside, missed, _ = region_sums(checked_regions(input, target, options))
+    p, y = i + outside, i + missed
     if weighting == "uniform":
         w = torch.ones_like(y)
     else:
@@ -101,10 +100,10 @@ def mcc_loss(
 ) -> Tensor:
     """Matthews correlation coefficient loss (Abhishek and Hamarneh 2021, arXiv 2010.13454), as monai.losses.MCCLoss.
 
-    L = 1 - (I M - P Y + n) / √(P Y (M - P) (M - Y) + d) of each class of each image, with I = Σ p y, P = Σ p, Y = Σ y over its M pixels,
-    n = smooth_nr, d = smooth_dr; 0 where the prediction is exactly right, and where no pixel counts. I M - P Y is TP TN - FP FN. With
-    activation=None, batch=True and one class it is segmentation_models_pytorch's MCCLoss but for its eps, which it adds to each of the
-    four counts.
+    L = 1 - (TP TN - FP FN + n) / √((TP + FP) (TP + FN) (TN + FP) (TN + FN) + d) of each class of each image, with TP = Σ p y,
+    FP = Σ p (1 - y), FN = Σ (1 - p) y and TN = Σ (1 - p) (1 - y) over its pixels, n = smooth_nr, d = smooth_dr; 0 where the prediction is
+    exactly right, and where no pixel counts. With activation=None, batch=True and one class it is segmentation_models_pytorch's MCCLoss but
+    for its eps, which it adds to each of the four sums.
 
     When to use it: Take it for binary masks where the background counts too: unlike Dice it changes when region and background are swapped.
 
@@ -137,35 +136,28 @@ def mcc_loss(
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     smooth_nr, smooth_dr = checks.number("smooth_nr", smooth_nr, 0.0), checks.number("smooth_dr", smooth_dr, 0.0)
     options = {"activation": activation, "include_background": include_background, "batch": batch, "ignore_index": ignore_index}
-    call = checked_regions(input, target, options)
-    i, p, y = region_sums(call)
-    if call.target.is_floating_point():
-        m = torch.full_like(p[:, :1], math.prod(input.shape[2:]) * (len(input) if batch else 1))
-    else:
-        m = (~ignored_pixels(call)).flatten(1).sum(1, keepdim=True).to(p.dtype)
-        m = m.sum(0, keepdim=True) if batch else m
-    m = m.clamp(min=1)
-    i, p, y = i / m, p / m, y / m  # shares, whose product of four does not overflow
-    scores = (i - p * y + smooth_nr / m**2) / (p * y * (1 - p).clamp(min=0) * (1 - y).clamp(min=0) + smooth_dr / m**4).sqrt()
-    return _averaged(torch.where((p == i) & (y == i), 0.0, 1 - scores), reduction)
+    sums = region_sums(checked_regions(input, target, options))
+    m = sums.detach().sum(0).clamp(min=1)
+    tp, fp, fn, tn = sums / m  # shares, whose product of four does not overflow
+    right = (fp == 0) & (fn == 0)
+    product = (tp + fp) * (tp + fn) * (tn + fp).clamp(min=0) * (tn + fn).clamp(min=0) + smooth_dr / m**4
+    scores = (tp * tn - fp * fn + smooth_nr / m**2) / torch.where(right, 1.0, product).sqrt()
+    return _averaged(torch.where(right, 0.0, 1 - scores), reduction)
 
 
 def _averaged(values: Tensor, reduction: str) -> Tensor:
     return values if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
 
 
-@formula("region_sums", DeviceFormula("overlap.sums"))
-def region_sums_reference(i: Tensor, p: Tensor, y: Tensor) -> Tensor:
-    return torch.stack([i, p, y])
-
-
 def checked_regions(input: Tensor, target: Tensor, options: Mapping[str, Any]) -> OverlapCall:
     """Check logits, targets and options as the losses of overlapping regions do."""
-    return overlap_loss(OverlapCall("region_sums", input, target, reduction="none"), {}, dict(options)).call
+    return overlap_loss(OverlapCall("region_sums", input, target), {}, dict(options)).call
 
 
 def region_sums(call: OverlapCall) -> Tensor:
-    """Return Σ p y, Σ p and Σ y of each region, (3, N, C) or with batch (3, 1, C), without class 0 where it does not count."""
+    """Return the sums of each region's confusion matrix, Σ p y, Σ p (1 - y), Σ (1 - p) y and Σ (1 - p) (1 - y): (4, N, C), or with batch
+    (4, 1, C), without class 0 where it does not count.
+    """
     x, target = call.x, call.target
     options = (call.activation, call.ignore_index, call.batch)
     narrow = not target.is_floating_point() or (target.dtype in KERNEL_DTYPES and not target.requires_grad)
@@ -202,24 +194,27 @@ def kept_pixels(call: OverlapCall) -> Tensor:
 
 
 def _reference(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
-    options = {"activation": activation, "ignore_index": ignore_index, "batch": batch, "reduction": "none"}
-    found = overlap_reference(OverlapCall("region_sums", x, target, **options))  # type: ignore[arg-type]  # each its own
-    return found.view(3, -1, x.shape[1])
+    _, p, q, y, counts = elements(OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index))
+    outside = torch.where(counts, 1 - y, 0.0)
+    each = torch.stack([p * y, p * outside, q * y, q * outside])
+    sums = each.flatten(3).sum(3) if x.ndim > 2 else each
+    return sums.sum(1, keepdim=True) if batch else sums
 
 
 def _sums(x: Tensor, target: Tensor, *options: Any) -> Tensor:
-    y, of_prediction = launched("overlap", "sums", (x, target), *options)
-    shape = (-1, x.shape[1])
-    return torch.cat([of_prediction.view(2, *shape), y.view(1, *shape)])
+    _, sums = launched("overlap", "sums", (x, target), *options)
+    found: Tensor = sums.view(4, -1, x.shape[1])
+    return found
 
 
 def _fake(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
-    return x.new_empty((3, 1 if batch else x.shape[0], x.shape[1]), dtype=torch.float32)
+    return x.new_empty((4, 1 if batch else x.shape[0], x.shape[1]), dtype=torch.float32)
 
 
 def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *rest: Any) -> None:
     *options, gradient = rest
-    launched("overlap", "sums_backward", (x, target, grad[:2].flatten(), gradient), *options)
+    inside, outside = grad[0] - grad[2], grad[1] - grad[3]
+    launched("overlap", "sums_backward", (x, target, torch.stack([inside, outside]).flatten(), gradient), *options)
 
 
 define_differentiable(
