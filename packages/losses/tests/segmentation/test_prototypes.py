@@ -156,10 +156,22 @@ def test_counts_beyond_the_masks_and_boxes_of_nan(device):
         given = coefficients.to(dtype), prototypes.to(dtype), target, boxes
         wanted = gradients(prototype_mask_loss, *given, COUNTS, "none")
         assert wanted[0].isnan().nonzero().flatten().tolist() == [3]
-        assert wanted[2].isfinite().all()  # such a box holds no pixel
+        assert not wanted[1][3].any()  # such a box holds no pixel
+        assert wanted[2].isfinite().all()
         found = gradients(prototype_mask_loss, *given, torch.tensor([3, 0, 400], device=device), "none")
         for got, right in zip(found, wanted, strict=True):
             torch.testing.assert_close(got, right, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_box_without_area_has_gradient_0_whatever_its_coefficients_are(device):
+    coefficients, prototypes, target, boxes = problem(device)
+    boxes[4, 2:] = boxes[4, :2] - torch.tensor([2.0, -3.0], device=device)
+    for dtype in (torch.float64, torch.float32):
+        wanted = gradients(prototype_mask_loss, coefficients.to(dtype), prototypes.to(dtype), target, boxes, COUNTS, "none")
+        assert wanted[0][4] == 0
+        noisy = coefficients.to(dtype).index_fill(0, torch.tensor(4, device=device), torch.nan)
+        found = gradients(prototype_mask_loss, noisy, prototypes.to(dtype), target, boxes, COUNTS, "none")
+        assert all(torch.equal(got, right) for got, right in zip(found, wanted, strict=True))
 
 
 @pytest.mark.gpu

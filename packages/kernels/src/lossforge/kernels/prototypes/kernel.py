@@ -106,7 +106,7 @@ def prototype_loss_kernel(masks, prototypes, out_ptr, images, targets, count, he
     scale = tl.where(given, area_scale(x1, y1, x2, y2), 0.0)
     to = out_ptr + n * (count + 1)
     tl.store(to, tl.sum(total, 0) * scale)
-    tl.store(to + 1 + k, tl.sum(slope, 1) * scale, mask=k < count)
+    tl.store(to + 1 + k, tl.where(scale == scale, tl.sum(slope, 1) * scale, 0.0), mask=k < count)
 
 
 @triton.jit(do_not_specialize=("images", "targets", "height", "width"))
@@ -142,6 +142,8 @@ def prototype_gradient_kernel(
         if tl.max(meets.to(tl.int32), 0) > 0:
             of_own = n[:, None] * masks.coefficients.s0 + k[None, :] * masks.coefficients.s1
             own = tl.load(masks.coefficients.ptr + of_own, mask=here[:, None] & (k < count)[None, :], other=0.0).to(tl.float32)
+            scale = area_scale(x1, y1, x2, y2)
+            own = tl.where((scale == 0.0)[:, None], 0.0, own)  # which may be nan
             x = tl.dot(own, tile, input_precision="ieee")
             t, label = tl.load(masks.index_ptr + n, mask=here, other=0), n
             if masks.label_ptr is not None:
@@ -150,7 +152,7 @@ def prototype_gradient_kernel(
             within &= (row[None, :] >= y1[:, None]) & (row[None, :] < y2[:, None]) & inside[None, :]
             y = labels(masks, t[:, None], label[:, None], row[None, :], column[None, :], targets, within)
             p, _, _ = logistic(x)
-            up = tl.load(grad.ptr + n * grad.s0, mask=here, other=0.0) * area_scale(x1, y1, x2, y2)
+            up = tl.load(grad.ptr + n * grad.s0, mask=here, other=0.0) * scale
             total += tl.dot(tl.trans(own), tl.where(within, (p - y) * up[:, None], 0.0), input_precision="ieee")
     to = gradient.ptr + b * gradient.s0 + k.to(tl.int64)[:, None] * gradient.s1
     to += (row.to(tl.int64) * gradient.s2 + column.to(tl.int64) * gradient.s3)[None, :]

@@ -40,7 +40,8 @@ def prototype_mask_loss(
     """Binary cross entropy of masks that are sums of prototypes, within their boxes, as YOLACT (arXiv 1904.02689) and ultralytics.
 
     L = 1/A Σ [y softplus(-x) + (1 - y) softplus(x)] with x = Σₖ cₖ prototypeₖ, over the pixels (column, row) with x₁ ≤ column < x₂ and
-    y₁ ≤ row < y₂ of the mask's box, and A = (x₂ - x₁) (y₂ - y₁). A box without area has loss 0.
+    y₁ ≤ row < y₂ of the mask's box, and A = (x₂ - x₁) (y₂ - y₁). A box without area has loss and gradient 0; one
+    that is nan has loss nan and gradient 0.
 
     The masks' logits are never in memory: one launch computes them in the boxes, with the losses and the gradients of the coefficients;
     backward computes them again for the gradient of the prototypes. Both are the same bit for bit each time.
@@ -167,6 +168,8 @@ def _values(own: Tensor, maps: Tensor, boxes: Tensor, image: Tensor, target: Ten
     """Return the loss of each mask, with the arguments of prototype_mask_reference."""
     images, _, height, width = maps.shape
     exists = (image < images) & (index >= 0) & (index < len(target))
+    area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).to(maps.dtype)
+    own = torch.where((area <= 0)[:, None], 0.0, own)  # which may be nan
     with torch.autocast(maps.device.type, enabled=False):
         x = torch.einsum("nk,nkhw->nhw", own, maps[torch.where(image < images, image, 0)])
     y = target[torch.where(exists, index, 0)]
@@ -176,7 +179,6 @@ def _values(own: Tensor, maps: Tensor, boxes: Tensor, image: Tensor, target: Ten
     column, row = torch.arange(width, device=x.device), torch.arange(height, device=x.device)[:, None]
     inside = (column >= x1) & (column < x2) & (row >= y1) & (row < y2)
     values = torch.where(inside, F.binary_cross_entropy_with_logits(x, y, reduction="none"), 0.0).sum((1, 2))
-    area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).to(x.dtype)
     return torch.where(area <= 0, 0.0, values / torch.where(area <= 0, 1.0, area))
 
 
