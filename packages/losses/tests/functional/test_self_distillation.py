@@ -181,6 +181,18 @@ def test_nearly_independent_features(ours, theirs, numbers, device):
     assert error(torch.autograd.grad(found, x)[0], torch.autograd.grad(right, exact)[0]) < 1e-3
 
 
+def test_vicreg_of_a_constant_feature_without_eps(device):
+    """Its standard deviation has no gradient at 0, and adds none to the others'."""
+    a, b = normal(8, 4, device=device), normal(8, 4, device=device)
+    a[:, 1] = 2.0
+    leaf = a.requires_grad_()
+    (g,) = torch.autograd.grad(vicreg_loss(leaf, b, 0.0, 1.0, 0.0, eps=0.0), leaf)
+    assert not g[:, 1].any()
+    exact = a.detach().double()[:, [0, 2, 3]].requires_grad_()
+    (wanted,) = torch.autograd.grad(F.relu(1 - exact.std(0)).sum() / 8, exact)
+    assert error(g[:, [0, 2, 3]], wanted) < 1e-6
+
+
 @pytest.mark.parametrize("ours", [vicreg_loss, barlow_twins_loss])
 def test_two_views_of_different_dtypes(ours, device):
     a, b = normal(6, 9, device=device).bfloat16(), normal(6, 9, device=device)

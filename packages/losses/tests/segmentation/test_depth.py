@@ -53,10 +53,41 @@ def test_per_image_and_without_root(device):
 
 
 def test_equal_differences(device):
-    """With λ = 1 the variance is 0, which rounding must not make negative."""
-    for factor in torch.linspace(2, 60, 100).tolist():
+    """With λ = 1 the loss is 0, beside which the mean of d, up to 4.1, must cost no digits."""
+    for factor in torch.linspace(2, 60, 20).tolist():
         y = torch.rand(2, 37, device=device) + 0.1
-        assert silog_loss(factor * y, y, 1.0) < 5e-3
+        for per_image in (False, True):
+            assert silog_loss(factor * y, y, 1.0, per_image=per_image) < 2e-6
+
+
+def test_small_differences_beside_a_large_mean(device):
+    """Images of many programs, one of them with other depths, one without a valid pixel: value and gradient as in float64."""
+    y = 0.1 + 5 * torch.rand(3, 1, 70, 90, dtype=torch.float64, device=device)
+    scale = torch.tensor([60.0, 60.05, 1.0], dtype=torch.float64, device=device).view(3, 1, 1, 1)
+    x = (scale * y * torch.exp(1e-3 * torch.randn_like(y))).float()
+    y = torch.where(torch.rand_like(y) > 0.3, y, 0.0).float()
+    y[2] = 0.0
+    exact = x.double().requires_grad_()
+    wanted = by_hand(exact, y.double(), 1.0)
+    leaf = x.requires_grad_()
+    value = silog_loss(leaf, y, 1.0)
+    assert error(value, wanted) < 1e-4  # of the rounding of ln x
+    assert error(*(torch.autograd.grad(total, of)[0] for total, of in ((value, leaf), (wanted, exact)))) < 1e-3
+
+
+@pytest.mark.parametrize("per_image", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_exact_fit_has_gradient_0(dtype, per_image, device):
+    """The root has no gradient at 0. One image that is not exact has its own."""
+    y = (torch.rand(2, 37, device=device) + 0.1).to(dtype)
+    x = y.clone().requires_grad_()
+    value = silog_loss(x, y, per_image=per_image)
+    assert value == 0
+    assert not torch.autograd.grad(value, x)[0].any()
+    x = torch.stack([y[0], 1.5 * y[1]]).requires_grad_()
+    (g,) = torch.autograd.grad(silog_loss(x, y, per_image=True), x)
+    assert not g[0].any()
+    assert error(g[1], torch.autograd.grad(silog_loss(x[1:], y[1:]), x)[0][1] / 2) < 1e-6
 
 
 def test_gradients_twice_and_operator(device):

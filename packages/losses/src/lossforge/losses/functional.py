@@ -5648,7 +5648,8 @@ def vicreg_loss(
         lambda_param: λ of at least 0, the weight of the invariance.
         mu_param: μ of at least 0, the weight of the variance.
         nu_param: ν of at least 0, the weight of the covariance.
-        eps: ε of at least 0.
+        eps: ε of at least 0. With 0, too, a feature that is equal in all
+            samples has gradient 0 in v.
 
     Returns:
         a scalar, in float32 (float64 for float64).

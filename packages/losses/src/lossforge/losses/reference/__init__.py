@@ -15,6 +15,12 @@ def accurate(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
+def root_of(x: Tensor) -> Tensor:
+    """Return √x with the gradient 0 at 0, where torch's is infinite, and nan times 0."""
+    zero = x == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, x).sqrt())
+
+
 def largest(x: Tensor, dim: int) -> Tensor:
     """Return the largest logit of each row, with `dim` of size 1; 0 where it is not finite, or there is none."""
     if not x.shape[dim]:

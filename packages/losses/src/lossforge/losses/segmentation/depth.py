@@ -6,7 +6,7 @@ from torch import Tensor
 from lossforge.losses import checks
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define_differentiable, launched
-from lossforge.losses.reference import accurate
+from lossforge.losses.reference import accurate, root_of
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 
 __all__ = ["silog_loss"]
@@ -33,7 +33,7 @@ def silog_loss(
         lambd: λ in [0, 1].
         root: take the root.
         per_image: a mean of one value an image, as in the paper; else one value over all pixels.
-        eps: of at least 0, added below the root, whose gradient at 0 is infinite.
+        eps: of at least 0, added below the root. Where the root is 0, it has no gradient; 0 is taken.
 
     Returns:
         a scalar in float32 (float64 for float64); nan where no pixel is valid.
@@ -58,19 +58,27 @@ def silog_loss(
         sums = OPERATORS.depth_sums(x.resolve_neg().contiguous(), y.resolve_neg().contiguous())
     else:
         sums = depth_sums_reference(x, y)
-    total, square, count = sums.T if per_image else sums.sum(0)
-    shift = (total / count).square()
-    variance = (square / count - shift).clamp(min=0)  # rounding makes it negative where all d are equal
-    values = variance + (1 - lambd) * shift + eps
-    return (values.sqrt() if root else values).mean()
+    total, square, count = sums.T if per_image else _joined(sums)
+    values = square / count + (1 - lambd) * (total / count).square() + eps
+    return (root_of(values) if root else values).mean()
 
 
 def depth_sums_reference(x: Tensor, target: Tensor) -> Tensor:
-    """Compute the sums of each image in plain torch, (N, 3)."""
+    """Compute the sums of each image in plain torch, (N, 3): Σ d, Σ (d - mean d)² and n."""
     valid = target > 0
     x = torch.where(valid, accurate(x), 1.0)
     d = x.log() - torch.where(valid, target.to(x.dtype), 1.0).log()
-    return torch.stack([d.sum(1), d.square().sum(1), valid.sum(1).to(x.dtype)], 1)
+    total, count = d.sum(1), valid.sum(1).to(x.dtype)
+    beside = torch.where(valid, d - (total / count.clamp(min=1)).unsqueeze(1), 0.0)
+    return torch.stack([total, beside.square().sum(1), count], 1)
+
+
+def _joined(sums: Tensor) -> Tensor:
+    """Return the sums of all images' pixels from those of each image."""
+    total, square, count = sums.T
+    whole, number = total.sum(), count.sum()
+    beside = total / count.clamp(min=1) - whole / number.clamp(min=1)
+    return torch.stack([whole, (square + count * beside.square()).sum(), number])
 
 
 def _sums(x: Tensor, target: Tensor) -> Tensor:
@@ -83,7 +91,7 @@ def _fake(x: Tensor, target: Tensor) -> Tensor:
 
 
 def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, gradient: Tensor) -> None:
-    launched("depth", "backward", (x, target, grad, gradient))
+    launched("depth", "backward", (x, target, result, grad, gradient))
 
 
 define_differentiable("depth_sums", "Tensor x, Tensor target", _sums, _fake, _backward, depth_sums_reference)

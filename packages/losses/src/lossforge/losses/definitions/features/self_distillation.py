@@ -15,7 +15,7 @@ from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import ANY_DEVICE, define, launched
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive
-from lossforge.losses.reference import accurate
+from lossforge.losses.reference import accurate, root_of
 from lossforge.losses.state import kernels_apply
 from lossforge.losses.templates.divergence import DIVERGENCE, divergence_loss
 
@@ -247,7 +247,7 @@ def vicreg_loss(
         lambda_param: λ of at least 0, the weight of the invariance.
         mu_param: μ of at least 0, the weight of the variance.
         nu_param: ν of at least 0, the weight of the covariance.
-        eps: ε of at least 0.
+        eps: ε of at least 0. With 0, too, a feature that is equal in all samples has gradient 0 in v.
 
     Examples:
         >>> vicreg_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
@@ -260,7 +260,7 @@ def vicreg_loss(
         for z in (a - a.mean(0), b - b.mean(0)):
             own = z.square().sum(0) / (len(z) - 1)
             others = _others(z, z) / (len(z) - 1) ** 2
-            total = total + 0.5 * variance * F.relu(1 - (own + eps).sqrt()).mean() + covariance * others / z.shape[1]
+            total = total + 0.5 * variance * F.relu(1 - root_of(own + eps)).mean() + covariance * others / z.shape[1]
         return total
 
 
