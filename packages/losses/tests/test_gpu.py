@@ -17,6 +17,7 @@ from lossforge.kernels.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.overlap.kernel import overlap_kernel
 from lossforge.kernels.rowwise.kernel import rowwise_backward_kernel, rowwise_kernel
 from lossforge.kernels.rowwise.resident import resident_kernel
+from lossforge.kernels.sinkhorn.kernel import sinkhorn_columns_kernel, sinkhorn_rows_kernel
 from lossforge.kernels.topk.kernel import topk_kernel
 from lossforge.losses import (
     backend,
@@ -25,6 +26,7 @@ from lossforge.losses import (
     kl_div_with_logits,
     l1_loss,
     sigmoid_focal_loss,
+    sinkhorn_center,
     topk_kl_div_with_logits,
 )
 from lossforge.losses.registry import LOSSES
@@ -135,7 +137,7 @@ def test_reduce_overhead_mode():
 def compiled_variants() -> int:
     kernels = (boxes_kernel, elementwise_kernel, rowwise_kernel, rowwise_backward_kernel, resident_kernel, count_kernel)
     kernels += (overlap_kernel, overlap_backward_kernel)
-    kernels += (divergence_kernel, divergence_backward_kernel, topk_kernel)
+    kernels += (divergence_kernel, divergence_backward_kernel, topk_kernel, sinkhorn_columns_kernel, sinkhorn_rows_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
@@ -179,6 +181,14 @@ def test_no_recompilation_of_topk():
             for mode in ("forward", "backward"):
                 topk_kl_div_with_logits(x, values, indices, 1.0 + step / 10, gradient=mode).backward()
             counts.append(compiled_variants())
+    assert len(set(counts)) == 1
+
+
+def test_no_recompilation_of_sinkhorn():
+    counts = []
+    for rows in (64, 33, 80, 1, 200):
+        sinkhorn_center(torch.randn(rows, 1000, device="cuda"), 0.05 + rows / 1e4)
+        counts.append(compiled_variants())
     assert len(set(counts)) == 1
 
 

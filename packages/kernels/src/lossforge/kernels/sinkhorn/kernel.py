@@ -25,7 +25,7 @@ def scores(x, i, j, rows, columns, scale):
     return tl.load(x.ptr + at, mask=inside, other=float("-inf")).to(tl.float32) * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def sinkhorn_columns_kernel(x, u_ptr, out_ptr, parts_ptr, rows, columns, scale, BR: tl.constexpr, BC: tl.constexpr):
     """Store v and the parts of the rows' sums, or without `parts_ptr` -v / scale.
 
@@ -59,7 +59,7 @@ def sinkhorn_columns_kernel(x, u_ptr, out_ptr, parts_ptr, rows, columns, scale, 
             tl.store(parts_ptr + (blocks + block) * rows + i, tl.sum(exp2(t - top[:, None]), 1), mask=i < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def sinkhorn_rows_kernel(parts_ptr, u_ptr, rows, blocks, BR: tl.constexpr):
     """Join the parts of the rows' sums, and store u."""
     i = tl.program_id(0) * BR + tl.arange(0, BR)
