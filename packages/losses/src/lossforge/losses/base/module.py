@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
@@ -38,6 +39,16 @@ class LossModule(OfFunction, nn.Module):
     shared: Mapping[str, Any] = {}
     reductions: ClassVar[tuple[str, ...]] = checks.REDUCTIONS
     option_names: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give each class a `forward` with a code object of its own: see checks.with_own_code."""
+        super().__init_subclass__(**options)
+        shared = cls.forward
+        if "forward" not in vars(cls) and isinstance(shared, FunctionType):
+            own = FunctionType(shared.__code__, shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__)
+            own.__kwdefaults__, own.__annotations__, own.__doc__ = shared.__kwdefaults__, shared.__annotations__, shared.__doc__
+            own.__module__, own.__qualname__ = shared.__module__, f"{cls.__qualname__}.forward"
+            cls.forward = checks.with_own_code(own, own.__qualname__)  # type: ignore[method-assign]
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
