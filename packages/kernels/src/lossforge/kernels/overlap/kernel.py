@@ -10,8 +10,8 @@ launches:
 The cross entropy is one more sum of the first launch, Σ y (lse - x) or Σ softplus(x) - x y, with a coefficient e for each class. The second
 launch then adds p Σ e y - e y, or e (p - y).
 
-Losses that torch computes from a confusion matrix take its four sums in place of a loss, true and false positives, false and true negatives,
-and h = a y + b (1 - y). None is the difference of two others: a class of nearly all pixels leaves few negatives, and their digits.
+Losses that torch computes from a confusion matrix take its four sums in place of a loss: true and false positives, false and true
+negatives. Then h = a y + b (1 - y). No sum is the difference of others, because a class of nearly all pixels leaves few negatives.
 """
 
 from typing import Any, NamedTuple
