@@ -151,6 +151,7 @@ def check_options(group: Any, samples: list[int]) -> None:
         largest = max(g.abs().max().item() for g in wanted)
         for got, right in zip(scaled, wanted, strict=True):
             assert got.numel() == 0 or (got - own(right, samples)).abs().max() < 2e-2 * largest
+        check_half_siglip(group, samples, a.to(dtype), b.to(dtype))
     before = launch_counts().get("similarity_gradient_kernel", 0)
     clip_loss_from_features(x, y, group=group)
     siglip_loss_from_features(x, y, group=group)
@@ -178,6 +179,23 @@ def check_options(group: Any, samples: list[int]) -> None:
         assert torch.equal(torch.autograd.grad(found, ours[0])[0], torch.autograd.grad(expected, ours[0])[0])
     if rank == 0:
         assert error(both.detach(), clip_loss_from_features(a.double(), b.double())) < 1e-5
+
+
+def check_half_siglip(group: Any, samples: list[int], a: Tensor, b: Tensor) -> None:
+    """Compare SigLIP of features in half precision, with a learned scale and bias, to float64."""
+    numbers = torch.tensor(10.0), torch.tensor(-10.0)
+    wide = [t.double().requires_grad_() for t in (a, b, *numbers)]
+    part = [t.clone().requires_grad_() for t in (own(a, samples), own(b, samples), *numbers)]
+    expected = siglip_loss_from_features(*wide)
+    found = siglip_loss_from_features(*part, group=group)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-6)
+    wanted, grads = torch.autograd.grad(expected, wide), torch.autograd.grad(found / dist.get_world_size(), part)
+    for got, right in zip(grads[:2], wanted[:2], strict=True):
+        limit = 2 * torch.finfo(a.dtype).eps * right.abs().max()
+        assert got.numel() == 0 or (got - own(right, samples)).abs().max() < limit
+    for got, right in zip(grads[2:], wanted[2:], strict=True):
+        dist.all_reduce(got)
+        torch.testing.assert_close(got, right.float(), rtol=1e-5, atol=1e-5)
 
 
 class Towers(nn.Module):
@@ -257,6 +275,9 @@ def check_errors(group: Any) -> None:
     odd = (a, more) if rank == 1 else (a, a)  # one process alone is refused: none waits for it
     one = "positive must have as many rows" if rank == 1 else "must be accepted in every process of group, refused in processes [1]"
     refused(ValueError, one, info_nce_loss, *odd, group=group)
+    elsewhere = (a.to("meta"), a) if rank == 1 else (a, a)
+    one = "positive must be on" if rank == 1 else "must be accepted in every process of group, refused in processes [1]"
+    refused(ValueError, one, info_nce_loss, *elsewhere, group=group)
     refused(TypeError, "group must be a torch.distributed.ProcessGroup or a DeviceMesh", nt_xent_loss, a, a, group=1)
     leaf = a.clone().requires_grad_()
     for function in (clip_loss_from_features, siglip_loss_from_features):

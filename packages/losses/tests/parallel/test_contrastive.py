@@ -8,6 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from lossforge.losses.parallel.contrastive import device_of_exchange
+
+
+def test_sizes_are_exchanged_on_the_device_of_the_features():
+    cpu, gpu, meta = map(torch.device, ("cpu", "cuda:1", "meta"))
+    for backends, given, wanted in (
+        ("cpu:gloo,cuda:nccl", [cpu, gpu], gpu),
+        ("cpu:gloo,cuda:nccl", [cpu, cpu], cpu),
+        ("cpu:gloo,cuda:gloo", [meta, gpu], gpu),
+        ("cpu:gloo,cuda:gloo", [meta], cpu),
+        ("cuda:nccl", [cpu, meta, gpu], gpu),
+    ):
+        assert device_of_exchange(backends, given) == wanted
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

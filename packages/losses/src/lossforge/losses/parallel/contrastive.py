@@ -59,10 +59,22 @@ def tell_refusal(group: Any, arguments: Sequence[object]) -> None:
         group, _, world = membership(group)
     except (TypeError, ValueError):  # then there is nobody to tell
         return
-    device = next((t.device for t in arguments if isinstance(t, Tensor)), torch.device("cpu"))
-    if dist.get_backend(group) == "nccl":  # whatever the device of what was refused
-        device = torch.device("cuda", torch.cuda.current_device())
-    exchanged([REFUSED] * 7, device, group, world)
+    given = [t.device for t in arguments if isinstance(t, Tensor)]
+    exchanged([REFUSED] * 7, device_of_exchange(dist.get_backend_config(group), given), group, world)
+
+
+def device_of_exchange(backends: str, given: Sequence[torch.device]) -> torch.device:
+    """Return the device on which the other processes exchange their sizes: that of the features, if anything here tells.
+
+    Args:
+        backends: of the group, one for each type of device, such as "cpu:gloo,cuda:nccl".
+        given: the devices of the arguments. A scalar may be on the CPU beside features on a GPU; what is refused may be on any device.
+    """
+    served = [each.split(":")[0] for each in backends.split(",")]
+    for device in given:
+        if device.type in served and device.type != "cpu":
+            return device
+    return torch.device("cpu") if "cpu" in served else torch.device("cuda", torch.cuda.current_device())
 
 
 class Spread(NamedTuple):
