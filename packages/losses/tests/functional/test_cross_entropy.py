@@ -1,5 +1,6 @@
 """What is cross entropy's own: its further outputs, and the z-loss where no row or no weight counts."""
 
+import contextlib
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from loss_calls import logits
 
-from lossforge.losses import binary_cross_entropy_with_logits, cross_entropy
+from lossforge.losses import binary_cross_entropy_with_logits, cross_entropy, plain_torch
 from lossforge.losses.registry import LOSSES
 
 INF = math.inf
@@ -142,6 +143,23 @@ def test_outputs_for_logs_of_an_image_and_of_one_row(device):
     one = cross_entropy(x[0, :, 0, 0], target[0, 0, 0], return_argmax=True)
     assert one.argmax.shape == ()
     assert one.argmax == out.argmax[0, 0, 0]
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain torch"])
+@pytest.mark.parametrize("options", [{"softcap": 3.0}, {"z_loss": 0.1}, {"z_loss": 0.1, "softcap": 3.0, "scale": 0.7}], ids=str)
+def test_rows_of_nan_that_do_not_count(options, plain, device):
+    """An ignored one, and one of weight 0: loss and gradient are those of other numbers there, which have gradient 0."""
+    x, target = torch.randn(5, 6, device=device), torch.tensor([1, 2, -100, 3, 0], device=device)
+    options = {**options, "token_weight": torch.tensor([0.5, 1.0, 1.0, 0.0, 2.0], device=device)}
+    noisy = x.index_fill(0, torch.tensor([2, 3], device=device), torch.nan).requires_grad_()
+    wide = x.double().requires_grad_()
+    expected = cross_entropy(wide, target, **options)
+    with plain_torch() if plain else contextlib.nullcontext():
+        found = cross_entropy(noisy, target, **options)
+        (g,) = torch.autograd.grad(found, noisy)
+    assert not g[2:4].any()
+    torch.testing.assert_close(found, expected.float())
+    torch.testing.assert_close(g, torch.autograd.grad(expected, wide)[0].float())
 
 
 @pytest.mark.parametrize("result", ["lse", "entropy", "argmax", "z_loss"])

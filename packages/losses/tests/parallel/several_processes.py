@@ -359,9 +359,14 @@ def check_layouts_of_logits(group: Any) -> None:
         compare("layout", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], dim)])
     x, target = torch.randn(4, PADDED), torch.tensor([1, PADDED - 1, -100, 2])
     x[1, 0] = -torch.inf  # a class that is left out
-    whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
-    expected, found = cross_entropy(whole, target), cross_entropy(own, target, group=group)
-    compare("not finite", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
+    x[2] = torch.nan
+    of_tokens = torch.tensor([0.5, 2.0, 1.0, 0.0])
+    for options in ({}, {"z_loss": 0.1, "scale": 0.7, "softcap": 4.0}, {"label_smoothing": 0.1}, {"token_weight": of_tokens}):
+        if "token_weight" in options:
+            x[3] = torch.nan
+        whole, own = torch.where(x.isnan(), 0.0, x).double().requires_grad_(), layout.part(x, 1).requires_grad_()
+        expected, found = (cross_entropy(t, target, **options, **more) for t, more in ((whole, {}), (own, {"group": group})))
+        compare(f"not finite, {options}", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
 
 
 def check_compiled(group: Any) -> None:

@@ -105,15 +105,16 @@ def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, pla
     q_share = tl.where(terms.keep, q_share, 0.0)
     if grad_outputs.lse is not None:
         p_share += tl.load(grad_outputs.lse + place, mask=inside, other=0.0).to(tl.float32)
-    inverse = exp(-ls)
-    p_share *= inverse
+    inverse = exp(-ls)  # nan in a row of nan, which has gradient 0 where none of its results has one
+    p_share = tl.where(p_share == 0.0, 0.0, p_share * inverse)
     h_share = tl.full([config.BR], 0.0, tl.float32)
     h_shift = tl.full([config.BR], 0.0, tl.float32)
     if target.labels.focus is not None:
         h_share, h_shift = spread_shares(spread_of(q_share * (terms.c_a + terms.c_b), ls, target.labels), ls, target.labels)
     if config.ENTROPY:
-        h_share = tl.load(grad_outputs.entropy + place, mask=inside, other=0.0).to(tl.float32) * inverse
-        h_shift = h_share * (tl.load(entropy_ptr + place, mask=inside, other=0.0) - ls)
+        of_entropy = tl.load(grad_outputs.entropy + place, mask=inside, other=0.0).to(tl.float32)
+        h_share = tl.where(of_entropy == 0.0, 0.0, of_entropy * inverse)
+        h_shift = tl.where(of_entropy == 0.0, 0.0, h_share * (tl.load(entropy_ptr + place, mask=inside, other=0.0) - ls))
     even = tl.full([config.BR, 1], 0.0, tl.float32)
     if config.EVEN:
         even = q_share[:, None] * (target.labels.smoothing / rows.all_classes(target, span.classes))

@@ -472,6 +472,9 @@ def write_slope(state, tile, of, config):
     d = dense_tile(of.target, of.rows.span, of.rows.terms.keep, tile.column, of.x, config)
     x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
+    if config.BACKWARD and config.ALL_ROWS:  # the logits of a row that does not count may be nan
+        shares = of.rows.shares
+        g = tl.where(((shares.p == 0.0) & (shares.q == 0.0) & (shares.h == 0.0))[:, None], 0.0, g)
     write_tile(g, tile, of, config)
     return state
 

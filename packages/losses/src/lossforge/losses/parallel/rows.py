@@ -116,6 +116,8 @@ def over_processes(
     whole = own._replace(target=one(target), target_b=None if target_b is None else one(target_b), ignore_index=ignore_index)
     if label_smoothing and not target.is_floating_point():
         own = _with_smoothing(own, whole)
+    if of_rows is not None and not of_rows.requires_grad:  # a row of weight 0 may be nan
+        own = own._replace(target=torch.where(of_rows == 0, NO_CLASS, own.target))
     _, _, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = own.outputs
     own = own._replace(
         loss="cross_entropy",

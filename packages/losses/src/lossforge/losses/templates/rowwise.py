@@ -160,6 +160,27 @@ def _average_one(call: RowwiseCall, empty_is_zero: bool) -> Tensor:
     return weight * torch.where(total == 0, 0.0 if empty_is_zero else torch.nan, rows / total)
 
 
+def _as_read(a: RowwiseCall, x: Tensor) -> Tensor:
+    """Return the logits with margin, scale, soft cap and bias."""
+    if nonzero(a.angle) or nonzero(a.margin) or a.margins is not None:
+        x = with_margin(x, a.target, a.angle, a.margin, a.margins)
+    x = x * a.logit_scale
+    if a.softcap is not None:
+        x = a.softcap * torch.tanh(x / a.softcap)
+    return x if a.bias is None else x + a.tau * a.bias.to(x.dtype).view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def _without_lost_rows(a: RowwiseCall, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the logits with 0 in rows of nan that do not count, whose gradient is 0, and which these are; None: none can be."""
+    if a.target.is_floating_point() or not (nonzero(a.z_loss) or any(a.outputs) or a.softcap is not None):
+        return x, None
+    counts = which_count(a)
+    if a.lam is not None and a.target_b is None and not a.lam.requires_grad:
+        counts = counts & (a.lam != 0)
+    lost = x.detach().isnan().any(1) & ~counts
+    return torch.where(lost.unsqueeze(1), 0.0, x), lost
+
+
 def _entropy(x: Tensor) -> Tensor:
     log_p = x.log_softmax(1)
     p = log_p.exp()
@@ -191,18 +212,19 @@ def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int
 
 def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     """Compute a call in plain torch."""
-    x = accurate(a.x)
-    if nonzero(a.angle) or nonzero(a.margin) or a.margins is not None:
-        x = with_margin(x, a.target, a.angle, a.margin, a.margins)
-    x = x * a.logit_scale
-    if a.softcap is not None:
-        x = a.softcap * torch.tanh(x / a.softcap)
+    given, lost = _without_lost_rows(a, accurate(a.x))
+    x = _as_read(a, given)
     per_class = (1, -1) + (1,) * (x.ndim - 2)
-    if a.bias is not None:
-        x = x + a.tau * a.bias.to(x.dtype).view(per_class)
     weight = None if a.weight is None else a.weight.to(x.dtype)
     want_z_loss, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = a.outputs
     lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss or want_lse else None
+    shown = x.detach()
+    if lost is not None and (want_argmax or want_log_p2 or want_mean):
+        shown = _as_read(a, accurate(a.x)).detach()
+
+    def of_row(t: Tensor) -> Tensor:
+        return t if lost is None else torch.where(lost, torch.nan, t)
+
     dense, formula = None, FORMULAS[a.loss].reference
     divisor: Tensor | None
 
@@ -259,12 +281,12 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     return (
         total(values),
         total(z_loss) if want_z_loss and z_loss is not None else None,
-        lse if want_lse else None,
-        _entropy(x) if want_entropy else None,
+        of_row(lse) if want_lse and lse is not None else None,
+        of_row(_entropy(x)) if want_entropy else None,
         _correct(x, a.target, keep) if want_correct else None,
-        _first_largest(x.detach()) if want_argmax else None,
-        x.detach().log_softmax(1).mul(2).logsumexp(1) if want_log_p2 else None,
-        x.detach().mean(1) if want_mean else None,
+        _first_largest(shown) if want_argmax else None,
+        shown.log_softmax(1).mul(2).logsumexp(1) if want_log_p2 else None,
+        shown.mean(1) if want_mean else None,
     )
 
 
