@@ -11,6 +11,7 @@ import torchvision.ops
 from pages import ROOT
 from torch.distributions import Dirichlet, kl_divergence
 
+from lossforge.losses import ldam_loss, logit_adjusted_cross_entropy
 from lossforge.losses.custom.find import named
 
 FOLDER = ROOT / "examples" / "losses"
@@ -247,6 +248,61 @@ def test_noise(t1, t2):
     if t1 == t2 == 1:
         assert loss(x, y, t1, t2).item() == pytest.approx(torch.nn.functional.cross_entropy(x, y).item())
     assert torch.autograd.gradcheck(lambda x: loss(x, y, t1, t2), x.requires_grad_())
+
+
+def test_classes_of_unequal_size():
+    """LDAM and balanced softmax one row at a time, by the library's own losses, and by kernels."""
+    x, y, counts = normal(6, 4).tanh(), torch.tensor([0, 3, 1, 2, 2, 3]), torch.tensor([500, 100, 20, 3])
+    ldam, balanced = (example("classes", name) for name in ("ldam_loss", "balanced_softmax_loss"))
+    expected = [0.0, 0.0]
+    for row, label in zip(x.tolist(), y.tolist(), strict=True):
+        moved = [30 * v for v in row]
+        moved[label] -= 30 * 0.5 * (3 / counts[label].item()) ** 0.25
+        shifted = [v + math.log(n) for v, n in zip(row, counts.tolist(), strict=True)]
+        for i, each in enumerate((moved, shifted)):
+            expected[i] += (math.log(sum(map(math.exp, each))) - each[label]) / 6
+    margin = 0.5 * (counts.min() / counts) ** 0.25
+    ours = [lambda x: ldam(x, y, counts), lambda x: balanced(x, y, counts)]
+    library = [lambda x: ldam_loss(x, y, margin, 30.0), lambda x: logit_adjusted_cross_entropy(x, y, counts.log())]
+    for loss, own, value in zip(ours, library, expected, strict=True):
+        assert loss(x).item() == pytest.approx(value, rel=1e-6)  # the margins and logarithms of whole counts are of float32
+        wide, single = x.clone().requires_grad_(), x.float().requires_grad_()
+        assert torch.autograd.gradcheck(loss, wide)
+        (slope,) = torch.autograd.grad(loss(wide), wide)
+        assert torch.equal(slope, torch.autograd.grad(own(wide), wide)[0])
+        torch.testing.assert_close(torch.autograd.grad(loss(single), single)[0].double(), slope, rtol=1e-5, atol=1e-6)
+
+
+def test_focal_of_each_class():
+    x, y, gamma = normal(6, 4), torch.tensor([0, 3, 1, 2, 2, 3]), torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    loss = example("classes", "class_focal")
+    p = x.softmax(1)[torch.arange(6), y].tolist()
+    expected = sum(-((1 - v) ** g) * math.log(v) for v, g in zip(p, gamma[y].tolist(), strict=True)) / 6
+    assert loss(x, y, gamma=gamma).item() == pytest.approx(expected)
+    wide, single = x.clone().requires_grad_(), x.float().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, gamma: loss(x, y, gamma=gamma), (wide, gamma.clone().requires_grad_()))
+    (slope,) = torch.autograd.grad(loss(wide, y, gamma=gamma), wide)
+    torch.testing.assert_close(torch.autograd.grad(loss(single, y, gamma=gamma.float()), single)[0].double(), slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 1.5, 2.0, 3.0])
+def test_power_score(k):
+    """One row at a time; half the Brier score at k = 2, and the bi-tempered loss without a heavy tail."""
+    x, y = normal(6, 4), torch.tensor([0, 3, 1, 2, 2, 3])
+    loss, bi_tempered = example("classes", "power_score"), example("noise", "bi_tempered_loss")
+    expected = 0.0
+    for p, label in zip(x.softmax(1).tolist(), y.tolist(), strict=True):
+        own = -math.log(p[label]) if k == 1 else (1 - p[label] ** (k - 1)) / (k - 1)
+        expected += (own - (1 - sum(v**k for v in p)) / k) / 6
+    assert loss(x, y, k=k).item() == pytest.approx(expected)
+    if 1 <= k <= 2:
+        assert loss(x, y, k=k).item() == pytest.approx(bi_tempered(x, y, 2 - k, 1.0).item())
+    if k == 2:
+        assert loss(x, y).item() == pytest.approx((x.softmax(1) - torch.nn.functional.one_hot(y, 4)).square().sum(1).mean().item() / 2)
+    wide, single = x.clone().requires_grad_(), x.float().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(x, y, k=k), wide)
+    (slope,) = torch.autograd.grad(loss(wide, y, k=k), wide)
+    torch.testing.assert_close(torch.autograd.grad(loss(single, y, k=k), single)[0].double(), slope, rtol=1e-5, atol=1e-6)
 
 
 def test_evidential():

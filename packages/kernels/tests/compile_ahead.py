@@ -132,6 +132,13 @@ def every_operation(z, q):
     return a + b + hold(b) * c + tl.cast(z, tl.float32) + tl.floor(z) + tl.ceil(z) + tl.zeros_like(z)
 
 
+@rowwise(hyper={"k": 2.0, "a": 0.5}, power="k")
+@triton.jit
+def of_powers(z, s, k, a):
+    """A loss that takes the sum Σ p^k of its row, and perhaps a number of its class."""
+    return a * z * s + tl.log(s) / k
+
+
 ALWAYS = "always:"
 """Names of samples that are compiled on every run begin so: Triton's compiler refused them, or spilled their registers, once."""
 
@@ -398,11 +405,31 @@ def record(few: bool = False) -> Recorder:
     sums_of_divergences(recorder)
     spread_rows(recorder)
     linear_losses(recorder)
+    formulas_of_rows(recorder)
+    return recorder
+
+
+def formulas_of_rows(recorder: Recorder) -> None:
+    """Users' formulas of rows: every operation, a number of each class, sums of powers; in one tile, in several, on chip, and fused."""
+    target = torch.zeros(4, dtype=torch.int64)
     for classes, dtype in itertools.product((16, 8192, 32000), DTYPES[:2]):
         recorder.case = f"every_operation {dtype} {ALWAYS} {classes} classes forward"
         x = torch.zeros(4, classes, dtype=dtype, requires_grad=True)
-        differentiated(every_operation(x, torch.zeros(4, dtype=torch.int64)), x)
-    return recorder
+        differentiated(every_operation(x, target), x)
+    for classes, mode in itertools.product((16, 32000), ("forward", "backward")):
+        x, each = torch.zeros(4, classes, dtype=torch.bfloat16, requires_grad=True), torch.ones(classes)
+        recorder.case = f"every_operation {x.dtype} {ALWAYS} numbers of {classes} classes {mode}"
+        differentiated(every_operation(x, target, q=each, **MODES[mode]), x)
+        recorder.case = f"of_powers {x.dtype} {ALWAYS} {classes} classes {mode}"
+        differentiated(of_powers(x, target, a=each, class_bias=each, class_margin=each, **MODES[mode]), x)
+        recorder.case = f"of_powers {x.dtype} {ALWAYS} a pair of {classes} classes {mode}"
+        pair = {"target_b": target, "lam": torch.ones(4), "weight": each, "z_loss": 0.1}
+        differentiated(of_powers(x, target, **pair, **MODES[mode]), x)
+    for loss, mode in itertools.product((every_operation, of_powers), ("forward", "backward")):
+        x, weight, each = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((300, 128), (1000, 128), (1000,)))
+        recorder.case = f"{loss.__name__} {x.dtype} {ALWAYS} fused {mode}"
+        last = {next(reversed(loss.hyper)): each}
+        differentiated(fuse_linear(loss)(x.requires_grad_(), weight, torch.zeros(300, dtype=torch.int64), **last, **MODES[mode]), x)
 
 
 def differentiated(out: Any, x: Tensor) -> None:

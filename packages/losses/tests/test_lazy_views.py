@@ -80,8 +80,8 @@ def test_operator_called_by_its_name(device):
     x, q = torch.randn(4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device)
     found = []
     for target in (q, negative(q)):
-        numbers = [[], -100, 0.0, 1.0, None, 1.0, *[0.0] * 6, 1.0, "sum", False, False, [False] * 7]
-        loss, *_ = torch.ops.lossforge.rowwise(None, "cross_entropy", x, target, *[None] * 6, *numbers, False, True)
+        numbers = [[], -100, 0.0, 1.0, None, 1.0, *[0.0] * 7, 1.0, "sum", False, False, [False] * 7]
+        loss, *_ = torch.ops.lossforge.rowwise(None, "cross_entropy", x, target, *[None] * 7, *numbers, False, True)
         found.append(torch.autograd.grad(loss, x)[0])
     assert torch.equal(*found)
 

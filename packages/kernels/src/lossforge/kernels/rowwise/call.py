@@ -13,7 +13,8 @@ class RowwiseCall(NamedTuple, Generic[L]):
 
     The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
     class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
-    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py; margins (C,) adds the class's own. With
+    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/margin.py; margins (C,) adds the class's own. A
+    parameter (C,) is a hyper-parameter of each class, the formula's last. With a power k the formula takes Σ p^k beside z. With
     target_b, lam is the share of target; without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an
     ignored one. With entropy_weight the factor is min(1, entropy_weight · H), H the row's entropy, which is among the outputs then; it has
     no gradient.
@@ -29,6 +30,7 @@ class RowwiseCall(NamedTuple, Generic[L]):
     weight: Tensor | None = None
     bias: Tensor | None = None
     margins: Tensor | None = None
+    parameter: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     ignore_index: int = -100
@@ -38,6 +40,7 @@ class RowwiseCall(NamedTuple, Generic[L]):
     tau: float = 1.0
     spread: float = 0.0
     focus: float = 0.0
+    power: float = 0.0
     angle: float = 0.0
     margin: float = 0.0
     entropy_weight: float = 0.0
@@ -72,5 +75,5 @@ class RowwiseCall(NamedTuple, Generic[L]):
             row if log_p2 else None,
             row if mean_logit else None,
             ((), FLOAT) if self.counted else None,
-            ((3, rows_of(self.x)), FLOAT) if keep else None,
+            ((5 if self.power else 3, rows_of(self.x)), FLOAT) if keep else None,
         )

@@ -1,12 +1,14 @@
-"""Device functions of the row-wise template for the loss's contribution of every class: spread · p^γ (-ln p), times the weights c of the
-row's targets.
+"""Device functions of the row-wise template for sums of powers of every class's probability: a loss's contribution of every class,
+spread · p^γ (-ln p), times the weights c of the row's targets; and S = Σ p^γ, which a formula φ(z, S) takes.
 
 With steps x - m from the row's maximum, ls = ln Σ exp(x - m), A = Σ e^(γ step) and B = Σ e^(γ step) step, which one sweep computes,
 
     value = c spread e^(-γ ls) (ls A - B),    slope = c spread e^(-γ ls) (A + γ (B - ls A))
     gradient = p slope - c spread e^(-γ ls) e^(γ step) (γ step + 1 - γ ls)
 
-Classes of probability 0 add nothing, except at γ = 0, where every class has the factor 1 and they make the value infinite.
+Classes of probability 0 add nothing, except at γ = 0, where every class has the factor 1 and they make the value infinite. And
+
+    S = e^(-γ ls) A,    with the slope s = Σ c ∂φ/∂S the gradient is γ s (e^(-γ ls) e^(γ step) - p S)
 """
 
 import triton
@@ -55,6 +57,25 @@ def spread_row(a, b, ls, h, focus):
 
 @triton.jit
 def spread_shares(h, ls, labels):
-    """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls). An infinite h becomes nan: its terms have both signs."""
+    """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls). An infinite h becomes nan: its terms have both signs.
+
+    Without a spread h is the result of `powers_slope`, which has one factor.
+    """
     h += 0.0 * h
-    return labels.focus * h, h * (1.0 - labels.focus * ls)
+    if labels.spread is None:
+        h_share, shift = 0.0 * h, -h
+    else:
+        h_share, shift = labels.focus * h, h * (1.0 - labels.focus * ls)
+    return h_share, shift
+
+
+@triton.jit
+def powers_of(a, ls, power):
+    """Return S of rows."""
+    return a * exp(-power * ls)
+
+
+@triton.jit
+def powers_slope(slope, ls, power):
+    """Return γ s e^(-γ ls)."""
+    return power * slope * exp(-power * ls)

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.rowwise import rows, sweep
-from lossforge.kernels.rowwise.focus import spread_shares
+from lossforge.kernels.rowwise.focus import powers_slope, spread_shares
 from lossforge.kernels.rowwise.margin import with_margin
 from lossforge.kernels.rowwise.results import row_shares, row_value, store_results
 
 
 class Outputs(NamedTuple):
-    """Results of each row, contiguous over the rows. stats (3, rows), for backward: maximum, log-sum, the gradient's factor of p."""
+    """Results of each row, contiguous over the rows. stats (3, rows), for backward: maximum, log-sum, the gradient's factor of p;
+    with a power k (5, rows): Σ p^k, and the slope by it."""
 
     loss: Tensor | None
     z_loss: Tensor | None
@@ -109,6 +110,9 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
     if not config.ONE_TILE:  # before the second sweep, so that no write of it has to be waited for
         add_up(of_row.loss, of_row.z_loss, sums, scale)
     store_results(out, of_row, found, terms, scale, zero, read, span, config)
+    if loss.power is not None and out.stats is not None:
+        tl.store(sweep.stats_at(out.stats, 3, span), tl.where(read, of_row.powers, 0.0), mask=inside)
+        tl.store(sweep.stats_at(out.stats, 4, span), tl.where(read, of_row.by_powers, 0.0), mask=inside)
 
     if gradient.ptr is not None:
         shrink = tl.where(valid, scale, float("nan"))
@@ -149,16 +153,24 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     read = inside if config.ALL_ROWS else terms.keep
     stored = sweep.read_one((x,), span, read, config)
     top, ls, q = sweep.load_stats(kept.stats, 3, span)
+    powers, by_powers = q, q
+    if loss.power is not None:
+        powers = tl.load(sweep.stats_at(kept.stats, 3, span), mask=inside, other=0.0)
+        by_powers = tl.load(sweep.stats_at(kept.stats, 4, span), mask=inside, other=0.0)
     c_a, c_b = terms.c_a, terms.c_b
     if target.a.ptr is not None:
-        _, c_a = rows.hard_loss(c_a, terms.logit_a, top, ls, loss)
+        _, c_a, _ = rows.hard_loss(c_a, terms.a, terms.logit_a, top, ls, powers, target, loss)
         if loss.entropy_weight is not None:
             c_a *= rows.held_weight(tl.load(kept.entropy + place, mask=inside, other=0.0), loss)
     if target.b.ptr is not None:
-        _, c_b = rows.hard_loss(c_b, terms.logit_b, top, ls, loss)
+        _, c_b, _ = rows.hard_loss(c_b, terms.b, terms.logit_b, top, ls, powers, target, loss)
     of_row = row_shares((top, ls, q), terms, grad_outputs, kept.entropy, target, loss, scale, place, span, config)
+    h, shift = of_row.h, of_row.shift
+    if loss.power is not None:
+        h, shift = spread_shares(powers_slope(of_row.q * by_powers, ls, loss.power), ls, target.labels)
+        h, shift = tl.where(terms.keep, h, 0.0), tl.where(terms.keep, shift, 0.0)
     slope = rows.margin_slope(x, target, span, terms)
-    shares = rows.Shares(of_row.top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, of_row.h, of_row.shift, of_row.even, slope)
+    shares = rows.Shares(of_row.top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, h, shift, of_row.even, slope)
     sweep.write_one(
         stored,
         (x,),

@@ -39,7 +39,7 @@ def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
         ignore=call.ignore_index,
         smoothing=call.label_smoothing or None,
         spread=call.spread or None,
-        focus=call.focus if call.spread else None,
+        focus=call.focus if call.spread else call.power or None,
         margin_ptr=call.margins,
         first=columns[0],
         classes=columns[1],
@@ -50,7 +50,8 @@ def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
 def row_loss(call: RowwiseCall[Any], formulas: Formulas, divisor: Tensor | None) -> RowLoss:
     """Return what becomes of a row. divisor: of the values, 0-d, but for the number of rows."""
     z_loss = call.z_loss if call.z_loss or call.outputs[0] else None
-    return RowLoss(formulas.formula, tuple(call.hyper), z_loss, mean_of_rows(call), divisor, call.entropy_weight or None)
+    weight, power = call.entropy_weight or None, call.power or None
+    return RowLoss(formulas.formula, tuple(call.hyper), z_loss, mean_of_rows(call), divisor, weight, call.parameter, power)
 
 
 def outputs_of(call: RowwiseCall[Any], like: Tensor, keep: bool) -> Outputs:
@@ -128,7 +129,7 @@ def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, formulas: Formulas) -
 def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
-    changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.moves_target
+    changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.power or call.moves_target
     on_chip = chip(call.x.get_device())
     if p.given[2].ptr.itemsize != call.x.itemsize:
         return None

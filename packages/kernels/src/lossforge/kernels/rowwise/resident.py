@@ -176,10 +176,10 @@ def resident_kernel(x, target, gradient, sum, loss, rows, counted, config: gl.co
         total = gl.sum(lanes.s * shrunk(lanes.m, top), 0)
         ls = log(total)
         lse = top + ls
-        value, q = hard_loss(terms.c_a, terms.logit_a, top, ls, loss)
+        value, q, _ = hard_loss(terms.c_a, terms.a, terms.logit_a, top, ls, None, target, loss)
         c_a, c_b = q, terms.c_b
         if PAIR:
-            of_b, c_b = hard_loss(terms.c_b, terms.logit_b, top, ls, loss)
+            of_b, c_b, _ = hard_loss(terms.c_b, terms.b, terms.logit_b, top, ls, None, target, loss)
             value += of_b
             q += c_b
         if EVEN:

@@ -7,11 +7,12 @@ import triton.language as tl
 
 from lossforge.kernels.math import exp, log
 from lossforge.kernels.rowwise import rows, sweep
-from lossforge.kernels.rowwise.focus import spread_of, spread_row, spread_shares
+from lossforge.kernels.rowwise.focus import powers_of, powers_slope, spread_of, spread_row, spread_shares
 
-RowValue = namedtuple("RowValue", "ls loss z_loss q p_share c_a c_b h")
+RowValue = namedtuple("RowValue", "ls loss z_loss q p_share c_a c_b h powers by_powers")
 """Of rows: ls = ln Σ exp(x - m), the loss without its scale and the part of it that is z-loss; the factor q of p in the gradient, without
-z-loss and with it (p_share); c φ′ of both hard targets; h: the result of `spread_of`."""
+z-loss and with it (p_share); c φ′ of both hard targets; h: the result of `spread_of` or `powers_slope`; powers, by_powers:
+Σ p^k and the slope by it, 0 without a power k."""
 
 
 @triton.jit
@@ -25,21 +26,28 @@ def row_value(found, terms, each, target, loss, config):
     lse = found.m + ls
     value = tl.full([config.BR], 0.0, tl.float32)
     q = tl.full([config.BR], 0.0, tl.float32)
-    h, c_a, c_b, square = q, q, q, q
-    if target.labels.focus is not None:
+    h, c_a, c_b, square, powers, by_powers = q, q, q, q, q, q
+    if loss.power is not None:
+        powers = powers_of(d_row, ls, loss.power)
+    if target.labels.spread is not None:
         h = spread_of(terms.c_a + terms.c_b, ls, target.labels)
         value, q = spread_row(d_row, d_dot, ls, h, target.labels.focus)
     if target.a.ptr is not None:
-        of_a, c_a = rows.hard_loss(terms.c_a, terms.logit_a, found.m, ls, loss)
+        of_a, c_a, by_a = rows.hard_loss(terms.c_a, terms.a, terms.logit_a, found.m, ls, powers, target, loss)
+        by_powers += by_a
         if loss.entropy_weight is not None:
             held = rows.held_weight(ls - found.u / found.s, loss)
             of_a, c_a = of_a * held, c_a * held
         value += of_a
         q += c_a
     if target.b.ptr is not None:
-        of_b, c_b = rows.hard_loss(terms.c_b, terms.logit_b, found.m, ls, loss)
+        of_b, c_b, by_b = rows.hard_loss(terms.c_b, terms.b, terms.logit_b, found.m, ls, powers, target, loss)
         value += of_b
         q += c_b
+        by_powers += by_b
+    if loss.power is not None:
+        q -= loss.power * by_powers * powers
+        h = powers_slope(by_powers, ls, loss.power)
     if config.DENSE or config.EVEN:
         dense = d_row * ls - d_dot
         if config.DENSE and target.labels.weight_ptr is not None:  # an infinite weight's product with ls may be nan
@@ -52,7 +60,7 @@ def row_value(found, terms, each, target, loss, config):
         value += square
         p_share += 2.0 * loss.z_loss * lse
     value = tl.where(terms.keep, tl.where(terms.valid & (found.s == found.s), value, float("nan")), 0.0)
-    return RowValue(ls, value, tl.where(terms.keep, square, 0.0), q, p_share, c_a, c_b, h)
+    return RowValue(ls, value, tl.where(terms.keep, square, 0.0), q, p_share, c_a, c_b, h, powers, by_powers)
 
 
 @triton.jit
@@ -109,7 +117,7 @@ def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, pla
     p_share = tl.where(p_share == 0.0, 0.0, p_share * inverse)
     h_share = tl.full([config.BR], 0.0, tl.float32)
     h_shift = tl.full([config.BR], 0.0, tl.float32)
-    if target.labels.focus is not None:
+    if target.labels.spread is not None:
         h_share, h_shift = spread_shares(spread_of(q_share * (terms.c_a + terms.c_b), ls, target.labels), ls, target.labels)
     if config.ENTROPY:
         of_entropy = tl.load(grad_outputs.entropy + place, mask=inside, other=0.0).to(tl.float32)

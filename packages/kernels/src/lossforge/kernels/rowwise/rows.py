@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.layout import END, Strided
+from lossforge.kernels.engine.layout import END, Strided, longer
 from lossforge.kernels.math import LOG2E, exp2, tanh
 from lossforge.kernels.rowwise.focus import focused, focused_sums, moved
 from lossforge.kernels.rowwise.margin import margin_logit, with_margin
@@ -48,7 +48,8 @@ class Labels(NamedTuple):
         weight_ptr: (classes,), or None.
         ignore: the ignored index.
         smoothing: of labels, or None.
-        spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets.
+        spread, focus: every class adds spread · p^focus (-ln p) to a row, times the weights of the row's hard targets. Without spread,
+            focus is RowLoss's power.
         margin_ptr: (classes,), or None: the margin of each class, beside the one of all.
         first: class of the first logit, where the logits are those of some classes only; None: of all.
         classes: number of all classes, which have the weights, where the logits are those of some.
@@ -85,6 +86,8 @@ class RowLoss(NamedTuple):
     """A row's loss: φ with its hyper-parameters, z-loss, and the scale and divisor of values; the divisor is in device memory.
 
     entropy_weight: of what φ gives, see RowwiseCall; None without.
+    parameter_ptr: (classes,), or None: φ's last hyper-parameter, one a class.
+    power: k of the sum Σ p^k that φ takes beside z; then φ gives its derivative by that sum, too. None without.
     """
 
     phi: Callable[..., Any]
@@ -93,6 +96,8 @@ class RowLoss(NamedTuple):
     scale: float
     divisor_ptr: Tensor | None
     entropy_weight: float | None = None
+    parameter_ptr: Tensor | None = None
+    power: float | None = None
 
 
 Terms = namedtuple("Terms", "a c_a logit_a b c_b logit_b keep valid")
@@ -219,10 +224,24 @@ def margin_slope(x, target, span, terms):
 
 
 @triton.jit
-def hard_loss(c, logit, top, ls, loss):
-    """Return c φ(z) and c φ′(z) of a hard target with z = lse - x_t; 0 where its share c is 0."""
-    value, slope = loss.phi(tl.where(c == 0.0, 0.0, top - logit + ls), *loss.hyper)
-    return c * value, c * slope
+def hard_loss(c, a, logit, top, ls, powers, target, loss):
+    """Return c φ, c φ′ and c ∂φ/∂Σ p^k of a hard target of class `a`, with z = lse - x_t; 0 where its share c is 0.
+
+    powers: Σ p^k of the rows, which φ takes where the loss has a power.
+    """
+    z = tl.where(c == 0.0, 0.0, top - logit + ls)
+    hyper = loss.hyper
+    if loss.parameter_ptr is not None:
+        t = tl.maximum(a, 0)  # of a row without a class, whose share is 0, any
+        if target.labels.first is not None:
+            t += target.labels.first
+        hyper = longer(hyper, tl.load(loss.parameter_ptr + t).to(tl.float32))
+    if loss.power is None:
+        value, slope = loss.phi(z, *hyper)
+        by_powers = 0.0
+    else:
+        value, slope, by_powers = loss.phi(z, powers, *hyper)
+    return c * value, c * slope, c * by_powers
 
 
 @triton.jit

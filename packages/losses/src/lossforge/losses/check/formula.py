@@ -17,7 +17,7 @@ from lossforge.losses.registry import Loss
 from lossforge.losses.templates.boxes import BOXES, SPECIAL_PAIRS
 from lossforge.losses.templates.elementwise import ELEMENTWISE
 from lossforge.losses.templates.rotated import ROTATED, SPECIAL_ROTATED
-from lossforge.losses.templates.rowwise import ROWWISE
+from lossforge.losses.templates.rowwise import OF_POWERS, ROWWISE
 from lossforge.losses.testing import samples
 
 SECTION = "formula, in float64"
@@ -132,6 +132,15 @@ def _rows(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...
     return {"random": (z,), "far out": (far,), ENDS: (torch.tensor([0.0, 1.0], dtype=torch.float64),)}
 
 
+def _rows_and_powers(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
+    """Return z with sums of powers: at the ends 1, the sum where one class has the probability 1."""
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for name, (z,) in _rows(loss, generator).items():
+        s = torch.ones_like(z) if name == ENDS else 0.05 + torch.rand(len(z), generator=generator, dtype=torch.float64)
+        found[name] = z, s
+    return found
+
+
 def _boxes(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, ...]]:
     corner, side = (torch.rand(2, 300, 2, generator=generator, dtype=torch.float64) + low for low in (0.0, 0.05))
     corners = [t for box in zip(corner, corner + side, strict=True) for point in box for t in point.unbind(-1)]
@@ -153,7 +162,7 @@ def _rotated(loss: Loss, generator: torch.Generator) -> dict[str, tuple[Tensor, 
     return {"random": numbers.unbind(0), "far out": far.unbind(0), "equal boxes": equal.unbind(0), ENDS: special.unbind(1)}
 
 
-POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, BOXES: _boxes, ROTATED: _rotated}
+POINTS = {ELEMENTWISE: _elements, ROWWISE: _rows, OF_POWERS: _rows_and_powers, BOXES: _boxes, ROTATED: _rotated}
 PAIRS = (BOXES, ROTATED)
 
 
@@ -233,7 +242,7 @@ def _difference(loss: Loss, both: Both, held: Held, p: Points, variable: int, va
         room = torch.where((x > 0) & (x < 1), torch.minimum(x, 1 - x), 1.0)
         step, inside = torch.minimum(step, 1e-3 * room), (x + sign * 1e-9 >= 0) & (x + sign * 1e-9 <= 1)
         inside |= x == p.values[1 - variable]  # a kink at the domain's end: the slope may be one from outside, if there is one
-    if loss.template is ROWWISE:
+    if loss.template in (ROWWISE, OF_POWERS):
         inside = (x > 0) | (sign > 0)
 
     def quotient(step: Tensor) -> Tensor:

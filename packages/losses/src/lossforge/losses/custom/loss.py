@@ -28,7 +28,7 @@ from lossforge.losses.registry import Loss
 from lossforge.losses.run import compute, entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
-from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, class_loss
+from lossforge.losses.templates.rowwise import OF_POWERS, ROWWISE, OwnOptions, own_loss
 
 if TYPE_CHECKING:
     from lossforge.losses.custom.source import Source
@@ -119,15 +119,16 @@ def _of_elements(
 
 
 def _of_rows(
+    power: str | None,
     formula: str,
     hyper: dict[str, Any],
     input: Tensor,
     target: Tensor,
     *,
     reduction: Reduction = "mean",
-    **options: Unpack[ClassOptions],
+    **options: Unpack[OwnOptions],
 ) -> CheckedCall[RowwiseCall]:
-    return class_loss(formula, input, target, _numbers(hyper), reduction, options)
+    return own_loss(RowwiseCall(formula, input, target, reduction=reduction), hyper, power, options)
 
 
 def _of_boxes(
@@ -198,26 +199,35 @@ def elementwise(
 
 
 @overload
-def rowwise(*, hyper: Hyper = None, reference: Reference | None = None) -> Decorator: ...
+def rowwise(*, hyper: Hyper = None, power: str | None = None, reference: Reference | None = None) -> Decorator: ...
 @overload
-def rowwise(formula: Any, /, *, hyper: Hyper = None, reference: Reference | None = None) -> CustomLoss: ...
-def rowwise(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference | None = None) -> CustomLoss | Decorator:
+def rowwise(formula: Any, /, *, hyper: Hyper = None, power: str | None = None, reference: Reference | None = None) -> CustomLoss: ...
+def rowwise(
+    formula: Any = None, /, *, hyper: Hyper = None, power: str | None = None, reference: Reference | None = None
+) -> CustomLoss | Decorator:
     """Make a loss of a formula over rows under a softmax, for use as a decorator above @triton.jit.
 
     The formula takes (z, *hyper), where z = -ln p of the target's class under the softmax of a row. It returns φ(z) or (φ, φ′), and
-    L = w_t φ(z). What it may hold and how a gradient is derived is described in `elementwise`.
+    L = w_t φ(z). With a power k it takes (z, s, *hyper), where s = Σⱼ pⱼ^k over the classes of the row, and returns φ(z, s) or
+    (φ, ∂φ/∂z, ∂φ/∂s). What it may hold and how a gradient is derived is described in `elementwise`.
 
     Args:
         formula: the @triton.jit function; None if the decorator has arguments.
-        hyper: as for `elementwise`.
+        hyper: names and defaults of the hyper-parameters, in the formula's order, which are numbers. The last one may also be a tensor
+            (C,), one number a class: the formula then takes that of the row's class.
+        power: the name of the hyper-parameter that is k, a number above 0; None for a formula that takes z alone.
         reference: the value in plain torch, (z, *hyper) → φ, or (φ, φ′), as for `elementwise`. By default the formula is translated.
 
     Returns:
         a CustomLoss: loss(input, target, *, reduction="mean", weight=None, ignore_index=-100, **options), as cross_entropy: class
-        indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on.
+        indices or a mixup pair of them, class weights, scale, softcap, z_loss, normalizer, gradient, inplace and so on. Two more
+        options change the logits: class_bias (C,), which excludes softcap, is added to the scaled logits of every row;
+        class_margin (C,), which excludes target_b, gives a number of the row's class, which is subtracted from the target's logit before
+        the scale. Where such a tensor of classes requires grad, plain torch computes the loss and its gradients.
 
     Raises:
         FormulaError: a TypeError that names an operation without a derivative, or one that a formula or CUDA's compiler does not allow.
+        ValueError: power is not a name in hyper.
 
     Examples:
         In a file, because the source is read (docs/learn/write_your_own_loss.md):
@@ -229,8 +239,10 @@ def rowwise(formula: Any = None, /, *, hyper: Hyper = None, reference: Reference
         >>> generalized(logits, classes, q=0.5).backward()
     """
     if formula is None:
-        return lambda formula: rowwise(formula, hyper=hyper, reference=reference)
-    return _made(ROWWISE, _of_rows, formula, hyper, reference)
+        return lambda formula: rowwise(formula, hyper=hyper, power=power, reference=reference)
+    if power is not None and power not in (hyper or {}):
+        raise ValueError(f"power must be the name of a hyper-parameter, one of {', '.join(hyper or ()) or 'none'}, got {power!r}")
+    return _made(ROWWISE if power is None else OF_POWERS, functools.partial(_of_rows, power), formula, hyper, reference)
 
 
 @overload
@@ -291,7 +303,7 @@ def _made(
     if given and template is ROWWISE:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
     name = _new_name(formula)
-    enter_formula(name, DeviceFormula(kernel, heavy=True))(_in_torch(source, formula, given, template is BOXES, reference))
+    enter_formula(name, DeviceFormula(kernel, heavy=True))(_in_torch(source, formula, given, template, reference))
 
     accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
 
@@ -335,13 +347,14 @@ def _check_arguments(source: "Source", template: Template[Any], hyper: Mapping[s
         raise FormulaError(f"{source.name}: {', '.join(sorted(both))} is the name of an option that every loss has; call it differently")
 
 
-def _in_torch(source: "Source", formula: Any, given: bool, of_boxes: bool, reference: Reference | None) -> Reference:
+def _in_torch(source: "Source", formula: Any, given: bool, template: Template[Any], reference: Reference | None) -> Reference:
     """Return the formula in plain torch: a function of elements, of rows, or of boxes (..., 4).
 
     given: whether the formula writes its gradient, which is then the function's, whoever wrote that.
     """
     from lossforge.losses.custom.reference import torch_of
 
+    of_boxes = template is BOXES
     try:
         translated = torch_of(formula)
     except FormulaError as problem:
@@ -351,7 +364,7 @@ def _in_torch(source: "Source", formula: Any, given: bool, of_boxes: bool, refer
             raise FormulaError(message)
 
     if given:
-        return _as_written(source.name, translated, of_boxes, reference)
+        return _as_written(source.name, translated, of_boxes, template.variables[: template.slopes], reference)
     if reference is not None:
         return _value_alone(source.name, reference)
 
@@ -381,10 +394,12 @@ def _kind(found: Any) -> str:
     return f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
 
 
-def _as_written(name: str, translated: Callable[..., Any], of_boxes: bool, reference: Reference | None) -> Reference:
+def _as_written(
+    name: str, translated: Callable[..., Any], of_boxes: bool, variables: tuple[str, ...], reference: Reference | None
+) -> Reference:
     """Return the formula in plain torch, with the gradient that it writes.
 
-    reference: gives the value in place of the translation, and perhaps the gradient.
+    variables: by which there is a derivative. reference: gives the value in place of the translation, and perhaps the gradient.
     """
 
     def computed(*args: Any) -> tuple[Tensor, ...]:
@@ -393,8 +408,9 @@ def _as_written(name: str, translated: Callable[..., Any], of_boxes: bool, refer
             value, *slopes = translated(*args)
             return _value(name, value, args[0]), *slopes
         boxes = (torch.stack(args[:4], -1), torch.stack(args[4:8], -1), *args[8:]) if of_boxes else args
-        found, returned = reference(*boxes), "(value, gradient by boxes1, gradient by boxes2)" if of_boxes else "(value, gradient)"
-        if isinstance(found, tuple) and len(found) == (3 if of_boxes else 2):
+        by = ("boxes1", "boxes2") if of_boxes else variables if len(variables) > 1 else ()
+        found, returned = reference(*boxes), f"(value, {', '.join(f'gradient by {each}' for each in by) or 'gradient'})"
+        if isinstance(found, tuple) and len(found) == 1 + (len(by) or 1):
             value, *gradients = found
             return value, *([each for of_box in gradients for each in of_box.unbind(-1)] if of_boxes else gradients)
         if not isinstance(found, Tensor):
@@ -408,8 +424,7 @@ def _as_written(name: str, translated: Callable[..., Any], of_boxes: bool, refer
 
     def as_written(*args: Any) -> Tensor:
         args = _corners(*args) if of_boxes else args
-        count = 8 if of_boxes else 1
-        return with_written_gradient(name, computed, args[:count], args[count:])
+        return with_written_gradient(name, computed, args[: len(variables)], args[len(variables) :])
 
     return as_written
 

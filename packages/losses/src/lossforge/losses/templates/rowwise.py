@@ -1,5 +1,6 @@
 """What the losses of rows of classes share: the checks of their arguments, and the call."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,13 @@ class ClassOptions(RowOptions, total=False):
     ignore_index: int
 
 
+class OwnOptions(ClassOptions, total=False):
+    """class_bias: (C,), added to the logits after scale; class_margin: (C,), subtracted from the target's logit before."""
+
+    class_bias: Tensor | None
+    class_margin: Tensor | None
+
+
 def rowwise_results(
     call: RowwiseCall,
     options: RowOptions,
@@ -105,6 +113,7 @@ def rowwise_results(
         weight=weights_of_classes("weight", call.weight, x, classes),
         bias=weights_of_classes("log_prior", call.bias, x, classes),
         margins=weights_of_classes("margin", call.margins, x, classes),
+        parameter=weights_of_classes("parameter", call.parameter, x, classes),
     )
     by_weight = call.reduction == "mean" and normalizer is None and not call.mean_of_rows and not target.is_floating_point()
     if call.weight is not None and by_weight and checks.nonzero(call.z_loss):
@@ -146,10 +155,37 @@ def class_loss(
     formula: str, input: Tensor, target: Tensor, hyper: list[float], reduction: str, options: ClassOptions
 ) -> CheckedCall[RowwiseCall]:
     """Check a loss of the probability of a row's class, whose mean divides by the weights of the classes."""
-    call = RowwiseCall(formula, input, target, hyper=hyper, weight=options.get("weight"), reduction=reduction)
+    return _with_class_options(RowwiseCall(formula, input, target, hyper=hyper, reduction=reduction), options)
+
+
+def _with_class_options(call: RowwiseCall, options: ClassOptions) -> CheckedCall[RowwiseCall]:
     of_call = ("weight", "ignore_index")
     rest: RowOptions = {k: v for k, v in options.items() if k not in of_call}  # type: ignore[assignment]  # keys are no literals
-    return rowwise_loss(call._replace(ignore_index=options.get("ignore_index", -100)), rest)
+    return rowwise_loss(call._replace(weight=options.get("weight"), ignore_index=options.get("ignore_index", -100)), rest)
+
+
+def own_loss(call: RowwiseCall, hyper: dict[str, Any], power: str | None, options: OwnOptions) -> CheckedCall[RowwiseCall]:
+    """Check a loss whose formula a user wrote.
+
+    hyper: numbers by name; the last may be a tensor, one number a class. power: the name of k, where the formula takes Σ p^k.
+    """
+    dim = of_classes(call.x)
+
+    def of_each(name: str, t: Tensor | None) -> Tensor | None:
+        return weights_of_classes(name, t, call.x, call.x.shape[dim])
+
+    bias, margin = of_each("class_bias", options.pop("class_bias", None)), of_each("class_margin", options.pop("class_margin", None))
+    if bias is not None and options.get("softcap") is not None:
+        raise ValueError(f"class_bias excludes softcap, got softcap={options['softcap']!r}: give the bias without one")
+    if margin is not None and options.get("target_b") is not None:
+        raise ValueError("class_margin excludes target_b, because a row has the margin of one class: give both losses of a pair apart")
+    names, parameter = [*hyper], None
+    if names and names[-1] != power and isinstance(hyper[names[-1]], Tensor) and hyper[names[-1]].ndim:
+        parameter = of_each(names[-1], hyper.pop(names[-1]))
+    numbers = {name: checks.number(name, value, 0.0 if name == power else -math.inf, exclusive=True) for name, value in hyper.items()}
+    k = 0.0 if power is None else numbers[power]
+    call = call._replace(bias=bias, margins=margin, parameter=parameter, hyper=[*numbers.values()], power=k)
+    return _with_class_options(call, options)
 
 
 def _average_one(call: RowwiseCall, empty_is_zero: bool) -> Tensor:
@@ -228,9 +264,15 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     dense, formula = None, FORMULAS[a.loss].reference
     divisor: Tensor | None
 
-    def of_class(nll: Tensor, w: Tensor) -> Tensor:
+    def of_class(nll: Tensor, w: Tensor, index: Tensor) -> Tensor:
+        first = [] if not nonzero(a.power) else [torch.exp(a.power * log_p).sum(1)]
+        last = [] if a.parameter is None else [a.parameter.to(x.dtype)[index.long().clamp(0, x.shape[1] - 1)]]
+
         def values_of(nll: Tensor, *hyper: float) -> Tensor:
-            return with_call(lambda z: formula(z, *hyper), a, [nll], None if weight is None else w)
+            def of_tensors(z: Tensor, *others: Tensor) -> Tensor:
+                return formula(z, *others[: len(first)], *hyper, *others[len(first) :])
+
+            return with_call(of_tensors, a, [nll, *first, *last], None if weight is None else w)
 
         return weighted(values_of, a.hyper, nll, w)
 
@@ -252,9 +294,9 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
             lam = a.lam.to(x.dtype)
             nll_b, w_b = _hard(log_p, a.target_b, weight, a.ignore_index)
             w, w_b = lam * w, (1 - lam) * w_b
-            values, w = of_class(nll, w) + of_class(nll_b, w_b), w + w_b
+            values, w = of_class(nll, w, a.target) + of_class(nll_b, w_b, a.target_b), w + w_b
         else:
-            values = of_class(nll, w if factor is None else factor * w)
+            values = of_class(nll, w if factor is None else factor * w, a.target)
         values, divisor = values * (1 - a.label_smoothing), w.sum()
         if nonzero(a.spread):
             values = values + w * (a.spread * focused(-log_p, a.focus)).sum(1)
@@ -348,7 +390,11 @@ DOCS = TemplateDocs(
     returns=f'{SCALAR}; with reduction "none" one value a row, in float32.',
     example=("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),
     targets="class index, probabilities, mixup pair",
-    keeping=Keeping({**SETTINGS, "weight": None, "ignore_index": -100}, per_call=("classes",), quiet=("scale", "softcap", "z_loss")),
+    keeping=Keeping(
+        {**SETTINGS, "weight": None, "ignore_index": -100, "class_bias": None, "class_margin": None},
+        per_call=("classes",),
+        quiet=("scale", "softcap", "z_loss"),
+    ),
 )
 ROWWISE = Template(
     "rowwise",
@@ -365,3 +411,5 @@ ROWWISE = Template(
     samples=rowwise_samples,
     docs=DOCS,
 )
+OF_POWERS = dataclasses.replace(ROWWISE, variables=("z", "s"), slopes=2)
+"""The template as formulas have it that take s = Σ p^k beside z."""
