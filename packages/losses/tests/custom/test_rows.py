@@ -90,8 +90,8 @@ def made(hyper, classes, device):
     return {name: value(classes, device) if callable(value) else value for name, value in hyper.items()}
 
 
-def in_dtype(hyper, dtype):
-    return [torch.as_tensor(value, dtype=dtype) for value in hyper.values()]
+def in_dtype(hyper, dtype, device):
+    return [torch.as_tensor(value, dtype=dtype, device=device) for value in hyper.values()]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_value_and_gradient(case, shape, dtype, options, device):
         wide = x.to(dtype).requires_grad_()
         w, b, m = (t.to(dtype) for t in (weight, bias, margin))
         moved = 1.5 * (wide - own * m.view(per_class)) + b.view(per_class)
-        each_row = torch.where(counts, plain(moved, known, *in_dtype(hyper, dtype)) * w[known], 0.0)
+        each_row = torch.where(counts, plain(moved, known, *in_dtype(hyper, dtype, device)) * w[known], 0.0)
         result = each_row if "reduction" in options else each_row.sum() / w[known][counts].sum()
         result.backward(upstream.to(dtype))
         return result.detach(), wide.grad
@@ -201,7 +201,7 @@ def test_fused_with_a_linear_layer(case, mode, device):
         else:
             own = F.one_hot(target.clamp(min=0), 150) * given["class_margin"].double()
             moved = leaves[0] @ leaves[1].T - own + given["class_bias"].double()
-            arguments = in_dtype({name: given[name] for name in hyper}, dtype)
+            arguments = in_dtype({name: given[name] for name in hyper}, dtype, device)
             value = torch.where(target == -100, 0.0, plain(moved, target.clamp(min=0), *arguments)).sum()
         found.append([value.detach(), *torch.autograd.grad(value * 0.5, leaves)])
     for got, exact in zip(*found, strict=True):
