@@ -3207,7 +3207,9 @@ def jsd_cross_entropy(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.classification.jsd_cross_entropy(input, target, num_splits, alpha, smoothing, gradient=gradient, validate=validate)
+    return compute(definitions.classification.jsd_cross_entropy(
+        input, target, num_splits, alpha, smoothing, gradient=gradient, validate=validate,
+    ))
 
 
 @entry_point
@@ -6631,11 +6633,11 @@ def selective_log_softmax(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.tokens.selective_log_softmax(
+    return compute(definitions.language.tokens.selective_log_softmax(
         logits, index, temperature=temperature, return_entropy=return_entropy, return_lse=return_lse, return_z_loss=return_z_loss,
         return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
         scale=scale, softcap=softcap, lse=lse, ignore_index=ignore_index, inplace=inplace, validate=validate,
-    )
+    ))
 
 
 @overload
@@ -6845,14 +6847,14 @@ def linear_cross_entropy(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_cross_entropy(
+    return compute(definitions.language.linear.linear_cross_entropy(
         input, weight, target, bias, loss_weight=loss_weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing, return_z_loss=return_z_loss, return_lse=return_lse, return_entropy=return_entropy,
         return_correct=return_correct, return_argmax=return_argmax, return_log_p2=return_log_p2, return_mean_logit=return_mean_logit,
         chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group,
         classes=classes, sum_input_gradient=sum_input_gradient, token_weight=token_weight, scale=scale, softcap=softcap, z_loss=z_loss,
         target_b=target_b, lam=lam, normalizer=normalizer, empty=empty, gradient=gradient, validate=validate,
-    )
+    ))
 
 
 @overload
@@ -7033,13 +7035,13 @@ def linear_selective_log_softmax(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_selective_log_softmax(
+    return compute(definitions.language.linear.linear_selective_log_softmax(
         input, weight, index, bias, temperature=temperature, scale=scale, softcap=softcap, return_entropy=return_entropy,
         return_lse=return_lse, return_z_loss=return_z_loss, return_correct=return_correct, return_argmax=return_argmax,
         return_log_p2=return_log_p2, return_mean_logit=return_mean_logit, ignore_index=ignore_index, validate=validate, chunk=chunk,
         accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes,
         sum_input_gradient=sum_input_gradient,
-    )
+    ))
 
 
 @entry_point_of_layer
@@ -7135,11 +7137,11 @@ def linear_objective(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_objective(
+    return compute(definitions.language.linear.linear_objective(
         input, weight, index, objective, bias, independent=independent, entropy=entropy, temperature=temperature, scale=scale,
         softcap=softcap, ignore_index=ignore_index, gradient=gradient, validate=validate, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift,
-    )
+    ))
 
 
 @entry_point_of_layer
@@ -7204,10 +7206,10 @@ def linear_entropy(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_entropy(hidden, head.weight, head.bias).mean().backward()
     """
-    return definitions.language.linear.linear_entropy(
+    return compute(definitions.language.linear.linear_entropy(
         input, weight, bias, temperature=temperature, scale=scale, softcap=softcap, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
-    )
+    ))
 
 
 @overload
@@ -7343,13 +7345,13 @@ def linear_kl_div(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_kl_div(
+    return compute(definitions.language.linear.linear_kl_div(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, reverse=reverse,
         temperature_squared=temperature_squared, renormalize=renormalize, tail=tail, loss_weight=loss_weight, return_entropy=return_entropy,
         chunk=chunk, accumulate=accumulate, logits=logits, skip_ignored=skip_ignored, valid=valid, shift=shift, group=group,
         classes=classes, sum_input_gradient=sum_input_gradient, scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels,
         ignore_index=ignore_index, normalizer=normalizer, empty=empty, gradient=gradient,
-    )
+    ))
 
 
 @overload
@@ -7471,13 +7473,13 @@ def linear_js_div(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_js_div(
+    return compute(definitions.language.linear.linear_js_div(
         input, weight, teacher, bias, beta=beta, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
         loss_weight=loss_weight, return_entropy=return_entropy, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
         scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
         gradient=gradient,
-    )
+    ))
 
 
 @overload
@@ -7598,13 +7600,13 @@ def linear_total_variation(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_total_variation(
+    return compute(definitions.language.linear.linear_total_variation(
         input, weight, teacher, bias, temperature=temperature, reduction=reduction, temperature_squared=temperature_squared,
         loss_weight=loss_weight, return_entropy=return_entropy, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
         scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
         gradient=gradient,
-    )
+    ))
 
 
 @entry_point_of_layer
@@ -7692,12 +7694,12 @@ def linear_cosine_distance(
 
     `help(lossforge.losses.functional)` explains the options.
     """
-    return definitions.language.linear.linear_cosine_distance(
+    return compute(definitions.language.linear.linear_cosine_distance(
         input, weight, teacher, bias, reduction=reduction, loss_weight=loss_weight, chunk=chunk, accumulate=accumulate, logits=logits,
         skip_ignored=skip_ignored, valid=valid, shift=shift, group=group, classes=classes, sum_input_gradient=sum_input_gradient,
         scale=scale, softcap=softcap, hard_weight=hard_weight, labels=labels, ignore_index=ignore_index, normalizer=normalizer, empty=empty,
         gradient=gradient,
-    )
+    ))
 
 
 @overload

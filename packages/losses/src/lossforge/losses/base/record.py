@@ -350,6 +350,12 @@ def of_one_row(results: Sequence[Tensor | None]) -> Tensor:
     return loss.squeeze(0) if loss.ndim else loss
 
 
+def rebuilt(call: C) -> C:
+    """Return an equal record, without `_replace`: torch.compile cannot carry what that makes over a graph break."""
+    made: Callable[..., C] = type(call)
+    return made(*call[:])
+
+
 Finish = Callable[[Sequence[Tensor | None]], Tensor]
 """From the results, None for what was not asked for, to a loss."""
 
@@ -361,8 +367,11 @@ class CheckedCall(NamedTuple, Generic[C, R]):
         call: its record.
         options: when and where the gradient is written: `gradient` and `inplace`.
         finish: from the results, None for what was not asked for, to what the public function returns.
+        computing: in place of an executor, what computes the call: its classes are spread over processes, an objective follows it, or
+            another result joins it. It takes the call without `computing`. Such a call is checked each time: no plan of it is kept.
     """
 
     call: C
     options: Mapping[str, Any]
     finish: Callable[[Sequence[Tensor | None]], R]
+    computing: Callable[["CheckedCall[C, Any]"], R] | None = None

@@ -12,7 +12,7 @@ from lossforge.losses.base.options import Options, of_classes
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, TokenWeight, UnitInterval
-from lossforge.losses.parallel.rows import over_processes
+from lossforge.losses.parallel.own import over_processes
 from lossforge.losses.parallel.shards import without_group
 from lossforge.losses.templates.rowwise import BY_PROBABILITY, LARGEST, ROWWISE, RowOptions, entropy_weight, rowwise_results
 
@@ -144,26 +144,20 @@ def cross_entropy_of_index(
     input: Tensor,
     target: Tensor,
     *,
-    scale: float,
-    softcap: float | None,
     outputs: list[bool],
     ignore_index: int,
-    validate: bool | None,
-    reduction: Reduction = "none",
+    reduction: Reduction,
     group: ProcessGroup | DeviceMesh | None = None,
-    classes: int | None = None,
+    **options: Unpack[RowOptions],
 ) -> CheckedCall[RowwiseCall, CrossEntropyOutput]:
     """Check a call of `cross_entropy` whose class indices are the argument `index` of a public function, as messages then say.
 
     outputs: which further results are asked for, in the order of a row-wise call's.
     """
     call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
-    options: RowOptions = {"scale": scale, "softcap": softcap, "validate": validate}
-    finish = _output
     if group is not None:
-        return over_processes(call, options, group, classes, finish, "index")
-    without_group(classes)
-    return rowwise_results(call, options, finish, target_name="index")
+        return over_processes(call, options, group, None, _output, "index")
+    return rowwise_results(call, options, _output, target_name="index")
 
 
 def _output(results: Sequence[Tensor | None]) -> CrossEntropyOutput:

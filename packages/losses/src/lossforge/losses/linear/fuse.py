@@ -17,11 +17,8 @@ from lossforge.losses import checks
 from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.base.module import LossModule, OfFunction
-from lossforge.losses.base.record import CheckedCall
-from lossforge.losses.linear.objective import Objective, by_objective
-from lossforge.losses.parallel.own import compute_own
-from lossforge.losses.parallel.scalar import in_three_products
-from lossforge.losses.parallel.shards import Shards, local_layer
+from lossforge.losses.base.record import CheckedCall, rebuilt
+from lossforge.losses.parallel.shards import local_layer
 from lossforge.losses.run import compute
 from lossforge.losses.state import autocast_dtype
 from lossforge.losses.templates.elementwise import IGNORED
@@ -198,16 +195,14 @@ def fused(
     linear: LinearOptions,
     targets: tuple[str, ...],
     finish: Callable[[Any], Any] | None = None,
-    objective: Objective | None = None,
-    computing: Callable[[CheckedCall[Any, Any]], Any] = compute,
-) -> Any:
-    """Compute a loss of the logits of a layer.
+    computing: Callable[[CheckedCall[Any, Any]], Any] | None = None,
+) -> CheckedCall[Any, Any]:
+    """Check a loss of the logits of a layer.
 
     Args:
         given: the loss's other arguments by name, `targets` of them with an entry a row. The first of these may be a teacher's layer.
         finish: from what the loss returns to what is returned.
-        objective: a scalar of that, which is returned in its place.
-        computing: what computes the checked call.
+        computing: as in `CheckedCall`; by default the definition's own.
     """
     if given.get("inplace"):
         raise ValueError("inplace=True needs logits, which a fused loss does not have")
@@ -236,29 +231,14 @@ def fused(
     checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
     if type(checked.call) not in FUSED:
         raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
-    if (loss := in_three_products(checked.finish)) is not None:
-        return loss
-    shards = given.get("group")
-    if isinstance(shards, Shards) and computing is compute:
-        computing = functools.partial(compute_own, shards)
-    # computed here, as torch.compile cannot return a record that `_replace` made from where it goes on after a break of the graph
-    in_shape = functools.partial(_in_shape, rows, kept, functools.partial(_finished, checked.finish, finish))
-    checked = CheckedCall(checked.call, checked.options, in_shape)
-    if objective is None:
-        return computing(checked)
-    if kept is not None and objective.together != 1:
-        objective = objective._replace(together=None)  # rows that were left out
-    return by_objective(checked, objective)
+    in_shape = functools.partial(_in_shape, rows, kept, checked.finish, finish)
+    return CheckedCall(rebuilt(checked.call), checked.options, in_shape, checked.computing if computing is None else computing)
 
 
-def _finished(first: Callable[[Any], Any], second: Callable[[Any], Any] | None, results: Any) -> Any:
-    found = first(results)
-    return found if second is None else second(found)
-
-
-def _in_shape(rows: "_Rows", kept: Tensor | None, finish: Callable[[Any], Any], results: Any) -> Any:
+def _in_shape(rows: "_Rows", kept: Tensor | None, first: Callable[[Any], Any], second: Callable[[Any], Any] | None, results: Any) -> Any:
     """Return what the loss returns, with 0 in the rows that were left out, and the leading dimensions of the input."""
-    found = finish(results)
+    found = first(results)
+    found = found if second is None else second(found)
     if kept is not None:
         found = _each(functools.partial(_unselect, rows=kept, count=rows.count), found)
     return _each(rows.separated, found)
@@ -405,7 +385,7 @@ class FusedLoss:
         kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
         checks.with_flags(self.flags, (), kept)
         kept.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
-        return fused(self.function, layer, kept, linear, self.targets)
+        return compute(fused(self.function, layer, kept, linear, self.targets))
 
 
 CURE = "Merge an adapter (peft: merge_and_unload()), keep it off the head (peft: target_modules), or call the layer and then the loss"

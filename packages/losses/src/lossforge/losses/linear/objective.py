@@ -41,7 +41,7 @@ class Objective(NamedTuple):
     gradient: str | None
 
 
-def by_objective(checked: CheckedCall[Any, Any], objective: Objective) -> Tensor:
+def by_objective(objective: Objective, checked: CheckedCall[Any, Any]) -> Tensor:
     """Return the scalar of a checked call: its gradient is written in forward, or flows through the rows' results."""
     call = checked.call
     if not _in_forward(call, objective):
@@ -199,12 +199,13 @@ class _Written(torch.autograd.Function):
 
 
 def of_tokens(
-    objective: Callable[..., Tensor], head: Head, index: Tensor, independent: str | None, entropy: bool, gradient: str | None, shift: int
+    objective: Callable[..., Tensor], head: Head, index: Tensor, independent: str | None, entropy: bool, gradient: str | None, linear: Any
 ) -> tuple[Head, Tensor, Objective]:
     """Check an objective of tokens' log-probabilities; return the layer and the tokens in the order of its chunks, and the objective.
 
     Pairs stand after one another: in place of (2N, …), input and index are (N, 2, …), the entries of the first half with those of the
-    second. objective takes log-probabilities, and with `entropy` entropies, in the order that the public function has them.
+    second. objective takes log-probabilities, and with `entropy` entropies, in the order that the public function has them. linear: the
+    options of the layer.
     """
     checks.one_of("independent", independent, (None, *INDEPENDENT))
     checks.one_of("gradient", gradient, checks.MODES)
@@ -216,9 +217,11 @@ def of_tokens(
     together = {None: None, "tokens": 1}.get(independent, math.prod(lead[1:]))
     if independent == "pairs":
         checks.fits("input", head.input, len(lead) > 0 and lead[0] % 2 == 0, "have an even dimension 0 for pairs, one half chosen")
-        sequences = len(lead) > 1 or shift == 0
+        sequences = len(lead) > 1 or linear.get("shift", 0) == 0
         checks.fits("index", index, sequences, 'have shape (2N, T), a sequence each, where independent="pairs" and shift is not 0')
         head, index, together = head.with_input(_in_pairs(head.input)), _in_pairs(index), 2 * math.prod(lead[1:])
+    if together != 1 and (linear.get("skip_ignored") or linear.get("valid") is not None):
+        together = None  # rows are left out
 
     def of(found: Any) -> Tensor:
         tensors = found[:2] if isinstance(found, tuple) else (found,)

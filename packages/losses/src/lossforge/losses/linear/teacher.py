@@ -4,14 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lossforge.losses import checks
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.linear.fuse import fused, layer_of, split
 from lossforge.losses.parallel.divergence import over_processes, own_part
 from lossforge.losses.parallel.shards import Shards, local_layer
-from lossforge.losses.run import compute
 
 
 class LinearTeacher(NamedTuple):
@@ -50,8 +49,8 @@ NEEDED = "needs all of the teacher's logits, as a tensor or LinearTeacher, got a
 
 def by_teacher(
     function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, options: Any, **given: Any
-) -> Any:
-    """Compute a divergence of a layer's logits from a teacher.
+) -> CheckedCall[Any, Any]:
+    """Check a divergence of a layer's logits from a teacher.
 
     Args:
         function: its definition. That of a TopKTeacher takes values and indices, and `tail`.
@@ -59,9 +58,6 @@ def by_teacher(
         options: those of the public function.
         given: the divergence's own arguments.
     """
-    if options.get("group") is not None and torch.compiler.is_compiling():
-        # a graph breaks here; not by a decorator, whose import of torch.compile takes long
-        return torch.compiler.disable(by_teacher)(function, layer, teacher, options, **given)
     layer, shards, others = local_layer(layer, options)
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
@@ -77,7 +73,7 @@ def by_teacher(
         return fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
     if not isinstance(teacher, (Tensor, LinearTeacher)):
         raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
-    computing = compute
+    computing = None
     if shards:
         of_labels = given.pop("hard_weight", 0.0), given["temperature_squared"]
         teacher, computing = _own(teacher, shards["group"]), functools.partial(over_processes, shards["group"], *of_labels)

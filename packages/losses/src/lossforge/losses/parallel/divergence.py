@@ -47,6 +47,9 @@ def over_processes(shards: Shards, hard: float, temperature_squared: bool, check
 
     hard: the option hard_weight, which the call does not have yet, because its labels are of all classes.
     """
+    if torch.compiler.is_compiling():
+        # a graph breaks here; not by a decorator, whose import of torch.compile takes long
+        return torch.compiler.disable(over_processes)(shards, hard, temperature_squared, checked)
     call: Call = checked.call
     if weights := hard_weights(hard, call.temperature, temperature_squared):
         call = call._replace(**weights, **_own_labels(shards, call))

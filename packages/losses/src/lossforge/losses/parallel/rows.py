@@ -8,7 +8,6 @@ class j, times its weight. With Q_r = Σ qⱼ of its own classes:
 Gradients need no rule of their own: L_r, lse_r and H_r are differentiable results of one call, and its backward is one pass.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,13 +16,10 @@ from torch import Tensor
 
 from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.losses import checks
-from lossforge.losses.base.options import of_classes, rows_of
-from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.linear.engine import rows_of_chunks
-from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, shards_of
+from lossforge.losses.parallel.shards import Shards
 from lossforge.losses.reference import accurate, reduced, row_weights, which_count
-from lossforge.losses.templates.rowwise import BY_PROBABILITY, RowOptions, entropy_weight, rowwise_results
+from lossforge.losses.templates.rowwise import BY_PROBABILITY
 
 LOWEST = -1e30
 """In place of the difference of two log-sum-exps where that is -inf."""
@@ -66,81 +62,6 @@ class Joining(NamedTuple):
         if weights is not None:
             return weights.detach().sum()
         return keep.sum() if whole.target.is_floating_point() else row_weights(whole, None).sum()
-
-
-def over_processes(
-    call: RowwiseCall[Any],
-    options: RowOptions,
-    group: Any,
-    classes: int | None,
-    finish: Callable[[Sequence[Tensor | None]], Any],
-    target_name: str = "target",
-) -> CheckedCall[RowwiseCall[Any], Any]:
-    """Return the checked call of this process's classes, whose finish joins its results with those of the others.
-
-    call: with the function's arguments as they are. finish: from the results of all classes to what the function returns.
-    target_name: in messages.
-    """
-    x = call.x
-    if options.get("gradient") == "forward" and not isinstance(x, Head):
-        raise ValueError('gradient="forward" with group is served from a layer\'s input, as by linear_cross_entropy, not from logits')
-    dim = min(x.ndim - 1, 1) if is_dtensor(x) else of_classes(x)
-    shards, x = shards_of(group, classes, x, dim, "input")
-    x = x if isinstance(x, Head) else shards.trimmed(x, dim)
-    call = call._replace(entropy_weight=entropy_weight(shards.classes) if call.entropy_weight else 0.0)
-    weight = call.weight if call.weight is None else shards.trimmed(checks.tensor("weight", call.weight), 0)
-    z_loss = checks.number("z_loss", options.get("z_loss", 0.0), 0.0)
-    label_smoothing = checks.number("label_smoothing", call.label_smoothing, 0.0, 1.0)
-    ignore_index = checks.whole_number("ignore_index", call.ignore_index)
-    target, target_b, _lam = checks.tensor("target", call.target), options.get("target_b"), options.get("lam")
-    local: dict[str, Any] = {}
-    if target.is_floating_point():
-        checks.without_gradient("target", target)
-        target = own_target = shards.trimmed(target, dim)
-    else:
-        allowed, rows = checks.Allowed(0, shards.classes, ignore_index, options.get("validate")), rows_of(x, dim)
-        target = checks.indices(target_name, target, x, allowed, rows).long()
-        own_target = shards.mine(target, ignore_index)
-        if target_b is not None:
-            target_b = checks.indices("target_b", target_b, x, allowed, rows).long()
-            local["target_b"] = shards.mine(target_b, ignore_index)
-    # this process spreads its classes' part of the smoothing over them: factor · (1 - own) = 1 - ε, factor · own / own classes = ε / C
-    part = label_smoothing * shards.own / shards.classes
-    factor = 1.0 - label_smoothing + part
-    given: RowOptions = {**options, **local, "z_loss": 0.0}  # type: ignore[typeddict-item]
-    own_call = call._replace(x=x, target=own_target, weight=weight, ignore_index=NO_CLASS, label_smoothing=part / factor if factor else 0.0)
-    checked = rowwise_results(own_call, given, finish, probabilities=True)
-    own: RowwiseCall[Any] = checked.call
-    of_rows = own.lam if target_b is None else None
-    one = (lambda t: t.unsqueeze(0)) if own.target.ndim > target.ndim else (lambda t: t)
-    whole = own._replace(target=one(target), target_b=None if target_b is None else one(target_b), ignore_index=ignore_index)
-    if label_smoothing and not target.is_floating_point():
-        own = _with_smoothing(own, whole)
-    if of_rows is not None and not of_rows.requires_grad:  # a row of weight 0 may be nan
-        own = own._replace(target=torch.where(of_rows == 0, NO_CLASS, own.target))
-    _, _, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = own.outputs
-    own = own._replace(
-        loss="cross_entropy",
-        lam=None if of_rows is not None else own.lam,
-        entropy_weight=0.0,
-        loss_scale=1.0,
-        reduction="none",
-        normalizer=None,
-        mean_of_rows=False,
-        outputs=[False, True, want_entropy, False, want_argmax or want_correct, want_log_p2, want_mean],
-    )
-    kept = {name: v for name, v in options.items() if name != "gradient"}
-    joining = Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient"), of_rows)
-    return CheckedCall(own, kept, functools.partial(joined, joining))
-
-
-def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCall[Any]:
-    """Return the call with a second target of no share in the rows whose target another process has, so that they are smoothed too."""
-    counts = which_count(whole)
-    target_b = torch.full_like(own.target, own.ignore_index) if own.target_b is None else own.target_b
-    elsewhere = counts & (own.target == own.ignore_index) & (target_b == own.ignore_index)
-    lam = torch.ones((), dtype=torch.float32, device=counts.device) if own.lam is None else own.lam
-    return own._replace(target_b=torch.where(elsewhere, 0, target_b), lam=torch.where(elsewhere, 1.0, lam).expand(counts.shape))
 
 
 def joined(joining: Joining, results: Sequence[Tensor | None]) -> Any:

@@ -10,7 +10,6 @@ forward, beside the last chunk's product of the weight's gradient. So all proces
 all of them.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_rows
 from lossforge.losses.linear.engine import FUSED, Gradients, by_product, product_of, ranges
-from lossforge.losses.parallel.rows import Joining, joined, rows_of_exchange
+from lossforge.losses.parallel.rows import Joining, rows_of_exchange
 from lossforge.losses.parallel.shards import all_gathered
 from lossforge.losses.reference import which_count
 from lossforge.losses.state import plain
@@ -33,15 +32,12 @@ ALIGN = 16
 """Bytes. Descriptors of the product address memory that begins at a multiple of it."""
 
 
-def in_three_products(finish: Any) -> Tensor | None:
-    """Return the loss of a checked call by its `finish`, its gradients written; None where it takes four products.
+def in_three_products(joining: Joining) -> Tensor | None:
+    """Return the loss, its gradients written; None where it takes four products.
 
     It does where gradient="backward" is asked for, where other results are wanted, and where the product stores no exponentials.
     """
-    if torch.compiler.is_compiling() or not isinstance(finish, functools.partial) or finish.func is not joined:
-        return None
-    (joining,) = finish.args
-    if not _asked_for(joining):
+    if torch.compiler.is_compiling() or not _asked_for(joining):
         return None
     joining = joining._replace(own=joining.own._replace(x=_ordered(joining.own.x)))
     if not _applies(joining):

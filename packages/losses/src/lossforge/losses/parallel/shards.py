@@ -210,7 +210,7 @@ def local_layer(
     sums_input = checks.flag("sum_input_gradient", options.get("sum_input_gradient", True)) or is_dtensor(input)
     if is_dtensor(input):
         input = _gathered_input(input, shards.group)
-    return (input, weight, bias), {"group": shards._replace(sums_input=sums_input and shards.world > 1)}, others
+    return (input, weight, bias), {"group": Shards(*shards[:6], sums_input and shards.world > 1)}, others
 
 
 def _gathered_input(input: Any, group: Any) -> Tensor:

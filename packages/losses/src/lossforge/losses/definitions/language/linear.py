@@ -1,7 +1,4 @@
-"""Losses of a linear layer's output.
-
-These definitions return results, not checked calls: `fused` says why.
-"""
+"""Losses of a linear layer's output."""
 
 import functools
 from collections.abc import Callable
@@ -10,9 +7,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.topk.call import TopKCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, public
-from lossforge.losses.base.record import SCALAR, SETTINGS, Keeping, TemplateDocs
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, TemplateDocs
 from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy, cross_entropy_of_index
 from lossforge.losses.definitions.divergence import (
     DivergenceOutput,
@@ -22,7 +22,7 @@ from lossforge.losses.definitions.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
-from lossforge.losses.definitions.language.tokens import TokenLogps, asked_of_rows, first_of, logps_beside, softened, with_outputs
+from lossforge.losses.definitions.language.tokens import TokenLogps, asked_of_rows, beside_first, first_of, softened, with_outputs
 from lossforge.losses.linear.fuse import (
     OPTIONS,
     FusedLinear,
@@ -34,7 +34,7 @@ from lossforge.losses.linear.fuse import (
     logits_at,
     split,
 )
-from lossforge.losses.linear.objective import of_tokens
+from lossforge.losses.linear.objective import by_objective, of_tokens
 from lossforge.losses.linear.teacher import LinearTeacher, Teacher, TopKTeacher, by_teacher
 from lossforge.losses.option_types import (
     BatchReduction,
@@ -152,7 +152,7 @@ def linear_cross_entropy(
     return_log_p2: bool = False,
     return_mean_logit: bool = False,
     **options: Unpack[LinearCrossEntropyOptions],
-) -> Tensor | CrossEntropyOutput:
+) -> CheckedCall[RowwiseCall, Tensor | CrossEntropyOutput]:
     """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
 
     Args:
@@ -179,12 +179,17 @@ def linear_cross_entropy(
         "ignore_index": ignore_index,
         "reduction": reduction,
         "label_smoothing": label_smoothing,
+        "return_z_loss": return_z_loss,
+        "return_lse": return_lse,
+        "return_entropy": return_entropy,
+        "return_correct": return_correct,
+        "return_argmax": return_argmax,
+        "return_log_p2": return_log_p2,
+        "return_mean_logit": return_mean_logit,
+        "target": target,
         **own,
         **shards,
     }
-    given |= {"return_z_loss": return_z_loss, "return_lse": return_lse}
-    given |= {"return_entropy": return_entropy, "return_correct": return_correct, "target": target}
-    given |= {"return_argmax": return_argmax, "return_log_p2": return_log_p2, "return_mean_logit": return_mean_logit}
     return fused(cross_entropy, layer_of(*layer), given, linear, ("target",))
 
 
@@ -208,7 +213,7 @@ def linear_selective_log_softmax(
     ignore_index: int = -100,
     validate: bool | None = None,
     **options: Unpack[ShardedLinearOptions],
-) -> Tensor | TokenLogps:
+) -> CheckedCall[RowwiseCall, Tensor | TokenLogps]:
     """Log-probability of each token from a model's hidden states: selective_log_softmax(F.linear(input, weight, bias), index).
 
     What GRPO, PPO, DPO and other preference objectives start from. Log-probabilities, entropy and log-sum-exp are differentiable,
@@ -243,17 +248,15 @@ def linear_selective_log_softmax(
     given |= _softened(temperature, softcap, scale)
     if not several:
         finish = functools.partial(_logps, outputs)
-        return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish=finish)
+        return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish)
     if shards:
         raise ValueError(f"index must have one token a row where group is given, shape {tuple(lead)}, got {tuple(index.shape)}")
     index = checks.indices("index", index, input, checks.Allowed(0, weight.shape[0], ignore_index, validate))
     check_all_rows(linear, "one index a row, got several")
-    classes = head.weight.shape[0]
     x = logits_at(head, index)
-    target, place = first_of(x, index, classes, ignore_index)
-    first, *of_rows = fused(cross_entropy_of_index, head, {**given, "target": target}, linear, ("target",))
-    logps = logps_beside(x, index, classes, (-first, place), (given["scale"], given["softcap"]), ignore_index)
-    return with_outputs(logps, of_rows, outputs, (index, ignore_index))
+    given["target"], place = first_of(x, index, head.weight.shape[0], ignore_index)
+    computing = functools.partial(beside_first, x, index, place, outputs)
+    return fused(cross_entropy_of_index, head, given, linear, ("target",), _negated, computing)
 
 
 @public(LINEAR)
@@ -273,7 +276,7 @@ def linear_objective(
     gradient: Gradient | None = None,
     validate: bool | None = None,
     **options: Unpack[LinearOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss, from a model's hidden states in three products.
 
     objective(linear_selective_log_softmax(input, weight, index, bias)), where that takes four. A chunk of tokens is computed, then the
@@ -314,12 +317,12 @@ def linear_objective(
         >>> linear_objective(hidden, head.weight, tokens, dpo, independent="pairs").backward()
     """
     head, (_, linear) = layer_of(input, weight, bias), split(options)
-    head, index, whole = of_tokens(objective, head, index, independent, entropy, gradient, linear.get("shift", 0))
+    head, index, whole = of_tokens(objective, head, index, independent, entropy, gradient, linear)
     outputs = [False, False, entropy, *[False] * 4]
     given = {"ignore_index": ignore_index, "validate": validate, "outputs": outputs, "target": index}
     given |= _softened(temperature, softcap, scale)
-
-    return fused(cross_entropy_of_index, head, given, linear, ("target",), finish=functools.partial(_logps, outputs), objective=whole)
+    finish, computing = functools.partial(_logps, outputs), functools.partial(by_objective, whole)
+    return fused(cross_entropy_of_index, head, given, linear, ("target",), finish, computing)
 
 
 @public(LINEAR)
@@ -332,7 +335,7 @@ def linear_entropy(
     scale: Positive = 1.0,
     softcap: float | None = None,
     **options: Unpack[ShardedLinearOptions],
-) -> Tensor:
+) -> CheckedCall[RowwiseCall]:
     """Entropy of each row's softmax of a linear layer's output, differentiable.
 
     H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias). With a soft cap x is softcap · tanh(x / softcap).
@@ -354,12 +357,16 @@ def linear_entropy(
     check_all_rows(linear, "class indices as target, which an entropy does not have")
     nothing = torch.full(head.input.shape[:-1], -100, dtype=torch.int64, device=input.device)
     given = {"target": nothing, "return_entropy": True, "validate": False, **shards}
-    return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), finish=_entropy)
+    return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), _entropy)
+
+
+def _negated(found: CrossEntropyOutput) -> CrossEntropyOutput:
+    loss, *of_rows = found
+    return CrossEntropyOutput(-loss, *of_rows)
 
 
 def _logps(outputs: list[bool], found: CrossEntropyOutput) -> Tensor | TokenLogps:
-    loss, *of_rows = found
-    return with_outputs(-loss, of_rows, outputs)
+    return with_outputs(outputs, _negated(found))
 
 
 def _entropy(found: Any) -> Tensor:
@@ -399,7 +406,7 @@ def linear_kl_div(
     loss_weight: Tensor | None = None,  # (…)
     return_entropy: bool = False,
     **options: Unpack[LinearDivergenceOptions],
-) -> Tensor | DivergenceOutput:
+) -> CheckedCall[DivergenceCall | TopKCall, Tensor | DivergenceOutput]:
     """Kullback-Leibler divergence of the softmax of a linear layer's output from a teacher's.
 
     kl_div_with_logits(F.linear(input, weight, bias), teacher), or topk_kl_div_with_logits of a TopKTeacher, with the classes last. Of a
@@ -417,8 +424,13 @@ def linear_kl_div(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_kl_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
-    given: dict[str, Any] = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared}
-    given |= {"weight": loss_weight, "return_entropy": return_entropy}
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "reduction": reduction,
+        "temperature_squared": temperature_squared,
+        "weight": loss_weight,
+        "return_entropy": return_entropy,
+    }
     if isinstance(teacher, TopKTeacher):
         if reverse:
             raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
@@ -443,7 +455,7 @@ def linear_js_div(
     loss_weight: Tensor | None = None,  # (…)
     return_entropy: bool = False,
     **options: Unpack[LinearDivergenceOptions],
-) -> Tensor | DivergenceOutput:
+) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
 
     Args:
@@ -455,9 +467,18 @@ def linear_js_div(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_js_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
-    given: dict[str, Any] = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared}
-    given |= {"weight": loss_weight, "return_entropy": return_entropy}
-    return by_teacher(js_div_with_logits, (input, weight, bias), teacher, options, beta=beta, **given)
+    return by_teacher(
+        js_div_with_logits,
+        (input, weight, bias),
+        teacher,
+        options,
+        beta=beta,
+        temperature=temperature,
+        reduction=reduction,
+        temperature_squared=temperature_squared,
+        weight=loss_weight,
+        return_entropy=return_entropy,
+    )
 
 
 @public(LINEAR, Module("LinearTotalVariationLoss", "Total variation distance of a linear layer's output", SEE))
@@ -473,7 +494,7 @@ def linear_total_variation(
     loss_weight: Tensor | None = None,  # (…)
     return_entropy: bool = False,
     **options: Unpack[LinearDivergenceOptions],
-) -> Tensor | DivergenceOutput:
+) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
 
     Args:
@@ -484,9 +505,17 @@ def linear_total_variation(
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
         >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
-    given: dict[str, Any] = {"temperature": temperature, "reduction": reduction, "temperature_squared": temperature_squared}
-    given |= {"weight": loss_weight, "return_entropy": return_entropy}
-    return by_teacher(total_variation_with_logits, (input, weight, bias), teacher, options, **given)
+    return by_teacher(
+        total_variation_with_logits,
+        (input, weight, bias),
+        teacher,
+        options,
+        temperature=temperature,
+        reduction=reduction,
+        temperature_squared=temperature_squared,
+        weight=loss_weight,
+        return_entropy=return_entropy,
+    )
 
 
 @public(LINEAR, Module("LinearCosineDistanceLoss", "Cosine distance of a linear layer's output from a teacher's", SEE))
@@ -499,7 +528,7 @@ def linear_cosine_distance(
     reduction: BatchReduction = "batchmean",
     loss_weight: Tensor | None = None,  # (…)
     **options: Unpack[LinearDivergenceOptions],
-) -> Tensor:
+) -> CheckedCall[DivergenceCall]:
     """Cosine distance of a linear layer's output and a teacher's, as rows of logits: cosine_distance_with_logits, fused.
 
     With hard_weight it is Liger-Kernel's LigerFusedLinearCosineSimilarityLoss. group is refused.
@@ -514,7 +543,4 @@ def linear_cosine_distance(
     for name in ("group", "classes"):
         if options.get(name) is not None:
             raise ValueError(f"{name} is not served by linear_cosine_distance, which takes all classes in one process")
-    found: Tensor = by_teacher(
-        cosine_distance_with_logits, (input, weight, bias), teacher, options, reduction=reduction, weight=loss_weight
-    )
-    return found
+    return by_teacher(cosine_distance_with_logits, (input, weight, bias), teacher, options, reduction=reduction, weight=loss_weight)

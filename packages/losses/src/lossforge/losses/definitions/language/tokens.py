@@ -11,6 +11,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options
+from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.option_types import Positive
 from lossforge.losses.run import compute
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
@@ -61,7 +62,7 @@ def selective_log_softmax(
     ignore_index: int = -100,
     inplace: bool = False,
     validate: bool | None = None,
-) -> Tensor | TokenLogps:
+) -> CheckedCall[RowwiseCall, Tensor | TokenLogps]:
     """Log-probability of each token, as TRL's selective_log_softmax: log_softmax(x / T) at the indices, in one pass over the logits.
 
     L = ln p_t = x_t / T - ln Σⱼ exp(xⱼ / T), H = -Σⱼ pⱼ ln pⱼ with p = softmax(x / T). x is scale · logits, with a soft cap
@@ -104,31 +105,21 @@ def selective_log_softmax(
     options: RowOptions = {"scale": scale, "softcap": cap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
-    target = index
-    if lse is not None:
-        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
-        found = _logps(logits, index if several else index.unsqueeze(-1), lse, (scale, cap), ignore_index)
-        return found if several else found.squeeze(-1)
-    if several:
-        if inplace:
-            raise ValueError("inplace=True needs one index a row, got several")
-        index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
-        near = logits.gather(-1, index.long().clamp(0, logits.shape[-1] - 1))
-        target, place = first_of(near, index, logits.shape[-1], ignore_index)
-    call = RowwiseCall("cross_entropy", x, target, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
+    call = RowwiseCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
     call = call._replace(outputs=asked_of_rows(outputs, several))
-    # computed here, because only one token a row without lse is a call's own result
-    if not several:
-        return compute(rowwise_results(call, options, functools.partial(_with_outputs, outputs), target_name="index"))
-    first, *found = compute(rowwise_results(call, options, tuple, target_name="index"))
-    others = [t if t is None else t.view(lead) for t in found]
-    logps = logps_beside(near, index, logits.shape[-1], (first.view(lead), place), (scale, cap), ignore_index)
-    return with_outputs(logps, others, outputs, (index, ignore_index))
-
-
-def _with_outputs(outputs: list[bool], results: Sequence[Any]) -> Tensor | TokenLogps:
-    logps, *of_rows = results
-    return with_outputs(logps, of_rows, outputs)
+    if lse is None and not several:
+        return rowwise_results(call, options, functools.partial(with_outputs, outputs), target_name="index")
+    if inplace:
+        raise ValueError("inplace=True needs one index a row, got several")
+    index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
+    each = index if several else index.unsqueeze(-1)
+    near = logits.gather(-1, each.long().clamp(0, logits.shape[-1] - 1))
+    if lse is not None:
+        call = call._replace(target=index, logit_scale=scale, softcap=cap)
+        return CheckedCall(call, options, first, functools.partial(_beside_lse, near, lse))
+    target, place = first_of(near, index, logits.shape[-1], ignore_index)
+    checked = rowwise_results(call._replace(target=target), options, tuple, target_name="index")
+    return checked._replace(computing=functools.partial(beside_first, near, index, place, outputs))
 
 
 def asked_of_rows(outputs: list[bool], several: bool) -> list[bool]:
@@ -138,17 +129,17 @@ def asked_of_rows(outputs: list[bool], several: bool) -> list[bool]:
     return [False, z_loss or lse or by_argmax, entropy, correct and not several, argmax or by_argmax, *logs]
 
 
-def with_outputs(
-    logps: Tensor, of_rows: Sequence[Tensor | None], outputs: list[bool], several: tuple[Tensor, int] | None = None
-) -> Tensor | TokenLogps:
+def with_outputs(outputs: list[bool], results: Sequence[Any], several: tuple[Tensor, int] | None = None) -> Tensor | TokenLogps:
     """Return log-probabilities, and the further outputs where some are asked for.
 
-    of_rows: the results of rows that `asked_of_rows` names. several: where there are several tokens a row, these and ignore_index.
+    results: log-probabilities, and the results of rows that `asked_of_rows` names. several: where there are several tokens a row, these and
+    ignore_index.
     """
+    logps: Tensor = results[0]
     if not any(outputs):
         return logps
+    _, lse, entropy, correct, argmax, log_p2, mean_logit = results[1:]
     z_loss, want_lse, _, want_correct, want_argmax, *_ = outputs
-    _, lse, entropy, correct, argmax, log_p2, mean_logit = of_rows
     if several is not None and want_correct and argmax is not None and lse is not None:
         index, ignore_index = several
         correct = (index == argmax.unsqueeze(-1)) & (index != ignore_index) & ~lse.isnan().unsqueeze(-1)
@@ -178,13 +169,6 @@ def _check_lse(lse: Tensor, logits: Tensor, outputs: list[bool], inplace: bool) 
         raise ValueError(f"lse excludes {'further outputs' if any(outputs) else 'inplace=True'}, because the rows are not read")
 
 
-def _logps(logits: Tensor, index: Tensor, lse: Tensor, read: tuple[float, float | None], ignore_index: int) -> Tensor:
-    """Return the log-probabilities at the indices (…, K), 0 where they are ignored."""
-    near = index.long().clamp(0, logits.shape[-1] - 1)
-    logps = logps_at(logits.gather(-1, near), index, logits.shape[-1], lse, read)
-    return torch.where(index == ignore_index, 0.0, logps)
-
-
 def first_of(x: Tensor, index: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return the token of each row, among several, whose log-probability the loss computes: the likeliest; and its place.
 
@@ -198,31 +182,28 @@ def first_of(x: Tensor, index: Tensor, classes: int, ignore_index: int) -> tuple
     return index.gather(-1, place).squeeze(-1), place
 
 
-def logps_beside(
-    x: Tensor, index: Tensor, classes: int, known: tuple[Tensor, Tensor], read: tuple[float, float | None], ignore_index: int
-) -> Tensor:
-    """Return the log-probabilities of several tokens a row from one of them, because differences lose no digits to a common offset.
+def beside_first(x: Tensor, index: Tensor, place: Tensor, outputs: list[bool], checked: CheckedCall[RowwiseCall[Any], Any]) -> Any:
+    """Return the log-probabilities of several tokens a row from that of one, because differences lose no digits to a common offset.
 
-    x, index: the tokens' logits and classes, (…, K). known: the log-probability of one token of each row (…), and its place (…, 1). read:
-    the logits' scale and cap, as `softened` returns them.
+    x, index: the tokens' logits and classes, (…, K). place: (…, 1), that of the token which the checked call computes. outputs: which
+    further ones are asked for.
     """
-    logps, place = known
-    scale, softcap = read
-    x = x.to(logps.dtype)
+    call, (logps, *of_rows) = checked.call, compute(checked)
+    x, scale, softcap = x.to(logps.dtype), call.logit_scale, call.softcap
     if softcap is not None:
         x = softcap * torch.tanh(x * scale / softcap)
         scale = 1.0
     own = x.gather(-1, place) if x.shape[-1] else x
     beside = torch.where(x == own, 0.0, (x - own) * scale) + logps.unsqueeze(-1)
-    return torch.where(index == ignore_index, 0.0, torch.where((index < 0) | (index >= classes), torch.nan, beside))
+    known = torch.where((index < 0) | (index >= call.x.shape[1]), torch.nan, beside)
+    return with_outputs(outputs, (torch.where(index == call.ignore_index, 0.0, known), *of_rows), (index, call.ignore_index))
 
 
-def logps_at(x: Tensor, index: Tensor, classes: int, lse: Tensor, read: tuple[float, float | None]) -> Tensor:
-    """Return the log-probabilities of the logits x (…, K) at `index`, nan where that is out of range.
-
-    lse: (…), of each row's softened logits. read: their scale and cap, as `softened` returns them.
-    """
-    scale, softcap = read
-    x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale
-    x = x if softcap is None else softcap * torch.tanh(x / softcap)
-    return torch.where((index < 0) | (index >= classes), torch.nan, x) - lse.unsqueeze(-1)
+def _beside_lse(x: Tensor, lse: Tensor, checked: CheckedCall[RowwiseCall, Any]) -> Tensor:
+    """Return the log-probabilities of the tokens of a call from their logits (…, K) and the log-sum-exp of each row's softened logits."""
+    call = checked.call
+    index = call.target.view(x.shape)
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * call.logit_scale
+    x = x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
+    logps = torch.where((index < 0) | (index >= call.x.shape[min(call.x.ndim - 1, 1)]), torch.nan, x) - lse.unsqueeze(-1)
+    return torch.where(index == call.ignore_index, 0.0, logps).view(call.target.shape)
