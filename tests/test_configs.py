@@ -1,14 +1,18 @@
 """Configs, schemas and the losses' registry agree."""
 
 import dataclasses
+import os
+import shutil
+import sys
 
 import pytest
 
 from lab.comparison.schema import CompareConfig
 from lab.config.choices import SCHEMAS, TASKS
+from lab.config.help import settings_text
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import BenchConfig, TrainConfig
-from lab.config.settings import CONF, groups
+from lab.config.settings import CONF, TRAIN, groups
 from lab.config.sweep_schema import SEARCHES
 from lab.data.specs import SOURCES
 
@@ -19,10 +23,34 @@ def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
     from lossforge.losses.registry import LOSSES as REGISTRY
 
     regions = {name for name, loss in REGISTRY.items() if loss.template.name == "overlap"} | {"lovasz_softmax"}
-    trainable = {name for name, loss in REGISTRY.items() if loss.given} | regions
-    assert trainable >= {"ce", "mae", "focal", "preference_bce"}
-    assert set(groups()["loss"]) == set(LOSSES) == {*trainable, "custom", "bradley_terry", "seesaw", "clip", "siglip"}
-    assert set(TASKS["classification"].losses) == {*trainable - regions, "custom", "seesaw"}
+    of_classes = {name for name, loss in REGISTRY.items() if loss.given} | {"arcface", "cosface", "ldam", "multi_margin"}
+    assert of_classes >= {"ce", "mae", "focal", "preference_bce"}
+    distances = {"generalized_dice", "mcc", "boundary", "hausdorff"}
+    features = {"info_nce", "nt_xent", "vicreg", "barlow_twins", "supcon", "multi_similarity", "circle", "proxy_anchor"}
+    others = {"custom", "bradley_terry", "seesaw", "clip", "siglip", "zlpr", "two_way"}
+    assert set(groups()["loss"]) == set(LOSSES) == of_classes | regions | distances | features | others
+    assert set(TASKS["classification"].losses) == {*of_classes - regions, "custom", "seesaw"}
+    assert {*REGISTRY} - {*LOSSES} == NOT_TRAINED | {name for name, loss in REGISTRY.items() if loss.template.name in ("boxes", "rotated")}
+
+
+NOT_TRAINED = {  # losses of the registry that no task has as `loss=`, and what they need
+    *("nll", "kl_div", "bce_probability"),  # the output of a softmax or a sigmoid, whose logits other losses take
+    *("gaussian_nll", "poisson_nll"),  # a variance, or rates: a model of other numbers than the targets
+    *("soft_margin", "hinge_embedding", "margin_ranking", "cosine_embedding", "triplet_margin"),  # targets of 1 and -1, pairs or triplets
+    "multilabel_margin",  # lists of classes
+    *("distribution_focal", "lovasz_hinge"),  # sides of boxes, which a YOLO has beside loss=; one channel of a mask
+    *("kl", "js", "total_variation", "cosine_distance", "topk_kl", "dino"),  # a teacher's logits: task.divergence= has four
+}
+
+
+@pytest.mark.parametrize("name", ["multi_similarity", "arcface", "boundary"])
+def test_help_shows_a_losss_settings_in_80_columns(monkeypatch, name):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    text = settings_text(TRAIN, ["loss", f"loss={name}", f"task={next(task for task, spec in TASKS.items() if name in spec.losses)}"])
+    assert max(map(len, text.splitlines())) <= 80
+    for item in dataclasses.fields(LOSSES[name]):
+        assert item.name == "name" or f"loss.{item.name}=" in text
 
 
 def test_every_setting_has_a_line_of_meaning():

@@ -243,7 +243,7 @@ def test_negatives_are_those_of_the_batch_which_a_note_says(make_trainer):
     ("words", "said"),
     [
         (["loss=ce"], r"loss=ce with task=contrastive"),
-        (["data=digits"], r"data=digits: task=contrastive takes digit_captions"),
+        (["data=digit_scenes"], r"data=digit_scenes: task=contrastive takes .*digit_captions"),
         (["loss.scale=0"], r"loss.scale=0.* out of range"),
         (["loss.fused_head=true"], r"loss.fused_head=true: task=contrastive does not have one loss"),
         (["loss.implementation=jax"], r"Choices: lossforge, torch"),

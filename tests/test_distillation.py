@@ -6,6 +6,7 @@ import torch
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.run import checkpoint
+from lab.tasks.heads import HeadInput
 from lossforge import losses
 
 SMALL = ["data.image_size=16", "trainer.epochs=1", "trainer.max_updates=4"]
@@ -49,7 +50,7 @@ def test_the_loss_is_the_papers(make, implementation):
 
 
 @pytest.mark.parametrize("implementation", ["lossforge", "torch"])
-@pytest.mark.parametrize("divergence", ["dkd", "dist"])
+@pytest.mark.parametrize("divergence", ["dkd", "dist", "js", "total_variation", "cosine_distance"])
 def test_other_divergences_are_those_of_the_losses(make, divergence, implementation):
     """Each over its batch's rows, so that two processes or accumulated batches add up."""
     task = make(f"task.divergence={divergence}", "task.weight=0.7", f"loss.implementation={implementation}").task
@@ -58,12 +59,27 @@ def test_other_divergences_are_those_of_the_losses(make, divergence, implementat
     loss = task.loss(leaf, batch, 2 * task.normalizer(batch))
     exact = leaf.detach().double().requires_grad_()
     given = (exact, batch.teacher.double()) + ((batch.target,) if divergence == "dkd" else ())
-    known = getattr(losses, f"{divergence}_loss")(*given, temperature=4.0)
+    if divergence in ("dkd", "dist"):
+        known = getattr(losses, f"{divergence}_loss")(*given, temperature=4.0)
+    else:
+        options = {} if divergence == "cosine_distance" else {"temperature": 4.0, "temperature_squared": True}
+        known = getattr(losses, f"{divergence}_{'div_' if divergence == 'js' else ''}with_logits")(*given, **options)
     wanted = (0.3 * torch.nn.functional.cross_entropy(exact, batch.target) + 0.7 * known) / 2
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
     loss.backward()
     wanted.backward()
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_divergences_of_a_fused_head_are_those_of_its_logits(make):
+    generator = torch.Generator().manual_seed(0)
+    features, weight, bias, teacher = (torch.randn(shape, generator=generator) for shape in ((6, 4), (10, 4), (10,), (6, 10)))
+    task = make().task
+    for name in ("kl", "js", "total_variation", "cosine_distance"):
+        task.distillation.divergence = name
+        logits = torch.nn.functional.linear(features, weight, bias)
+        whole, fused = (task.divergence(each, teacher, torch.tensor(6.0)) for each in (logits, HeadInput(features, weight, bias)))
+        torch.testing.assert_close(fused, whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])

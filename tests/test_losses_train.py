@@ -13,7 +13,7 @@ from lab.config.loss_schema import LOSSES
 from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.tasks.classification.spec import SPEC
-from lab.tasks.heads import HeadInput
+from lab.tasks.heads import HeadInput, cosine_head
 from lab.tasks.losses import Criterion
 from lab.tasks.plain_loss import plain_loss
 
@@ -129,7 +129,9 @@ def test_lossforge_and_torch_agree(name, words, kind):
     torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "words", "kind"), [case for case in OF_KERNELS if LOSSES[case[0]].takes == "logits"], ids=str)
+@pytest.mark.parametrize(
+    ("name", "words", "kind"), [case for case in OF_KERNELS if LOSSES[case[0]].takes == "logits" and LOSSES[case[0]].fused], ids=str
+)
 def test_a_head_that_is_fused_with_the_loss(name, words, kind):
     """Value and gradients of features, weight and bias, beside those through the logits."""
     _, batch = example(**kind)
@@ -279,3 +281,40 @@ def test_a_plain_loss_that_trains_nothing_is_refused():
     assert "target" not in str(caught.value).splitlines()[-1]
     free = plain_loss("loss.target=x.py:free", lambda *batch, scale=1.0: scale * F.cross_entropy(*batch), {"scale": 2.0}, CPU)
     torch.testing.assert_close(free.of(logits, target), 2 * F.cross_entropy(logits, target))
+
+
+@pytest.mark.parametrize("name", ["arcface", "ldam"])
+def test_losses_of_cosines_have_a_head_of_them(make_trainer, name):
+    """Evaluation and export have the head of training; the probabilities are the softmax of cosines times the scale."""
+    from lab.data.sets import Norm
+    from lab.tasks.inference import classifier, export
+    from lossforge.losses import LDAMLoss, arcface_loss
+
+    words = [f"loss={name}", "loss.scale=16", "data.image_size=16", "data.imbalance=5"]
+    trainer = make_trainer(*words)
+    head, batch = trainer.model.get_classifier(), next(iter(trainer.data.val))
+    assert head.bias is None
+    features = torch.randn(len(batch), head.in_features)
+    cosines = F.cosine_similarity(features[:, None], head.weight[None], dim=2)
+    torch.testing.assert_close(head(features), 16 * cosines, rtol=1e-4, atol=1e-5)
+    exact = LDAMLoss(trainer.data.counts, scale=16) if name == "ldam" else lambda x, target: arcface_loss(x, target, scale=16)
+    task = trainer.task
+    torch.testing.assert_close(task.loss(16 * cosines, batch, task.normalizer(batch)), exact(cosines, batch.target), rtol=1e-4, atol=1e-5)
+    config, norm = config_of(*words, "model=tiny_resnet"), Norm([0.5], [0.5])
+    again = classifier(config, trainer.data.classes, norm, 16)
+    again.load_state_dict(trainer.model.state_dict())
+    images = batch.images[:3]
+    torch.testing.assert_close(again.eval()(images), trainer.model.eval()(images))
+    assert export(config, trainer.data.classes, norm).timm == {}
+
+
+def test_a_head_that_is_no_linear_layer_has_no_cosines(make_trainer):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 10))
+    with pytest.raises(UserError, match=r"^loss=ldam: a model is expected that ends with one torch\.nn\.Linear; Sequential has no head"):
+        cosine_head(model, (1, 2, 2), "ldam", 30.0)
+
+
+def test_cosines_and_margins_cannot_be_fused_with_the_head():
+    for name in ("arcface", "multi_margin"):
+        with pytest.raises(UserError, match=f"loss.fused_head=true: loss={name} has no fused form"):
+            load([f"loss={name}", "loss.fused_head=true"])

@@ -123,7 +123,7 @@ def test_images_of_one_class_or_none_are_scored(classes):
 EVERY = ["bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "distribution_balanced", "multilabel_soft_margin"]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, "zlpr", "two_way"])
 def test_dense_targets_of_every_loss_agree_with_torch(make, name):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 10, generator=generator) * 2
@@ -136,6 +136,27 @@ def test_dense_targets_of_every_loss_agree_with_torch(make, name):
         (1.5 * loss).backward()
         found.append((loss.detach(), leaf.grad))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["zlpr", "two_way"])
+def test_losses_of_whole_label_sets_are_timms_and_train(make, name):
+    """A few updates lower them; with masked labels, whose elements they do not have, they are refused."""
+    import timm.loss
+
+    trainer = make(f"loss={name}", "task.in_memory=true", "data.augment=false", "optim.schedule.warmup_epochs=0", "optim.lr=5e-3")
+    task, target = trainer.task, multi_hot(torch.tensor([[1, -1], [3, 2], [0, 9]]), 10)
+    logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.zeros(3, 3, 2, 2), target, torch.arange(3))
+    theirs = {"zlpr": timm.loss.ZlprLoss, "two_way": timm.loss.TwoWayLoss}[name]()(logits, target)
+    torch.testing.assert_close(task.loss(logits, batch, task.normalizer(batch)), theirs, rtol=1e-5, atol=1e-6)
+    before = trainer.evaluate(trainer.model, trainer.data.plain()).values["loss"]
+    for _ in range(6):
+        for group in trainer.groups():
+            trainer.update(group)
+    assert trainer.evaluate(trainer.model, trainer.data.plain()).values["loss"] < 0.97 * before
+    batch.known = torch.ones(3, 10, dtype=torch.bool)
+    with pytest.raises(UserError, match=f"^loss={name}: returns .* a value for each element is expected"):
+        task.loss(logits, batch, task.normalizer(batch))
 
 
 def test_a_balanced_loss_knows_the_training_datas_classes(make):

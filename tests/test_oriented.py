@@ -18,6 +18,7 @@ from lab.data.sets import Norm
 from lab.run.predict import draw, predictor
 from lab.tasks.detection.data import load_detection_data
 from lab.tasks.detection.loss import DetectionLoss
+from lab.tasks.detection.task import criterion
 from lab.tasks.detection.turned import corners_of, turned_boxes
 from lab.tasks.oriented.inference import OrientedScenes
 from lab.tasks.oriented.metrics import OrientedCounts, precision
@@ -148,6 +149,33 @@ def test_targets_are_boxes_whose_turned_rectangles_hold_the_anchors():
         along, across = offset[0] * cosine + offset[1] * sine, offset[1] * cosine - offset[0] * sine
         assert abs(along) < box[2] / 2 + 1e-3
         assert abs(across) < box[3] / 2 + 1e-3
+
+
+@pytest.mark.parametrize("box_loss", ["probiou", "gwd", "kld", "kfiou", "rotated_iou"])
+def test_every_loss_of_oriented_boxes_trains(box_loss):
+    model, data = example()
+    options = ["task=oriented", f"box_loss={box_loss}", "box_loss.weight=2"]
+    config = load(options).config
+    model.criterion = criterion(config.loss, config.box_loss, config.model, "probiou")
+    assert model.criterion.boxes is LOSSES[box_loss]
+    optimizer, values = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    matched = model.match(data, model(data.images))
+    for _ in range(4):
+        losses = model.loss(model(data.images), matched, matched.positives.float())
+        values.append(losses["boxes"].item())
+        optimizer.zero_grad()
+        sum(losses.values()).backward()
+        optimizer.step()
+    assert values[-1] < 0.97 * values[0], values
+
+
+def test_losses_of_upright_boxes_are_refused():
+    with pytest.raises(
+        UserError, match=r"box_loss=giou: task=oriented takes one of auto, probiou, .*; task=detection and task=instances have"
+    ):
+        load(["task=oriented", "box_loss=giou"])
+    with pytest.raises(UserError, match=r"box_loss=gwd: task=detection takes one of auto, iou, .*; task=oriented have it"):
+        load(["task=detection", "box_loss=gwd"])
 
 
 def test_of_two_heads_one_has_an_anchor_a_box():

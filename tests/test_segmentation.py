@@ -16,6 +16,7 @@ from lab.base.errors import UserError
 from lab.data.batch import Batch
 from lab.tasks.segmentation.spec import OUTSIDE, SPEC
 from lab.tasks.segmentation.task import SegmentationCounts
+from lossforge import losses
 
 SMALL = [
     "task=segmentation",
@@ -48,6 +49,11 @@ def dice(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (1 - (2 * inside + 1e-5) / (size + 1e-5)).mean()
 
 
+def unknown(target: torch.Tensor) -> torch.Tensor:
+    """Return the mask with the index that losses of distances leave out."""
+    return target.masked_fill(target == OUTSIDE, -100)
+
+
 def ohem(logits: torch.Tensor, target: torch.Tensor, threshold: float) -> torch.Tensor:
     """Mean of the pixels whose probability is below the threshold, at least the 20 hardest."""
     losses = F.cross_entropy(logits, target, ignore_index=OUTSIDE, reduction="none").flatten().sort(descending=True).values
@@ -68,6 +74,13 @@ def ohem(logits: torch.Tensor, target: torch.Tensor, threshold: float) -> torch.
         (["loss=dice"], dice),
         (["loss=ohem_ce", "loss.threshold=0.05", "loss.min_kept=20"], partial(ohem, threshold=0.05)),
         (["loss=ohem_ce", "loss.threshold=0", "loss.min_kept=20"], partial(ohem, threshold=0.0)),
+        (
+            ["loss=generalized_dice", "loss.weighting=simple"],
+            partial(losses.generalized_dice_loss, weighting="simple", ignore_index=OUTSIDE),
+        ),
+        (["loss=mcc"], partial(losses.mcc_loss, ignore_index=OUTSIDE)),
+        (["loss=boundary", "loss.lambda_dice=0.5"], lambda z, t: 0.5 * dice(z, t) + 0.01 * losses.boundary_loss(z, unknown(t))),
+        (["loss=hausdorff", "loss.alpha=1"], lambda z, t: dice(z, t) + 0.01 * losses.hausdorff_loss(z, unknown(t), 1.0)),
         (["loss=dice_ce"], lambda z, t: dice(z, t) + F.cross_entropy(z, t, ignore_index=OUTSIDE)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -84,7 +97,10 @@ def test_losses_and_gradients_against_float64(make, words, wanted):
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", sorted(set(SPEC.losses) - {"custom"}))
+BESIDE = ["generalized_dice", "mcc", "boundary", "hausdorff"]
+
+
+@pytest.mark.parametrize("name", sorted(set(SPEC.losses) - {"custom", *BESIDE}))
 def test_every_loss_trains(make, name):
     trainer = make(f"loss={name}", "optim.schedule.warmup_epochs=0")
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
@@ -94,6 +110,17 @@ def test_every_loss_trains(make, name):
     result = trainer.evaluate(trainer.model, trainer.data.val)
     assert 0 <= result.values["miou"] <= 1
     assert np.isfinite(result.values["loss"])
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_few_updates_lower_a_loss_of_regions(make, name):
+    trainer = make(f"loss={name}", "optim.schedule.warmup_epochs=0", "optim.lr=1e-2", "data.noise=0", "data.augment=false")
+    with losses.plain_torch():  # the interpreter transforms each row of each class's mask by itself, which takes minutes
+        before = trainer.evaluate(trainer.model, trainer.data.plain()).values["loss"]
+        for _ in range(4):
+            for group in trainer.groups():
+                trainer.update(group)
+        assert trainer.evaluate(trainer.model, trainer.data.plain()).values["loss"] < before - 0.02
 
 
 def test_metrics_by_hand():

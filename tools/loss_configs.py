@@ -12,6 +12,7 @@ from typing import Any
 from loss_code import written
 from loss_text import ROOT, MissingError, arguments, file_of
 
+from lossforge.losses.base.declare import DECLARED, Declared, has_range
 from lossforge.losses.option_types import Range
 from lossforge.losses.registry import LOSSES, Loss
 
@@ -27,6 +28,20 @@ from lab.config.fields import number
 '''
 LONGEST = 100
 """Of a line of the app's help, in characters."""
+OF_BOXES = {"BOX_LOSSES": "boxes", "ORIENTED_LOSSES": "rotated"}
+BESIDE = {
+    "zlpr": ("zlpr_loss", "label sets"),
+    "two_way": ("two_way_loss", "label sets"),
+    "info_nce": ("info_nce_loss", "views"),
+    "nt_xent": ("nt_xent_loss", "views"),
+    "vicreg": ("vicreg_loss", "views"),
+    "barlow_twins": ("barlow_twins_loss", "views"),
+    "supcon": ("supervised_contrastive_loss", "labels"),
+    "multi_similarity": ("multi_similarity_loss", "labels"),
+    "circle": ("circle_loss", "labels"),
+    "proxy_anchor": ("proxy_anchor_loss", "proxies"),
+}
+"""Losses of the app that are not in the registry: their functions, and what they are computed from."""
 
 
 def ranges(annotation: Any) -> Iterator[Range]:
@@ -35,43 +50,49 @@ def ranges(annotation: Any) -> Iterator[Range]:
         yield from [each] if isinstance(each, Range) else ranges(each)
 
 
-def in_short(loss: Loss, name: str) -> str:
+def in_short(loss: Declared, name: str) -> str:
     """Return the first sentence of what the loss says of a hyper-parameter: its line in the app's help.
 
     Raises:
         MissingError: the sentence is too long for that.
     """
-    meaning = " ".join(arguments(loss.declared)[name].split()).split(". ")[0].rstrip(".").replace("None", "null")
+    meaning = " ".join(arguments(loss)[name].split()).split(". ")[0].rstrip(".").replace("None", "null")
     if len(meaning) > LONGEST:
         raise MissingError(
-            f"{file_of(loss.declared)}: the first sentence on {name} of {loss.definition.__name__} has {len(meaning)} characters; "
+            f"{file_of(loss)}: the first sentence on {name} of {loss.definition.__name__} has {len(meaning)} characters; "
             f"the app's help shows it, and takes {LONGEST}"
         )
     return meaning
 
 
-def setting(loss: Loss, name: str) -> str:
+def setting(loss: Declared, name: str) -> str:
     """Return a hyper-parameter as the field of a dataclass."""
-    annotation = inspect.signature(loss.definition).parameters[name].annotation
+    parameter = inspect.signature(loss.definition).parameters[name]
+    annotation = parameter.annotation
     limits = "".join(f", {k}={v:g}" for each in ranges(annotation) for k, v in each._asdict().items() if v is not None)
     kinds = written(annotation).replace(" | Tensor", "")
-    return f'"{name}": ({kinds}, number({loss.hyper[name]!r}, "{in_short(loss, name)}"{limits}))'
+    return f'"{name}": ({kinds}, number({parameter.default!r}, "{in_short(loss, name)}"{limits}))'
 
 
-def settings(loss: Loss) -> str:
-    return f"{{{', '.join(setting(loss, name) for name in loss.hyper)}}}"
+def settings(loss: Declared) -> str:
+    """Return the settings of a loss: the hyper-parameters of the registry, else the parameters whose type has a range."""
+    taken = inspect.signature(loss.definition).parameters
+    names = loss.hyper if loss.name else [name for name, each in taken.items() if has_range(each.annotation)]
+    return f"{{{', '.join(setting(loss, name) for name in names)}}}"
 
 
 def activation(loss: Loss) -> str:
     """Return what the logits of a classifier mean that was trained with a loss."""
-    return "softmax" if loss.template.name in ("rowwise", "overlap", "lovasz") or loss.given == "softmax" else "sigmoid"
+    return "softmax" if loss.template.name in ("rowwise", "overlap", "lovasz", "margins") or loss.given == "softmax" else "sigmoid"
 
 
 def takes(loss: Loss) -> str | None:
-    """Return what a loss is computed from: a model's logits, their softmax or sigmoid, or logits of regions; None if the app has it not."""
+    """Return what a loss is computed from: logits, their softmax or sigmoid, logits of regions, or cosines; None if the app lacks it."""
     if loss.template.name == "overlap" or loss.name == "lovasz_softmax":
         return "regions"
-    return loss.given
+    if loss.template.name == "rowwise" and loss.domain == "cosines":
+        return "cosines"
+    return "logits" if loss.template.name == "margins" else loss.given
 
 
 def option(loss: Loss) -> str:
@@ -81,17 +102,25 @@ def option(loss: Loss) -> str:
 
 def text() -> str:
     """Return the settings."""
-    losses = [f'    "{loss.name}": ("{takes(loss)}", "{activation(loss)}", {settings(loss)}),\n' for loss in LOSSES.values() if takes(loss)]
-    boxes = [f'    "{option(loss)}": {settings(loss)},\n' for loss in LOSSES.values() if loss.template.name == "boxes"]
-    first = "LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {\n"
-    return f"{HEAD}{first}{''.join(losses)}}}\nBOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {{\n{''.join(boxes)}}}\n"
+    losses = [(loss.name, takes(loss), activation(loss), loss.declared) for loss in LOSSES.values() if takes(loss)]
+    for name, (function, given) in BESIDE.items():
+        losses.append((name, given, "sigmoid" if given == "label sets" else "softmax", DECLARED[function]))
+    lines = [f'    "{name}": ("{given}", "{meant}", {settings(declared)}),\n' for name, given, meant, declared in losses]
+    parts = [f"{HEAD}LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {{\n{''.join(lines)}}}\n"]
+    for name, template in OF_BOXES.items():
+        boxes = [f'    "{option(loss)}": {settings(loss.declared)},\n' for loss in LOSSES.values() if loss.template.name == template]
+        parts.append(f"{name}: dict[str, dict[str, tuple[Any, Any]]] = {{\n{''.join(boxes)}}}\n")
+    return "".join(parts)
 
 
 def files() -> dict[Path, str]:
     """Return the settings, and the files that lack in conf/."""
     made = {SETTINGS: text()}
     for loss in LOSSES.values():
-        group = "box_loss" if loss.template.name == "boxes" else "loss" if takes(loss) else None
+        group = "box_loss" if loss.template.name in OF_BOXES.values() else "loss" if takes(loss) else None
         if group and not (path := ROOT / "conf" / group / f"{option(loss)}.yaml").is_file():
             made[path] = f"name: {option(loss)}\n"
+    for name in BESIDE:
+        if not (path := ROOT / "conf" / "loss" / f"{name}.yaml").is_file():
+            made[path] = f"name: {name}\n"
     return made

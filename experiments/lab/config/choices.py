@@ -90,9 +90,11 @@ def agree(config: schema.TrainConfig) -> None:
         raise unknown(f"loss={config.loss.name} with task={task}", config.loss.name, spec.losses)
     if config.loss.fused_head:
         _check_fused_head(config)
-    if not spec.boxes and config.box_loss.name != "auto":
-        others = " and ".join(f"task={name}" for name, each in TASKS.items() if each.boxes)
-        raise UserError(f"box_loss={config.box_loss.name}: task={task} takes no other than box_loss=auto; {others} do.")
+    box_loss = config.box_loss.name
+    if box_loss not in ("auto", *spec.boxes):
+        others = " and ".join(f"task={name}" for name, each in TASKS.items() if box_loss in each.boxes)
+        known = f"one of auto, {', '.join(spec.boxes)}" if spec.boxes else "no other than box_loss=auto"
+        raise UserError(f"box_loss={box_loss}: task={task} takes {known}; {others} have it.")
     if isinstance(config.data, schema.PhotosConfig):
         fill_from_model(config.data, config.model)
 
@@ -105,9 +107,9 @@ def _check_fused_head(config: schema.TrainConfig) -> None:
         reason = f"task={task} does not have one loss of one head's logits; {having} have"
     elif loss.implementation != "lossforge":
         reason = f"loss.implementation={loss.implementation} has no fused losses; lossforge has"
+    elif not (loss.kernels and loss.fused):
+        reason = f"loss={loss.name} has no fused form"
     elif loss.takes != "logits":
         reason = f"loss={loss.name} is computed from the {loss.takes} of all logits, which a fused loss does not have"
-    elif not loss.kernels:
-        reason = f"loss={loss.name} has no fused form"
     if reason:
         raise UserError(f"loss.fused_head=true: {reason}.")

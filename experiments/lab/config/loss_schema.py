@@ -11,14 +11,19 @@ Config = TypeVar("Config")
 
 @dataclass
 class LossConfig:
-    """takes: the loss's input: the model's logits, their softmax or sigmoid, or features. activation: turns its logits into probabilities.
+    """takes: the loss's input, one of those below. activation: turns its logits into probabilities.
 
-    kernels: whether the loss has kernels; otherwise it is plain torch.
+    kernels: whether the loss has kernels; otherwise it is plain torch. fused: whether it can be fused with the model's last layer.
+
+    A classifier's logits, their softmax or sigmoid (OF_CLASSIFIERS); logits with several classes of a sample ("label sets") or of regions;
+    cosines of features with a vector of each class; features of images and texts; features of images with their labels, also with a
+    learned proxy of each class ("proxies"), or of two views of an image (OF_FEATURES).
     """
 
     takes: ClassVar[str] = "logits"
     activation: ClassVar[str] = "softmax"
     kernels: ClassVar[bool] = True
+    fused: ClassVar[bool] = True
     name: str = setting("ce", "the loss")
     implementation: str = choice("lossforge", "lossforge", "torch", meaning="whose code computes the loss")
     fused_head: bool = setting(False, "compute loss and last layer of the classifier together; logits are never in memory")
@@ -26,6 +31,10 @@ class LossConfig:
     @property
     def title(self) -> str:
         return self.name
+
+
+OF_CLASSIFIERS = ("logits", "softmax", "sigmoid")
+OF_FEATURES = ("labels", "proxies", "views")
 
 
 @dataclass
@@ -85,6 +94,55 @@ class SeesawConfig(LossConfig):
 
 
 @dataclass
+class OwnHeadConfig(LossConfig):
+    """A loss of cosines, which the model's last layer gives, times the scale: its weights and its features have length 1."""
+
+    fused: ClassVar[bool] = False
+
+
+@dataclass
+class UnfusedConfig(LossConfig):
+    fused: ClassVar[bool] = False
+
+
+@dataclass
+class GeneralizedDiceConfig(LossConfig):
+    takes: ClassVar[str] = "regions"
+    name: str = setting("generalized_dice", "the loss")
+    weighting: str = choice("square", "square", "simple", "uniform", meaning="a class's weight: 1/Y² of its Y pixels in the image, 1/Y, 1")
+    smooth_nr: float = number(1e-5, "n, added to the numerator", least=0)
+    smooth_dr: float = number(1e-5, "d, added to the denominator", least=0)
+
+
+@dataclass
+class MccConfig(LossConfig):
+    """1 less the Matthews correlation coefficient of each class of each image."""
+
+    takes: ClassVar[str] = "regions"
+    name: str = setting("mcc", "the loss")
+    smooth_nr: float = number(0.0, "n, added to the numerator", least=0)
+    smooth_dr: float = number(1e-5, "d, added below the root", least=0)
+
+
+@dataclass
+class BoundaryConfig(LossConfig):
+    """A loss of distances to the true boundary, beside the Dice loss, because it alone hardly leaves an empty prediction."""
+
+    takes: ClassVar[str] = "regions"
+    name: str = setting("boundary", "the loss")
+    lambda_dice: float = number(1.0, "factor of the Dice loss", least=0)
+    lambda_distance: float = number(0.01, "factor of the loss of distances, which are in pixels", least=0)
+
+
+@dataclass
+class HausdorffConfig(BoundaryConfig):
+    """A loss of distances to the true and the predicted boundary, beside the Dice loss."""
+
+    name: str = setting("hausdorff", "the loss")
+    alpha: float = number(2.0, "α of at least 0, how much far errors count more", least=0)
+
+
+@dataclass
 class ClipConfig(LossConfig):
     """Symmetric InfoNCE of the pairs of a batch, in a learned scale (CLIP)."""
 
@@ -132,6 +190,12 @@ EXTENDED: dict[str, type[LossConfig]] = {
     "logit_adjusted_ce": LogitAdjustedConfig,
     "preference_bce": PreferenceConfig,
     "preference_bce_probability": PreferenceConfig,
+    "arcface": OwnHeadConfig,
+    "cosface": OwnHeadConfig,
+    "ldam": OwnHeadConfig,
+    "multi_margin": UnfusedConfig,
+    "zlpr": UnfusedConfig,
+    "two_way": UnfusedConfig,
 }
 """Losses for which the app has settings beyond their signature."""
 LOSSES: dict[str, type[LossConfig]] = {
@@ -142,6 +206,10 @@ LOSSES: dict[str, type[LossConfig]] = {
 } | {
     "bradley_terry": BradleyTerryConfig,
     "seesaw": SeesawConfig,
+    "generalized_dice": GeneralizedDiceConfig,
+    "mcc": MccConfig,
+    "boundary": BoundaryConfig,
+    "hausdorff": HausdorffConfig,
     "clip": ClipConfig,
     "siglip": SiglipConfig,
     "custom": CustomConfig,

@@ -23,6 +23,7 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "preference_bce": ("logits", "sigmoid", {}),
     "preference_bce_probability": ("sigmoid", "sigmoid", {}),
     "distribution_balanced": ("logits", "sigmoid", {"map_alpha": (float, number(0.1, "the least weight of an element")), "map_beta": (float, number(10.0, "how steeply the weight rises with the share r")), "map_mu": (float, number(0.2, "the share r at which the weight is halfway between least and largest")), "neg_scale": (float, number(2.0, "λ above 0, a factor of the logits of negatives; 1 for none", above=0)), "init_bias": (float, number(0.05, "κ, how far the classes' shares of the training set shift the logits; 0 for none")), "focal_gamma": (float, number(2.0, "γ of at least 0, the focusing exponent", least=0)), "focal_balance": (float, number(2.0, "b, a factor of the loss where γ is not 0"))}),
+    "multi_margin": ("logits", "softmax", {"margin": (float, number(1.0, "m, by how much the target's logit must exceed each other logit"))}),
     "quality_focal": ("logits", "sigmoid", {"beta": (float, number(2.0, "β of at least 0, the exponent of the distance to the quality", least=0))}),
     "varifocal": ("logits", "sigmoid", {"alpha": (float, number(0.75, "α of at least 0, a factor of negatives", least=0)), "gamma": (float, number(2.0, "γ of at least 0, the focusing exponent of negatives", least=0)), "iou_weighted": (bool, number(True, "weigh positives by their target, which is an IoU; False is v = 1 where y > 0")), "hold_weight": (bool, number(False, "let no gradient go through the weight α p^γ of negatives")), "positive_at_zero": (bool, number(False, "let a row's class of score 0 count as a positive, whose weight is then 0, or 1 without iou_weighted"))}),
     "mal": ("logits", "sigmoid", {"gamma": (float, number(1.5, "γ above 0, the exponent of the quality, and of a negative's probability", above=0)), "alpha": (float, number(1.0, "α of at least 0, a factor of negatives: DEIM's mal_alpha, whose null is 1", least=0))}),
@@ -36,6 +37,9 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "symmetric_ce": ("logits", "softmax", {"alpha": (float, number(0.1, "α of at least 0, the weight of the cross entropy", least=0)), "beta": (float, number(1.0, "β of at least 0, the weight of the reverse cross entropy", least=0)), "log_zero": (float, number(-4.0, "A of at most 0, in place of ln 0", most=0))}),
     "logit_adjusted_ce": ("logits", "softmax", {"tau": (float, number(1.0, "τ, the strength of the adjustment by the classes' shares")), "label_smoothing": (float, number(0.0, "ε in [0, 1], the share of the target that is spread over all classes", least=0, most=1))}),
     "asymmetric_single_label": ("logits", "softmax", {"gamma_pos": (float, number(1.0, "γ₊ of at least 0, the focusing exponent of the target's class", least=0)), "gamma_neg": (float, number(4.0, "γ₋ of at least 0, the focusing exponent of the other classes", least=0)), "eps": (float, number(0.1, "in [0, 1], the share of label smoothing", least=0, most=1))}),
+    "arcface": ("cosines", "softmax", {"margin": (float, number(0.5, "m in [0, π], the angle in radians that is added to the target's; 0 for a scaled cross entropy", least=0, most=3.14159)), "scale": (float, number(64.0, "s above 0, which multiplies the cosines after the margin", above=0))}),
+    "cosface": ("cosines", "softmax", {"margin": (float, number(0.35, "m of at least 0, by how much the target's cosine must exceed the others'", least=0)), "scale": (float, number(64.0, "s above 0, which multiplies the cosines after the margin", above=0))}),
+    "ldam": ("cosines", "softmax", {"scale": (float, number(30.0, "s above 0, which multiplies the cosines after the margin", above=0))}),
     "ohem_ce": ("logits", "softmax", {"threshold": (float, number(0.7, "θ in [0, 1], the probability below which a row is hard", least=0, most=1)), "min_kept": (int, number(100000, "the least number of rows that are kept of a batch; of a batch with fewer rows all are kept", least=0))}),
     "dice": ("regions", "softmax", {"smooth_nr": (float, number(1e-05, "n, added to the numerator", least=0)), "smooth_dr": (float, number(1e-05, "d, added to the denominator", least=0))}),
     "jaccard": ("regions", "softmax", {"smooth_nr": (float, number(1e-05, "n, added to the numerator", least=0)), "smooth_dr": (float, number(1e-05, "d, added to the denominator", least=0))}),
@@ -44,6 +48,16 @@ LOSSES: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "dice_ce": ("regions", "softmax", {"smooth_nr": (float, number(1e-05, "n, added to the numerator", least=0)), "smooth_dr": (float, number(1e-05, "d, added to the denominator", least=0)), "lambda_dice": (float, number(1.0, "λ_dice of at least 0, a factor of the Dice loss", least=0)), "lambda_ce": (float, number(1.0, "λ_ce of at least 0, a factor of the cross entropy", least=0))}),
     "lovasz_softmax": ("regions", "softmax", {}),
     "total_variation_probability": ("softmax", "softmax", {}),
+    "zlpr": ("label sets", "sigmoid", {}),
+    "two_way": ("label sets", "sigmoid", {"tp": (float, number(4.0, "temperature above 0 of the positives' soft minimum", above=0)), "tn": (float, number(1.0, "temperature above 0 of the negatives' soft maximum", above=0))}),
+    "info_nce": ("views", "softmax", {"temperature": (float, number(0.1, "T above 0, which divides the similarities", above=0)), "hardness": (float, number(0.0, "α of at least 0, by which harder negatives weigh more", least=0))}),
+    "nt_xent": ("views", "softmax", {"temperature": (float, number(0.5, "T above 0, which divides the similarities", above=0))}),
+    "vicreg": ("views", "softmax", {"lambda_param": (float, number(25.0, "λ of at least 0, the weight of the invariance", least=0)), "mu_param": (float, number(25.0, "μ of at least 0, the weight of the variance", least=0)), "nu_param": (float, number(1.0, "ν of at least 0, the weight of the covariance", least=0)), "eps": (float, number(0.0001, "ε of at least 0, added to each variance", least=0))}),
+    "barlow_twins": ("views", "softmax", {"lambda_param": (float, number(0.005, "λ of at least 0, the weight of the products of different features", least=0)), "eps": (float, number(1e-05, "ε above 0, added to each variance", above=0))}),
+    "supcon": ("labels", "softmax", {"temperature": (float, number(0.07, "T above 0, which divides the similarities", above=0))}),
+    "multi_similarity": ("labels", "softmax", {"alpha": (float, number(2.0, "α, how much the hardest positives outweigh others", above=0)), "beta": (float, number(50.0, "β, how much the hardest negatives outweigh others", above=0)), "base": (float, number(0.5, "λ, the similarity that divides positives from negatives")), "epsilon": (float | None, number(None, "ε of mining, 0.1 in the paper; null: all pairs count, as in pytorch-metric-learning without a miner", least=0))}),
+    "circle": ("labels", "softmax", {"margin": (float, number(0.4, "m, by which positives are pulled above 1 - m, and negatives below m; 0.25 for faces")), "gamma": (float, number(80.0, "γ above 0, the scale; 256 for faces", above=0))}),
+    "proxy_anchor": ("proxies", "softmax", {"margin": (float, number(0.1, "δ, which positives must exceed and the negated similarity of negatives too")), "alpha": (float, number(32.0, "α above 0, the scale", above=0))}),
 }
 BOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {
     "iou": {"eps": (float, number(1e-07, "of at least 0; a union below it is eps", least=0)), "log": (bool, number(False, "take -ln of the IoU in place of 1 - IoU"))},
@@ -54,4 +68,11 @@ BOX_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {
     "siou": {"eps": (float, number(1e-07, "of at least 0; a denominator (an area, a squared length) below it is eps", least=0)), "neg_gamma": (bool, number(True, "the exponent is -γ, as in the paper and in mmdetection's siou_loss with neg_gamma=True"))},
     "l1": {},
     "smooth_l1": {"beta": (float, number(1.0, "β of at least 0, the distance at which the square becomes a line, in the units of the coordinates", least=0))},
+}
+ORIENTED_LOSSES: dict[str, dict[str, tuple[Any, Any]]] = {
+    "probiou": {"eps": (float, number(1e-07, "above 0; a side below it is eps, and below it the root that the loss takes is a line", above=0)), "log": (bool, number(False, "take D in place of √(1 - e^-D), the paper's second loss"))},
+    "gwd": {"eps": (float, number(1e-07, "above 0; a side below it is eps, and below it the root that the loss takes is a line", above=0)), "tau": (float, number(1.0, "τ of at least 0", least=0)), "alpha": (float, number(1.0, "α above 0, the weight of sides and angle beside the centres", above=0)), "normalize": (bool, number(True, "divide d by the geometric mean of the four sides, so that it has no units"))},
+    "kld": {"eps": (float, number(1e-07, "above 0; a side below it is eps, and below it the root that the loss takes is a line", above=0)), "tau": (float, number(1.0, "τ of at least 0", least=0)), "alpha": (float, number(1.0, "α above 0; a larger one weighs the centres less", above=0)), "sqrt": (bool, number(True, "take √D, else D"))},
+    "kfiou": {"eps": (float, number(1e-07, "of at least 0; a side below it is eps", least=0))},
+    "rotated_iou": {"eps": (float, number(1e-07, "of at least 0; a union below it is eps", least=0))},
 }

@@ -30,6 +30,7 @@ class Batch:
     target_b: Tensor | None = None  # (N,)
     lam: float | None = None
     teacher: Tensor | None = None  # (N, C) logits
+    view: Tensor | None = None  # (N, C, H, W) another view of each image
     known: Tensor | None = None  # (N, C) bool: which targets are labels; None: all. `target` is 0 elsewhere
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Linear heads that leave the product with their weight to the loss, so that a batch's logits are never in memory."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,38 @@ class OpenHead(nn.Linear):
         return HeadInput(input.to(dtype), weight, bias)  # type: ignore[return-value]  # nn.Linear returns a Tensor
 
 
+class CosineHead(nn.Linear):
+    """A linear layer without bias that returns `scale` times the cosines of its input and its rows, in float32."""
+
+    scale: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return self.scale * F.linear(F.normalize(input.float(), dim=-1), F.normalize(self.weight.float(), dim=1))
+
+
 def open_head(model: nn.Module, shape: tuple[int, int, int]) -> None:
     """Let a classifier return a HeadInput in training. shape: an image's (channels, height, width).
+
+    Raises:
+        UserError: the logits are not the output of one plain linear layer.
+    """
+    _last_layer(model, shape, "loss.fused_head=true").__class__ = OpenHead  # the same parameters under the same names
+
+
+def cosine_head(model: nn.Module, shape: tuple[int, int, int], loss: str, scale: float) -> None:
+    """Let a classifier return cosines times a scale. shape: an image's (channels, height, width). loss: its name, for messages.
+
+    Raises:
+        UserError: the logits are not the output of one plain linear layer.
+    """
+    head: Any = _last_layer(model, shape, f"loss={loss}")
+    head.register_parameter("bias", None)
+    head.__class__, head.scale = CosineHead, scale
+
+
+def _last_layer(model: nn.Module, shape: tuple[int, int, int], setting: str) -> nn.Linear:
+    """Return the linear layer whose output the logits are.
 
     Raises:
         UserError: the logits are not the output of one plain linear layer.
@@ -51,8 +81,8 @@ def open_head(model: nn.Module, shape: tuple[int, int, int]) -> None:
     elif not _is_last(model, head, shape):
         reason = "does more than take its head's output, once"
     if reason:
-        raise UserError(f"loss.fused_head=true: a model is expected that ends with one torch.nn.Linear; {type(model).__name__} {reason}.")
-    head.__class__ = OpenHead  # the same parameters under the same names
+        raise UserError(f"{setting}: a model is expected that ends with one torch.nn.Linear; {type(model).__name__} {reason}.")
+    return cast(nn.Linear, head)
 
 
 def _is_last(model: nn.Module, head: nn.Linear, shape: tuple[int, int, int]) -> bool:

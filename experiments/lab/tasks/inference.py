@@ -18,7 +18,7 @@ from lab.data.transforms import held_out_transform
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import activation_of, probabilities
-from lab.tasks.models import build_model, timm_options
+from lab.tasks.models import build_classifier, timm_options
 
 Reader = Callable[[Any], Tensor]
 
@@ -57,9 +57,9 @@ def of_probabilities(config: TrainConfig, classes: list[str], norm: Norm, size: 
 
 
 def _timm(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> dict[str, Any]:
-    """Return the arguments by which timm.create_model makes the same model; empty of the user's own."""
+    """Return the arguments by which timm.create_model makes the same model; empty where it has none, as the user's own."""
     model = cast(ClassifierConfig, config.model)
-    if isinstance(model, CustomModelConfig):
+    if isinstance(model, CustomModelConfig) or config.loss.takes == "cosines":
         return {}
     options = timm_options(model, channels=len(norm.mean), classes=len(classes), image_size=size)
     return {"model_name": timm_name(model.name)} | options | model.args
@@ -82,7 +82,7 @@ def image_size(config: TrainConfig) -> int:
 
 
 def classifier(config: TrainConfig, classes: list[str], norm: Norm, size: int) -> nn.Module:
-    return build_model(cast(ClassifierConfig, config.model), channels=len(norm.mean), classes=len(classes), image_size=size)
+    return build_classifier(config, channels=len(norm.mean), classes=len(classes), image_size=size)
 
 
 def prepared_as(config: DataConfig, size: int, norm: Norm) -> dict[str, Any]:

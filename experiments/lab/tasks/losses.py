@@ -1,6 +1,7 @@
 """Make a function of a model's output and a batch from a loss's settings."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from typing import Any, cast
@@ -49,7 +50,7 @@ class Criterion:
         self.config, self.name, self.classes = config, config.name, classes
         self.lossforge = config.implementation == "lossforge"
         self.loss: Any
-        self.loss, self.hyper = seesaw(config, counts, device) if isinstance(config, SeesawConfig) else loss_of(config, device)
+        self.loss, self.hyper = by_rows(config, counts, device) or loss_of(config, device)
         self.activation = activation_of(config)
         self.class_weight = self.pos_weight = self.group_weight = None
         self.rowwise = self.loss.template.name == "rowwise"
@@ -181,6 +182,52 @@ def has_kernels(config: LossConfig) -> bool:
     if isinstance(config, CustomConfig):
         return not isinstance(custom_loss("loss", config.target, config.hyper), PlainLoss)
     return config.kernels
+
+
+def by_rows(config: LossConfig, counts: Tensor | None, device: torch.device) -> tuple[PlainLoss, dict[str, Any]] | None:
+    """Return a loss that has a value a row, or one for all, and no mixup pairs or divisor of its own; None for other losses.
+
+    Raises:
+        UserError: it needs the counts of classes, and the data has none.
+    """
+    from lossforge.losses import LDAMLoss, two_way_loss, zlpr_loss
+
+    if isinstance(config, SeesawConfig):
+        return seesaw(config, counts, device)
+    if config.name == "zlpr":
+        function: Any = partial(zlpr_loss, reduction="none")
+    elif config.name == "two_way":
+        function = two_way_loss
+    elif config.name == "multi_margin" or config.takes == "cosines":
+        function = partial(loss_of(config, device)[0].function, reduction="none")
+    else:
+        return None
+    options = hyper_of(config)
+    if config.name == "ldam":
+        if counts is None:
+            raise UserError("loss=ldam: needs the number of training samples of each class.")
+        options["margin"] = cast(Tensor, LDAMLoss(counts.clamp(min=1)).margin).to(device)
+    scale = options.get("scale", 1.0) if config.takes == "cosines" else 1.0  # the model's last layer gives cosines times the scale
+    return PlainLoss(computed(config, lambda logits, target: function(logits / scale, target, **options)), f"loss={config.name}"), {}
+
+
+def hyper_of(config: LossConfig) -> dict[str, Any]:
+    """Return the settings of a loss beyond those that every loss has."""
+    return {item.name: getattr(config, item.name) for item in fields(config) if item.name not in COMMON}
+
+
+COMMON = {item.name for item in fields(LossConfig)}
+
+
+def computed(config: LossConfig, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of the library as `loss.implementation` has it computed."""
+    from lossforge.losses import plain_torch
+
+    def called(*args: Any, **options: Any) -> Tensor:
+        with nullcontext() if config.implementation == "lossforge" else plain_torch():
+            return function(*args, **options)
+
+    return called
 
 
 def loss_of(config: LossConfig, device: torch.device) -> tuple[Any, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -10,8 +10,9 @@ from torch import nn
 from lab.base.errors import UserError, first_line, nearest
 from lab.config.model_view import model_view, timm_name
 from lab.config.objects import find
-from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig
+from lab.config.schema import ClassifierConfig, CustomModelConfig, ModelConfig, TrainConfig
 from lab.data.sets import Norm
+from lab.tasks.heads import cosine_head
 
 RAREST = 1e-6  # smallest share of images with a class that a bias begins with, and smallest share without it
 
@@ -64,6 +65,14 @@ def build_model(config: ClassifierConfig, *, channels: int, classes: int, image_
         if config.pretrained:
             reason += f" (model.pretrained=true needs the network once, for the weights of {config.name})"
         raise UserError(f"model.name={config.name} cannot be made with {options | config.args}: {reason}") from None
+
+
+def build_classifier(config: TrainConfig, *, channels: int, classes: int, image_size: int) -> nn.Module:
+    """Return the classifier of a run's settings; under a loss of cosines its last layer gives these, times the loss's scale."""
+    model = build_model(cast(ClassifierConfig, config.model), channels=channels, classes=classes, image_size=image_size)
+    if config.loss.takes == "cosines":
+        cosine_head(model, (channels, image_size, image_size), config.loss.name, cast(Any, config.loss).scale)
+    return model
 
 
 def timm_options(config: ClassifierConfig, *, channels: int, classes: int, image_size: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class TaskSpec:
         data_sources: records of data sources that come with the task.
         model_schemas: schemas of models that come with the task, by name.
         example: a description of a model that fits, for a message.
-        boxes: whether the group `box_loss` is used.
+        boxes: names of the losses of boxes that fit, beside `auto`, with `custom` if custom losses do.
         fused_head: whether `loss.fused_head` fits: the task has one loss, of one head's logits.
     """
 
@@ -44,7 +44,7 @@ class TaskSpec:
     data_sources: tuple[DataSpec, ...] = ()
     model_schemas: Mapping[str, type[ModelConfig]] = field(default_factory=dict)
     example: str = "a classifier, such as resnet18"
-    boxes: bool = False
+    boxes: tuple[str, ...] = ()
     fused_head: bool = False
 
     @property

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from lab.config.loss_schema import SigmoidConfig
-from lab.config.schema import ClassifierConfig, TrainConfig
+from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data
 from lab.tasks.heads import HeadInput, open_head
 from lab.tasks.losses import Criterion
-from lab.tasks.models import build_model, set_prior
+from lab.tasks.models import build_classifier, set_prior
 from lab.tasks.test_time import mean_of_probabilities
 
 SHOWN = 16
@@ -114,8 +114,7 @@ class BaseTask(Task):
 
     def network(self, classes: int, image_size: int) -> nn.Module:
         """Return the classifier of the settings, of so many outputs."""
-        model = cast(ClassifierConfig, self.config.model)
-        return build_model(model, channels=self.data.channels, classes=classes, image_size=image_size)
+        return build_classifier(self.config, channels=self.data.channels, classes=classes, image_size=image_size)
 
     def seen(self, batch: Any) -> list[Image.Image]:
         """Return the first images of a batch as pictures in RGB, without normalisation; of several channels three, of one its grey."""

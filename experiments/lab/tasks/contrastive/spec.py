@@ -1,9 +1,10 @@
-"""Contrastive learning: an image encoder and a text encoder that give an image and its caption similar features, as CLIP and SigLIP."""
+"""Contrastive learning: encoders that give an image and its caption similar features, or images of one class, or two views of one image."""
 
 from dataclasses import dataclass
 
 from lab.config.fields import number, setting
-from lab.config.schema import DataConfig, SplitConfig, TaskConfig
+from lab.config.loss_schema import LOSSES, OF_FEATURES
+from lab.config.schema import DataConfig, ImagesConfig, SplitConfig, TaskConfig
 from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
@@ -12,12 +13,13 @@ from lab.tasks.spec import TaskSpec
 class ContrastiveConfig(TaskConfig):
     """The image encoder is the model; its classifier, of `width` numbers, is the projection to the common space.
 
-    An image is compared with the captions of its own batch in its own process: data.batch_size sets the number of negatives.
+    An image is compared with the captions, or the images, of its own batch in its own process: data.batch_size sets the number of
+    negatives.
     """
 
     name: str = setting("contrastive", "the task")
     width: int = number(64, "features of an image or a text in their common space", least=1)
-    text_width: int = number(64, "features of a word in the text encoder", least=1)
+    text_width: int = number(64, "features of a word in the text encoder, for images with captions", least=1)
 
 
 @dataclass
@@ -37,10 +39,12 @@ class DigitCaptionsConfig(SplitConfig, DataConfig):
     test: float | None = number(None, "share of the digits in test pairs, scored once at the end", above=0, below=1)
 
 
+OF_CAPTIONS = tuple(name for name, schema in LOSSES.items() if schema.takes == "features")
+OF_IMAGES = tuple(name for name, schema in LOSSES.items() if schema.takes in OF_FEATURES or name in ("arcface", "cosface"))
 SPEC = TaskSpec(
     config=ContrastiveConfig,
-    data=DigitCaptionsConfig,
-    losses=("clip", "siglip"),
+    data=(DigitCaptionsConfig, ImagesConfig),
+    losses=(*OF_CAPTIONS, *OF_IMAGES),
     build="lab.tasks.contrastive.task:build",
     predict="lab.tasks.contrastive.task:predict",
     read=("top",),

@@ -9,21 +9,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.base.errors import UserError, unknown
 from lab.config.loss_schema import ClipConfig
-from lab.config.schema import ClassifierConfig, TrainConfig
+from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.data.batch import Batch
+from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.processes import distributed
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.contrastive.captions import CAPTIONS, LONGEST, caption, choices, text_of, tokens_of
 from lab.tasks.contrastive.data import digit_captions
+from lab.tasks.contrastive.labelled import Labelled, embedder
 from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult
 from lab.tasks.contrastive.model import DualEncoder, Features, TextEncoder
 from lab.tasks.contrastive.plots import retrieval_picture
-from lab.tasks.contrastive.spec import ContrastiveConfig, DigitCaptionsConfig
+from lab.tasks.contrastive.spec import OF_CAPTIONS, OF_IMAGES, ContrastiveConfig, DigitCaptionsConfig
 from lab.tasks.inference import image_size, prepared_as, reader
-from lab.tasks.models import build_model
+from lab.tasks.models import build_model, model_norm
 from lab.tasks.task import BaseTask
 
 AT_ONCE = 4096  # captions that predict.py encodes together
@@ -114,7 +117,18 @@ def dual_encoder(config: TrainConfig, words: list[str], channels: int) -> DualEn
     return DualEncoder(image, TextEncoder(task, len(words), LONGEST), cast(ClipConfig, config.loss))
 
 
-def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Contrastive:
+def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Contrastive | Labelled:
+    """Return the task of the data: images with captions, or images of one class each.
+
+    Raises:
+        UserError: the loss is one of the other.
+    """
+    losses = OF_CAPTIONS if isinstance(config.data, DigitCaptionsConfig) else OF_IMAGES
+    if config.loss.name not in losses:
+        raise unknown(f"loss={config.loss.name} with task=contrastive and data={config.data.name}", config.loss.name, losses)
+    if isinstance(config.data, ImagesConfig):
+        data = load_data(config.data, model_norm(config.model, saved), device, config.seed, saved)
+        return Labelled(config, data, device)
     return Contrastive(config, digit_captions(cast(DigitCaptionsConfig, config.data), device, config.seed, saved), device)
 
 
@@ -131,7 +145,15 @@ class Captions(Prediction):
 
 
 def predict(config: TrainConfig, words: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
-    """Return the model, and a function from an image to the most similar of all captions that the data can have."""
+    """Return the model, and a function from an image to the most similar of all captions that the data can have.
+
+    Raises:
+        UserError: the model was trained without captions.
+    """
+    if not isinstance(config.data, DigitCaptionsConfig):
+        raise UserError(
+            "checkpoint: it encodes images, and knows no captions to choose from; its exported model returns an image's features."
+        )
     model, read = dual_encoder(config, words, len(asked.norm.mean)), reader(config.data, image_size(config), asked.norm)
     captions = [caption(chosen) for chosen in choices(torch.arange(CAPTIONS)).tolist()]
     tokens = tokens_of(captions, words)
@@ -148,9 +170,11 @@ def predict(config: TrainConfig, words: list[str], asked: Asked) -> tuple[nn.Mod
 
 def export(config: TrainConfig, words: list[str], norm: Norm) -> Exportable:
     """Return the image encoder, from images to unit features, to export."""
-    size, model = image_size(config), dual_encoder(config, words, len(norm.mean))
+    size, channels = image_size(config), len(norm.mean)
+    captioned = isinstance(config.data, DigitCaptionsConfig)
+    model: Any = dual_encoder(config, words, channels) if captioned else embedder(config, len(words), channels)
     said = Images(model.image, norm, _unit, config.data)
-    return Exportable(said, model, [len(norm.mean), size, size], "unit features of the image", prepare=prepared_as(config.data, size, norm))
+    return Exportable(said, model, [channels, size, size], "unit features of the image", prepare=prepared_as(config.data, size, norm))
 
 
 def _unit(features: Tensor) -> Tensor:

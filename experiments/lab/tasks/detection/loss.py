@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lab.base.errors import unknown
-from lab.config.loss_settings import BOX_LOSSES
+from lab.config.loss_settings import BOX_LOSSES, ORIENTED_LOSSES
 from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
 from lab.tasks.detection.types import Coder, DetectorOutput, Matched
 from lossforge.losses.registry import LOSSES, Loss
@@ -27,7 +27,7 @@ class DetectionLoss:
 
     Args:
         name: the classification loss, one of DETECTION_LOSSES, or a custom element-wise loss.
-        box_loss: one of ENCODED or DECODED, or a custom loss of pairs of boxes.
+        box_loss: one of ENCODED, DECODED or ORIENTED_LOSSES, or a custom loss of pairs of boxes.
         hyper, box_hyper: the losses' hyper-parameters, by the registry's names.
         box_weight: factor of the boxes' loss.
         side_weight: factor of the loss of the sides' distributions, if the detector has them.
@@ -52,7 +52,7 @@ class DetectionLoss:
     ) -> None:
         _check("loss.implementation", implementation, IMPLEMENTATIONS)
         self.classes = _loss("loss", name, DETECTION_LOSSES)
-        self.boxes = _loss("box_loss", box_loss, (*ENCODED, *DECODED))
+        self.boxes = _loss("box_loss", box_loss, (*ENCODED, *DECODED, *ORIENTED_LOSSES))
         self.hyper, self.box_hyper, self.box_weight = dict(hyper or {}), dict(box_hyper or {}), box_weight
         self.side_weight, self.l1_weight = side_weight, l1_weight
         for key in self.hyper:

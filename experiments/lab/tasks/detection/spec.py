@@ -104,9 +104,14 @@ class CustomBoxConfig(BoxLossConfig):
 DETECTORS: dict[str, type[DetectorConfig]] = {"fcos": FcosConfig, "retinanet": RetinaNetConfig, "yolo": YoloConfig, "detr": DetrConfig}
 BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
     "auto": BoxLossConfig,
-    **{name: with_settings(BoxLossConfig, name, settings) for name, settings in loss_settings.BOX_LOSSES.items()},
+    **{
+        name: with_settings(BoxLossConfig, name, settings)
+        for name, settings in (loss_settings.BOX_LOSSES | loss_settings.ORIENTED_LOSSES).items()
+    },
     "custom": CustomBoxConfig,
 }
+UPRIGHT = (*loss_settings.BOX_LOSSES, "custom")
+"""Losses of boxes with upright sides."""
 LOSSES = ("focal", "quality_focal", "varifocal", "mal", "ia_bce", "bce", "asymmetric", "poly_bce")
 """Losses that take class indices, beside loss=custom."""
 
@@ -122,5 +127,5 @@ SPEC = TaskSpec(
     model=DetectorConfig,
     model_schemas=DETECTORS,
     example="a detector, such as fcos_resnet50 or yolo_tiny",
-    boxes=True,
+    boxes=UPRIGHT,
 )

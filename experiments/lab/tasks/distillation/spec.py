@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lab.config.fields import choice, number, setting
-from lab.config.loss_schema import LOSSES, CustomConfig
+from lab.config.loss_schema import LOSSES, OF_CLASSIFIERS, CustomConfig
 from lab.config.schema import ClassificationConfig, ImagesConfig
 from lab.tasks.spec import TaskSpec
 
@@ -15,7 +15,11 @@ class DistillationConfig(ClassificationConfig):
     name: str = setting("distillation", "the task")
     teacher: str = setting("???", "checkpoint or run folder of the classifier to learn from")
     temperature: float = number(4.0, "divisor T of both models' logits", above=0)
-    divergence: str = choice("kl", "kl", "dkd", "dist", meaning="of the teacher: KL, decoupled by the label (DKD), or of relations (DIST)")
+    divergence: str = choice(
+        "kl",
+        *("kl", "js", "total_variation", "cosine_distance", "dkd", "dist"),
+        meaning="of the teacher; dkd: decoupled by the label, dist: of relations; cosine_distance has no temperature",
+    )
     weight: float = number(0.9, "weight of the teacher's part in the loss", least=0, most=1)
 
 
@@ -25,7 +29,7 @@ SPEC = TaskSpec(
     losses=tuple(
         name
         for name, schema in LOSSES.items()
-        if schema.activation == "softmax" and schema.takes not in ("regions", "features") and schema is not CustomConfig
+        if schema.activation == "softmax" and schema.takes in OF_CLASSIFIERS and schema is not CustomConfig
     ),
     fused_head=True,
     read=("top",),

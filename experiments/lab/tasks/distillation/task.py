@@ -1,12 +1,11 @@
 """The distillation task: a classifier that learns from labels and from another classifier's logits.
 
 The loss is (1 - w) · loss= + w · T² KL(teacher ‖ student), both softmaxes at temperature T (Hinton et al., Distilling the Knowledge in a
-Neural Network, arXiv 1503.02531); or dkd_loss or dist_loss, with their default weights, in place of KL. An evaluation's loss uses only the
-labels, so that it compares with a run without a teacher.
+Neural Network, arXiv 1503.02531). In place of KL stands another divergence of logits, or dkd_loss or dist_loss with their default weights.
+An evaluation's loss uses only the labels, so that it compares with a run without a teacher.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 
 from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
-from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
+from lab.config.loss_schema import LOSSES
+from lab.config.schema import ImagesConfig, TrainConfig
 from lab.config.settings import Settings, flat
 from lab.data.batch import Batch
 from lab.data.load import load_data
@@ -27,7 +27,16 @@ from lab.run.saved import file_of, load_checkpoint, load_weights, refuse_changed
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation.spec import DistillationConfig
 from lab.tasks.heads import HeadInput
-from lab.tasks.models import build_model, model_norm, placed
+from lab.tasks.losses import computed
+from lab.tasks.models import build_classifier, model_norm, placed
+
+DIVERGENCES = {
+    "kl": ("kl_div_with_logits", "linear_kl_div"),
+    "js": ("js_div_with_logits", "linear_js_div"),
+    "total_variation": ("total_variation_with_logits", "linear_total_variation"),
+    "cosine_distance": ("cosine_distance_with_logits", "linear_cosine_distance"),
+}
+"""The functions of logits, and of a head's input, by `task.divergence`."""
 
 
 class Distillation(Classification):
@@ -52,37 +61,40 @@ class Distillation(Classification):
         if batch.teacher is None:
             return labels
         share, name = self.distillation.weight, self.distillation.divergence
-        known = self.divergence(output, batch.teacher, normalizer) if name == "kl" else self.dkd_or_dist(name, output, batch, normalizer)
+        of_labels = name in ("dkd", "dist")
+        known = self.dkd_or_dist(name, output, batch, normalizer) if of_labels else self.divergence(output, batch.teacher, normalizer)
         return (1 - share) * labels + share * known
 
     def dkd_or_dist(self, name: str, output: Any, batch: Batch, normalizer: Tensor) -> Tensor:
         """Return DKD's sum over the rows, or DIST of the batch times its rows, divided by `normalizer`."""
-        from lossforge.losses import dist_loss, dkd_loss, plain_torch
+        from lossforge.losses import dist_loss, dkd_loss
 
-        temperature, teacher = self.distillation.temperature, cast(Tensor, batch.teacher)
-        with nullcontext() if self.criterion.lossforge else plain_torch():
-            if name == "dkd":
-                return dkd_loss(output, teacher, batch.target, temperature=temperature, reduction="sum") / normalizer
-            return dist_loss(output, teacher, temperature=temperature) * len(output) / normalizer
+        temperature, teacher, loss = self.distillation.temperature, cast(Tensor, batch.teacher), self.config.loss
+        if name == "dkd":
+            return computed(loss, dkd_loss)(output, teacher, batch.target, temperature=temperature, reduction="sum") / normalizer
+        return computed(loss, dist_loss)(output, teacher, temperature=temperature) * len(output) / normalizer
 
     def divergence(self, output: Tensor | HeadInput, teacher: Tensor, normalizer: Tensor) -> Tensor:
-        """Return T² Σ KL(teacher ‖ student) / normalizer, summed over the rows."""
-        temperature = self.distillation.temperature
-        from lossforge.losses import kl_div_with_logits, linear_kl_div
+        """Return T² Σ KL(teacher ‖ student) / normalizer, summed over the rows; or another divergence in place of T² KL."""
+        from lossforge import losses
 
-        if isinstance(output, HeadInput):
-            features, weight, bias = output
-            return linear_kl_div(features, weight, teacher, bias, temperature=temperature, reduction="sum", normalizer=normalizer)
-        if not self.criterion.lossforge:
+        temperature, name = self.distillation.temperature, self.distillation.divergence
+        if name == "kl" and isinstance(output, Tensor) and not self.criterion.lossforge:
             student, known = (F.log_softmax(logits.float() / temperature, -1) for logits in (output, teacher))
             return temperature**2 * F.kl_div(student, known, reduction="sum", log_target=True) / normalizer
-        return kl_div_with_logits(output, teacher, temperature, "sum", normalizer=normalizer)
+        options: dict[str, Any] = {"reduction": "sum", "normalizer": normalizer}
+        if name != "cosine_distance":
+            options |= {"temperature": temperature, "temperature_squared": True}
+        of_logits, of_head = (getattr(losses, each) for each in DIVERGENCES[name])
+        if isinstance(output, HeadInput):
+            return cast(Tensor, of_head(output.features, output.weight, teacher, output.bias, **options))
+        return computed(self.config.loss, of_logits)(output, teacher, **options)
 
 
 def _refuse_unfit(config: TrainConfig) -> None:
     """Raise UserError for settings that do not fit the divergence."""
     name, data = cast(DistillationConfig, config.task).divergence, cast(ImagesConfig, config.data)
-    if name != "kl" and config.loss.fused_head:
+    if name in ("dkd", "dist") and config.loss.fused_head:
         raise UserError(f"task.divergence={name}: takes all logits, which loss.fused_head=true does not keep. Use loss.fused_head=false.")
     if name == "dkd" and (data.mixup or data.cutmix):
         raise UserError("task.divergence=dkd: needs one label an image, which mixup and cutmix blend. Use data.mixup=0 data.cutmix=0.")
@@ -102,9 +114,9 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
     same = {name for name, value in flat(tree).items() if ours.get(name) == value}
     tree = checked(what, tree, same, is_trusted(config.trust, path), state["origin"])
     known = reload_file(what, tree, []).config
-    architecture, size = cast(ClassifierConfig, known.model), cast(ImagesConfig, known.data).image_size
+    size = cast(ImagesConfig, known.data).image_size
     with torch.random.fork_rng(devices=[]):  # the student starts with the same weights as without a teacher
-        model = build_model(architecture, channels=data.channels, classes=len(data.classes), image_size=size)
+        model = build_classifier(known, channels=data.channels, classes=len(data.classes), image_size=size)
     load_weights(model, state, f"task.teacher={given}")
     model = placed(model, device, channels_last=config.trainer.channels_last).eval().requires_grad_(False)
     return _renormalised(model, data.norm, Norm(**state["norm"]), device)
@@ -112,7 +124,9 @@ def load_teacher(config: TrainConfig, data: Data, device: torch.device) -> Calla
 
 def of_model(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that define a classifier; to run it, another person's code, such as a loss or callbacks, is not needed."""
-    rest = {"task": {"name": "classification"}, "loss": {"name": "ce"}, "box_loss": {"name": "auto"}}
+    loss = LOSSES.get(tree["loss"].get("name"))
+    of_head = loss is not None and loss.takes == "cosines"  # the last layer has no bias, and the loss's scale
+    rest = {"task": {"name": "classification"}, "loss": tree["loss"] if of_head else {"name": "ce"}, "box_loss": {"name": "auto"}}
     return tree | rest | {"optim": {}, "trainer": {}, "tracking": {}}
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import number, setting
-from lab.tasks.detection.spec import LOSSES, DetectionConfig, DetrConfig, YoloConfig
+from lab.tasks.detection.spec import LOSSES, UPRIGHT, DetectionConfig, DetrConfig, YoloConfig
 from lab.tasks.spec import TaskSpec
 
 
@@ -27,5 +27,5 @@ SPEC = TaskSpec(
     export="lab.tasks.instances.inference:export",
     model=(YoloConfig, DetrConfig),
     example="a YOLO or a DETR, such as yolo_tiny or detr_resnet50",
-    boxes=True,
+    boxes=UPRIGHT,
 )

@@ -27,7 +27,7 @@ SPEC = TaskSpec(
     data=(DetectionDataConfig, TableConfig),
     losses=(
         *("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "distribution_balanced", "multilabel_soft_margin"),
-        "custom",
+        *("zlpr", "two_way", "custom"),
     ),
     build="lab.tasks.multilabel.task:build",
     predict="lab.tasks.multilabel.task:predict",

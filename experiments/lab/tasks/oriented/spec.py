@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import number, setting
+from lab.config.loss_settings import ORIENTED_LOSSES
 from lab.tasks.detection.spec import LOSSES, DetectionConfig, YoloConfig
 from lab.tasks.spec import TaskSpec
 
@@ -24,4 +25,5 @@ SPEC = TaskSpec(
     export="lab.tasks.oriented.inference:export",
     model=YoloConfig,
     example="a YOLO, such as yolo_tiny or yolo_resnet50",
+    boxes=tuple(ORIENTED_LOSSES),
 )

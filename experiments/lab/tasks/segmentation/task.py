@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from lab.base.errors import UserError
 from lab.base.fonts import letters_of
-from lab.config.loss_schema import CrossEntropyConfig
+from lab.config.loss_schema import BoundaryConfig, CrossEntropyConfig, GeneralizedDiceConfig, HausdorffConfig, LossConfig, MccConfig
 from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
@@ -22,7 +23,7 @@ from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.counts import Counts
 from lab.tasks.inference import prepared_as
-from lab.tasks.losses import loss_of, per_class
+from lab.tasks.losses import hyper_of, loss_of, per_class
 from lab.tasks.models import model_norm
 from lab.tasks.segmentation.data import load_masks
 from lab.tasks.segmentation.model import build_segmenter
@@ -144,6 +145,8 @@ class Segmentation(BaseTask):
 
 OF_REGIONS: dict[str, dict[str, Any]] = {"lovasz": {"per_image": True}, "rowwise": {"empty": "zero"}}
 """What makes parts of a batch add up, as overlap losses do: Lovász losses of each image; no hard pixels where none has a class."""
+NO_CLASS = -100
+"""The index of pixels without a class in losses of distances, which take no other."""
 
 
 class PixelCriterion:
@@ -154,10 +157,14 @@ class PixelCriterion:
 
     def __init__(self, config: TrainConfig, classes: int, device: torch.device) -> None:
         loss = config.loss
-        self.loss, self.hyper = loss_of(loss, device)
-        self.regions = self.loss.template.name in ("overlap", "lovasz") or loss.name == "ohem_ce"
-        if self.loss.template.name != "rowwise" and not self.regions:
-            raise UserError(f"loss={loss.title}: task=segmentation takes losses of classes under a softmax, or of regions.")
+        self.regions = regions_of(loss)
+        if self.regions is None:
+            self.loss, self.hyper = loss_of(loss, device)
+            kind = self.loss.template.name
+            if kind in ("overlap", "lovasz") or loss.name == "ohem_ce":
+                self.regions = partial(self.loss.function, **self.hyper, **OF_REGIONS.get(kind, {}), ignore_index=OUTSIDE)
+            elif kind != "rowwise":
+                raise UserError(f"loss={loss.title}: task=segmentation takes losses of classes under a softmax, or of regions.")
         self.torch = loss.implementation == "torch"
         if self.torch and loss.name != "ce":
             raise UserError(f"loss.implementation=torch: torch has no loss={loss.name}; only loss=ce can be compared with.")
@@ -165,21 +172,37 @@ class PixelCriterion:
         self.weight = per_class("loss.class_weight", given, classes, device)
 
     def normalizer(self, target: Tensor) -> Tensor:
-        if self.regions:
+        if self.regions is not None:
             return torch.full((), float(len(target)), device=target.device)
         there = target != OUTSIDE
         return there.sum().float() if self.weight is None else self.weight[target[there]].sum()
 
     def __call__(self, logits: Tensor, target: Tensor, normalizer: Tensor) -> Tensor:
-        if self.regions:
-            alone = OF_REGIONS.get(self.loss.template.name, {})
-            value = self.loss.function(logits, target, **self.hyper, **alone, ignore_index=OUTSIDE)
-            return cast(Tensor, value * len(target) / normalizer)
+        if self.regions is not None:
+            return self.regions(logits, target) * len(target) / normalizer
         options = self.hyper if self.weight is None else {**self.hyper, "weight": self.weight}
         if self.torch:
             known: dict[str, Any] = {name: value for name, value in options.items() if name in ("label_smoothing", "weight")}
             return F.cross_entropy(logits.float(), target, ignore_index=OUTSIDE, reduction="sum", **known) / normalizer
         return cast(Tensor, self.loss.function(logits, target, **options, ignore_index=OUTSIDE, reduction="sum", normalizer=normalizer))
+
+
+def regions_of(config: LossConfig) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the function of a loss of regions that is not in the registry; None for other losses."""
+    from lossforge.losses import boundary_loss, dice_loss, generalized_dice_loss, hausdorff_loss, mcc_loss
+
+    if isinstance(config, (GeneralizedDiceConfig, MccConfig)):
+        function: Callable[..., Tensor] = mcc_loss if isinstance(config, MccConfig) else generalized_dice_loss
+        return partial(function, **hyper_of(config), ignore_index=OUTSIDE)
+    if not isinstance(config, BoundaryConfig):
+        return None
+    distances = partial(hausdorff_loss, alpha=config.alpha) if isinstance(config, HausdorffConfig) else boundary_loss
+
+    def beside_dice(logits: Tensor, target: Tensor) -> Tensor:
+        of_distances = distances(logits, target.where(target != OUTSIDE, NO_CLASS))
+        return config.lambda_dice * dice_loss(logits, target, ignore_index=OUTSIDE) + config.lambda_distance * of_distances
+
+    return beside_dice
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Segmentation:

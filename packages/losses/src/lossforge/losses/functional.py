@@ -3325,7 +3325,7 @@ def cosface_loss(
         target: class indices of any integer dtype, in the shape of input
             without the classes.
         margin: m of at least 0, by how much the target's cosine must exceed the
-            others'; 0 for a scaled cross entropy.
+            others'. 0 gives a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -5650,8 +5650,8 @@ def vicreg_loss(
         lambda_param: λ of at least 0, the weight of the invariance.
         mu_param: μ of at least 0, the weight of the variance.
         nu_param: ν of at least 0, the weight of the covariance.
-        eps: ε of at least 0. With 0, too, a feature that is equal in all
-            samples has gradient 0 in v.
+        eps: ε of at least 0, added to each variance. With 0, too, a feature
+            that is equal in all samples has gradient 0 in v.
 
     Returns:
         a scalar, in float32 (float64 for float64).
@@ -5689,7 +5689,7 @@ def barlow_twins_loss(input1: Tensor, input2: Tensor, lambda_param: float = 0.00
         input2: (N, D), the features of the other view, in the same order.
         lambda_param: λ of at least 0, the weight of the products of different
             features.
-        eps: ε above 0.
+        eps: ε above 0, added to each variance.
 
     Returns:
         a scalar, in float32 (float64 for float64).
@@ -5874,8 +5874,8 @@ def info_nce_loss(
             its negatives. M > N where those of other devices are among them.
         negatives: (K, D), further negatives of every query; or (N, K, D), K
             negatives of each query alone.
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         in_batch: compare a query with the positives of the others; without,
             negatives must be given.
@@ -5890,8 +5890,8 @@ def info_nce_loss(
             of the other queries; "doc_to_query", pᵢ · qⱼ of all queries;
             "doc_to_doc", pᵢ · kⱼ of all but the own positive.
         decoupled: leave the own pair out of the sum.
-        hardness: α of at least 0. The similarity of a negative is larger by α
-            qᵢ · kⱼ, which has no gradient: harder negatives weigh more.
+        hardness: α of at least 0, by which harder negatives weigh more. Their
+            similarity is larger by α qᵢ · kⱼ, which has no gradient.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
@@ -5951,8 +5951,8 @@ def nt_xent_loss(
     Args:
         input1: (N, D), the features of one view.
         input2: (N, D), the features of the other view, in the same order.
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
         decoupled: leave the other view of a sample out of the sum.
@@ -6015,8 +6015,8 @@ def supervised_contrastive_loss(
     Args:
         features: (N, D), or V views of each sample, (N, V, D).
         labels: integers (N,); None: only the views of a sample belong together.
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
         normalize: divide each row by its length first.
@@ -6211,8 +6211,8 @@ def gist_embed_loss(
         positive_guide: (M, G), those of the positives.
         negatives: (K, D), further negatives of every query.
         negatives_guide: (K, G), the guide's features of the negatives.
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         margin: how far below the similarity of the pair a negative must be; a
             fraction of it with margin_strategy="relative".

@@ -389,7 +389,7 @@ class BarlowTwinsLoss(LossModule):
     Args:
         lambda_param: λ of at least 0, the weight of the products of different
             features.
-        eps: ε above 0.
+        eps: ε above 0, added to each variance.
     """
 
     function = staticmethod(functional.barlow_twins_loss)
@@ -769,7 +769,7 @@ class CosFaceLoss(TargetModule):
 
     Args:
         margin: m of at least 0, by how much the target's cosine must exceed the
-            others'; 0 for a scaled cross entropy.
+            others'. 0 gives a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
         weight: (C,), a factor of each class, which the mean divides by.
         ignore_index: class index of the rows that add nothing, whatever their
@@ -1547,8 +1547,8 @@ class GISTEmbedLoss(LossModule):
     `forward` takes offset as well.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         margin: how far below the similarity of the pair a negative must be; a
             fraction of it with margin_strategy="relative".
@@ -2029,8 +2029,8 @@ class InfoNCELoss(LossModule):
     """InfoNCE of queries, positives and negatives: see info_nce_loss.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         in_batch: compare a query with the positives of the others; without,
             negatives must be given.
@@ -2042,8 +2042,8 @@ class InfoNCELoss(LossModule):
             of the other queries; "doc_to_query", pᵢ · qⱼ of all queries;
             "doc_to_doc", pᵢ · kⱼ of all but the own positive.
         decoupled: leave the own pair out of the sum.
-        hardness: α of at least 0. The similarity of a negative is larger by α
-            qᵢ · kⱼ, which has no gradient: harder negatives weigh more.
+        hardness: α of at least 0, by which harder negatives weigh more. Their
+            similarity is larger by α qᵢ · kⱼ, which has no gradient.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -3704,8 +3704,8 @@ class NTXentLoss(LossModule):
     `forward` takes gathered1, gathered2 and offset as well.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         normalize: divide each row by its length first.
         decoupled: leave the other view of a sample out of the sum.
@@ -4540,8 +4540,8 @@ class SupConLoss(LossModule):
     `forward` takes gathered, gathered_labels and offset as well.
 
     Args:
-        temperature: T above 0, a number or a tensor of one element, which gets
-            a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one
+            element gets a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
         normalize: divide each row by its length first.
@@ -5027,8 +5027,8 @@ class VICRegLoss(LossModule):
         lambda_param: λ of at least 0, the weight of the invariance.
         mu_param: μ of at least 0, the weight of the variance.
         nu_param: ν of at least 0, the weight of the covariance.
-        eps: ε of at least 0. With 0, too, a feature that is equal in all
-            samples has gradient 0 in v.
+        eps: ε of at least 0, added to each variance. With 0, too, a feature
+            that is equal in all samples has gradient 0 in v.
     """
 
     function = staticmethod(functional.vicreg_loss)

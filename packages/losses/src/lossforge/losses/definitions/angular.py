@@ -160,7 +160,7 @@ def cosface_loss(
     Args:
         input: cosines in [-1, 1].
         target: class indices of any integer dtype, in the shape of input without the classes.
-        margin: m of at least 0, by how much the target's cosine must exceed the others'; 0 for a scaled cross entropy.
+        margin: m of at least 0, by how much the target's cosine must exceed the others'. 0 gives a scaled cross entropy.
         scale: s above 0, which multiplies the cosines after the margin.
 
     Examples:

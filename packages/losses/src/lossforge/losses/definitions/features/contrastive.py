@@ -17,7 +17,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, checked_call
 from lossforge.losses.base.record import CheckedCall, Finish, first
-from lossforge.losses.option_types import DeviceMesh, Direction, NonNegative, ProcessGroup, Reduction
+from lossforge.losses.option_types import DeviceMesh, Direction, NonNegative, Positive, ProcessGroup, Reduction
 from lossforge.losses.parallel.contrastive import RefusedByAllError, over_processes, tell_refusal
 from lossforge.losses.reference import accurate, reduced_call
 from lossforge.losses.run import compute
@@ -172,6 +172,7 @@ def clip_loss(
 
 
 Number = float | Tensor
+Temperature = Positive | Tensor
 
 
 def features_of(normalize: bool, **given: Tensor) -> list[Tensor]:
@@ -291,7 +292,7 @@ def info_nce_loss(
     query: Tensor,  # (N, D)
     positive: Tensor,  # (M, D), M ≥ N
     negatives: Tensor | None = None,  # (K, D), (N, K, D)
-    temperature: Number = 0.1,
+    temperature: Temperature = 0.1,
     reduction: Reduction = "mean",
     *,
     in_batch: bool = True,
@@ -325,7 +326,7 @@ def info_nce_loss(
         positive: (M, D). Row i + offset belongs to query i; the other rows are its negatives. M > N where those of other devices
             are among them.
         negatives: (K, D), further negatives of every query; or (N, K, D), K negatives of each query alone.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one element gets a gradient.
         in_batch: compare a query with the positives of the others; without, negatives must be given.
         symmetric: mean of this loss and that of the positives against the queries, as CLIP's; negatives are those of queries alone.
         offset: the row of positive that belongs to the first query.
@@ -333,7 +334,7 @@ def info_nce_loss(
         directions: what the sum is over, as sentence-transformers names it: "query_to_doc", which must be among them; "query_to_query",
             qᵢ · qⱼ of the other queries; "doc_to_query", pᵢ · qⱼ of all queries; "doc_to_doc", pᵢ · kⱼ of all but the own positive.
         decoupled: leave the own pair out of the sum.
-        hardness: α of at least 0. The similarity of a negative is larger by α qᵢ · kⱼ, which has no gradient: harder negatives weigh more.
+        hardness: α of at least 0, by which harder negatives weigh more. Their similarity is larger by α qᵢ · kⱼ, which has no gradient.
 
     Examples:
         >>> query, positive = torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)
@@ -459,7 +460,7 @@ def beside_positives(query: Tensor, positive: Tensor, found: Sequence[tuple[Tens
 def nt_xent_loss(
     input1: Tensor,  # (N, D)
     input2: Tensor,  # (N, D)
-    temperature: Number = 0.5,
+    temperature: Temperature = 0.5,
     reduction: Reduction = "mean",
     *,
     normalize: bool = True,
@@ -485,7 +486,7 @@ def nt_xent_loss(
     Args:
         input1: (N, D), the features of one view.
         input2: (N, D), the features of the other view, in the same order.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one element gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
         decoupled: leave the other view of a sample out of the sum.
         gathered1: the first views of M samples, input1 among them; a view is compared with these and gathered2 in place of the inputs.
@@ -542,7 +543,7 @@ def _of_views(views: Tensor, others: Tensor, offset: int) -> tuple[SimilarityCal
 def supervised_contrastive_loss(
     features: Tensor,  # (N, D), (N, V, D)
     labels: Tensor | None = None,  # (N,)
-    temperature: Number = 0.07,
+    temperature: Temperature = 0.07,
     base_temperature: float | None = 0.07,
     reduction: Reduction = "mean",
     *,
@@ -565,7 +566,7 @@ def supervised_contrastive_loss(
     Args:
         features: (N, D), or V views of each sample, (N, V, D).
         labels: integers (N,); None: only the views of a sample belong together.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one element gets a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         gathered: the features of M samples, those of this device among them; a row is compared with these in place of `features`.
         gathered_labels: their labels, where labels are given.

@@ -11,7 +11,7 @@ from lossforge.losses.base.declare import Module, public
 from lossforge.losses.base.options import SharedOptions, check_options, checked_call
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.features.contrastive import (
-    Number,
+    Temperature,
     beside_positives,
     checked_features,
     features_of,
@@ -45,7 +45,7 @@ def gist_embed_loss(
     positive_guide: Tensor,  # (M, G)
     negatives: Tensor | None = None,  # (K, D)
     negatives_guide: Tensor | None = None,  # (K, G)
-    temperature: Number = 0.01,
+    temperature: Temperature = 0.01,
     reduction: Reduction = "mean",
     *,
     margin: Real = 0.0,
@@ -76,7 +76,7 @@ def gist_embed_loss(
         positive_guide: (M, G), those of the positives.
         negatives: (K, D), further negatives of every query.
         negatives_guide: (K, G), the guide's features of the negatives.
-        temperature: T above 0, a number or a tensor of one element, which gets a gradient.
+        temperature: T above 0, which divides the similarities. A tensor of one element gets a gradient.
         margin: how far below the similarity of the pair a negative must be; a fraction of it with margin_strategy="relative".
         margin_strategy: "absolute": gᵢ - margin, or "relative": gᵢ - margin |gᵢ|.
         contrast_anchors: compare queries with each other.

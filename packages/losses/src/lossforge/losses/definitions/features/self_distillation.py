@@ -247,7 +247,7 @@ def vicreg_loss(
         lambda_param: λ of at least 0, the weight of the invariance.
         mu_param: μ of at least 0, the weight of the variance.
         nu_param: ν of at least 0, the weight of the covariance.
-        eps: ε of at least 0. With 0, too, a feature that is equal in all samples has gradient 0 in v.
+        eps: ε of at least 0, added to each variance. With 0, too, a feature that is equal in all samples has gradient 0 in v.
 
     Examples:
         >>> vicreg_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
@@ -285,7 +285,7 @@ def barlow_twins_loss(
         input1: (N, D), the features of one view, N > 1. Those of several processes have to be gathered.
         input2: (N, D), the features of the other view, in the same order.
         lambda_param: λ of at least 0, the weight of the products of different features.
-        eps: ε above 0.
+        eps: ε above 0, added to each variance.
 
     Examples:
         >>> barlow_twins_loss(torch.randn(8, 32, requires_grad=True), torch.randn(8, 32)).backward()
