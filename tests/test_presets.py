@@ -59,6 +59,18 @@ def test_the_long_tail_trains(make_trainer, words):
     assert 0 < values["balanced_accuracy"] < 1
 
 
+@pytest.mark.parametrize("preset", ["instances", "oriented"])
+def test_small_scenes_train(make_trainer, tmp_path, preset):
+    words = ["model=yolo_tiny", *SCENES, "data.train_scenes=16", f"data.root={tmp_path}", "loss.implementation=torch"]
+    trainer, values = make_trainer(f"experiment={preset}", *words, "optim.schedule.warmup_epochs=0"), []
+    for _ in range(2):
+        for group in trainer.groups():
+            trainer.update(group)
+            values.append(trainer.window[0].item())
+            trainer._clear_window()
+    assert sum(values[-2:]) < sum(values[:2]), values
+
+
 def test_balanced_accuracy_is_the_mean_recall(make_trainer):
     from sklearn.metrics import balanced_accuracy_score
 
