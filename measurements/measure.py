@@ -16,7 +16,7 @@ MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "losses": ("measure_losses", "bench-h200.json", ("--losses",), 1),
     "linear": ("measure_losses", "linear-h100.json", ("--losses",), 1),
     "objectives": ("measure_losses", "objectives-h200.json", (), 1),
-    "precision": ("measure_precision", "precision-h100.json", ("--small",), 1),
+    "precision": ("measure_precision", "precision-h200.json", ("--small",), 1),
     "language_model": ("measure_language_model", "language-model.json", ("--small",), 0),
     "training": ("measure_training", "training-h200.json", ("--small",), 0),
     "throughput": ("measure_throughput", "throughput-h100.json", ("--small", "--parts"), 1),

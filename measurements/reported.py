@@ -15,7 +15,7 @@ from lossforge.bench.report import linear, load, tables
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 BENCH, SCALING, EFFECTS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects"))
-LINEAR, PRECISION = RESULTS / "linear-h100.json", RESULTS / "precision-h100.json"
+LINEAR, PRECISION = RESULTS / "linear-h100.json", RESULTS / "precision-h200.json"
 SHOWN = (
     *("ce 8192x128256 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
     *("giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "nll 8192x32000 fp32", "ce 8192x2304x256000 bf16"),
