@@ -46,7 +46,7 @@ NOT_TRAINED = {  # losses of the registry that no task has as `loss=`, and what 
 @pytest.mark.parametrize("name", ["multi_similarity", "arcface", "boundary"])
 def test_help_shows_a_losss_settings_in_80_columns(monkeypatch, name):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size((80, 24)))
     text = settings_text(TRAIN, ["loss", f"loss={name}", f"task={next(task for task, spec in TASKS.items() if name in spec.losses)}"])
     assert max(map(len, text.splitlines())) <= 80
     for item in dataclasses.fields(LOSSES[name]):
