@@ -8,7 +8,7 @@ from torchvision.ops import box_iou
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from lab.base.errors import UserError
-from lab.config.settings import load
+from lab.config.settings import load, reload
 from lab.data.sets import Norm
 from lab.tasks.detection.inference import export
 from lab.tasks.detection.loss import DetectionLoss
@@ -282,3 +282,18 @@ def test_without_a_loss_a_detector_takes_its_usual_one(words, usual):
 def test_other_tasks_have_no_usual_loss(task):
     with pytest.raises(UserError, match=f"loss=auto: task={task} needs the name of a loss"):
         load([f"task={task}", "loss=auto"])
+
+
+def test_a_preset_may_name_the_usual_loss(tmp_path, monkeypatch):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /task: detection\n  - override /model: detr_tiny\nloss:\n  name: auto\n"
+    )
+    monkeypatch.setattr("lab.config.settings.config_folders", lambda: [tmp_path])
+    assert load(["experiment=mine"]).config.loss.name == "mal"
+
+
+def test_the_usual_loss_of_a_finished_run_is_its_detector_s():
+    trained = load(["task=detection", "model=yolo_tiny", "loss=bce"])
+    assert reload(trained.tree(), ["loss=auto"]).config.loss.name == "varifocal"
+    assert reload(trained.tree(), ["loss=auto", "model=detr_tiny"]).config.loss.name == "mal"

@@ -176,8 +176,9 @@ def test_views_are_of_the_same_images_and_an_evaluations_are_the_same(make_train
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["loss=clip"], "loss=clip with task=contrastive and data=digits"),
-        (["loss=circle", "data=digit_captions"], "loss=circle with task=contrastive and data=digit_captions"),
+        (["loss=clip"], "loss=clip: data=digits has images without captions, which task=contrastive compares by one of"),
+        (["loss=circle", "data=digit_captions"], "loss=circle: data=digit_captions has images with captions"),
+        (["loss=supcon", "data.batch_size=1"], "data.batch_size=1: task=contrastive compares the images of a batch"),
         (["loss=circle", "data.mixup=0.2"], "data.mixup=0.2: task=contrastive needs one class an image"),
     ],
 )
@@ -189,7 +190,7 @@ def test_settings_that_do_not_fit_are_named(make_trainer, words, said):
 
 def test_weights_of_images_are_refused(make_trainer):
     trainer = make_trainer(*SMALL, "loss=circle", "data.class_weight={8: 2}")
-    with pytest.raises(UserError, match=r"data: its images have weights, which task=contrastive does not take; data\.sampler=weighted"):
+    with pytest.raises(UserError, match=r"task=contrastive takes no weights of images; data.sampler=weighted"):
         next(trainer.groups())
 
 

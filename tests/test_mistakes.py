@@ -122,10 +122,12 @@ def test_a_mistake_ends_the_process_with_status_1(clone, without_torch):
         ("lr: 1\n", "conf/ sets lr: no such setting."),
         ("loss:\n  gama: 1\n", "conf/ sets loss.gama: no such setting."),
         ("loss: focal\n", "conf/ sets loss: focal: settings by name are expected; an option is chosen in `defaults`."),
+        ("loss: null\n", "conf/ sets loss: None: settings by name are expected"),
+        ("defaults:\n  - override /task: detection\nmodel: fcos_tiny\n", "conf/ sets model: fcos_tiny: settings by name are expected"),
         ("defaults:\n  - override /loss: nope\n", "conf/: In 'train': Could not find 'loss/nope' Available options"),
         ("\udcff\udcfe", "conf/ with experiment=mine: a file is not valid YAML: "),
     ],
-    ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "inside", "name", "default", "bytes"],
+    ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "inside", "name", "null", "model", "default", "bytes"],
 )
 def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
     import shutil

@@ -171,10 +171,10 @@ def test_every_loss_of_oriented_boxes_trains(box_loss):
 
 def test_losses_of_upright_boxes_are_refused():
     with pytest.raises(
-        UserError, match=r"box_loss=giou: task=oriented takes one of auto, probiou, .*; task=detection and task=instances have"
+        UserError, match=r"box_loss=giou: task=oriented takes one of auto, probiou, .*; it is for task=detection and task=instances"
     ):
         load(["task=oriented", "box_loss=giou"])
-    with pytest.raises(UserError, match=r"box_loss=gwd: task=detection takes one of auto, iou, .*; task=oriented have it"):
+    with pytest.raises(UserError, match=r"box_loss=gwd: task=detection takes one of auto, iou, .*; it is for task=oriented\."):
         load(["task=detection", "box_loss=gwd"])
 
 

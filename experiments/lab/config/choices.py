@@ -67,7 +67,7 @@ def schema_of(group: str, schemas: Mapping[str, Any], given: Any) -> Any:
 
 
 def usual_loss(composed: Any) -> str:
-    """Return the loss that loss=auto stands for: the one with which its detector learnt most.
+    """Return the loss that loss=auto stands for, the detector's `usual_loss`.
 
     Raises:
         UserError: the task has no detectors.
@@ -93,8 +93,8 @@ def agree(config: schema.TrainConfig) -> None:
     box_loss = config.box_loss.name
     if box_loss not in ("auto", *spec.boxes):
         others = " and ".join(f"task={name}" for name, each in TASKS.items() if box_loss in each.boxes)
-        known = f"one of auto, {', '.join(spec.boxes)}" if spec.boxes else "no other than box_loss=auto"
-        raise UserError(f"box_loss={box_loss}: task={task} takes {known}; {others} have it.")
+        known = f"one of auto, {', '.join(spec.boxes)}" if spec.boxes else "box_loss=auto alone"
+        raise UserError(f"box_loss={box_loss}: task={task} takes {known}; it is for {others}.")
     if isinstance(config.data, schema.PhotosConfig):
         fill_from_model(config.data, config.model)
 

@@ -156,10 +156,13 @@ def reload(tree: Mapping[str, Any], overrides: Sequence[str]) -> Settings[TrainC
         raise UserError(f"{preset[0]}: a preset would replace the run's own settings; give the settings to change by name.")
     with _refusing():
         if chosen:
-            fresh = _composed(TRAIN, [f"task={tree['task']['name']}", *chosen])
+            task = f"task={tree['task']['name']}"
+            fresh = _composed_as_named(TRAIN, [task, *chosen])
             for word in chosen:
                 group = word.partition("=")[0]
                 composed[group] = fresh[group]
+            if usual := _usual_loss(composed):
+                composed.loss = _composed_as_named(TRAIN, [task, f"loss={usual}"]).loss
         return _settled(TRAIN, _changed(TRAIN, composed, values, known))
 
 
@@ -197,9 +200,18 @@ def _sorted(overrides: Sequence[str], known: dict[str, list[str]]) -> tuple[list
 def _composed(app: App[Any], chosen: list[str]) -> Any:
     """Return what Hydra composes of conf/, with the detector's usual loss for loss=auto."""
     found = _composed_as_named(app, chosen)
-    if "task" not in found or found.loss.name != "auto":
+    usual = _usual_loss(found)
+    if usual is None:
         return found
-    return _composed_as_named(app, [*(word for word in chosen if word != "loss=auto"), f"loss={usual_loss(found)}"])
+    found = _composed_as_named(app, [*(word for word in chosen if word != "loss=auto"), f"loss={usual}"])
+    found.loss.name = usual  # a preset may have written loss.name: auto
+    return found
+
+
+def _usual_loss(found: Any) -> str | None:
+    """Return the loss that loss=auto stands for; None where the settings name one, or are not yet what a run takes."""
+    parts = [found.get(group) for group in ("task", "model", "loss")]
+    return usual_loss(found) if all(map(OmegaConf.is_dict, parts)) and parts[-1].get("name") == "auto" else None
 
 
 def _composed_as_named(app: App[Any], chosen: list[str]) -> Any:

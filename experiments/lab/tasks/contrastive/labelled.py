@@ -37,6 +37,9 @@ class Labelled(BaseTask):
         for name in ("mixup", "cutmix"):
             if given := getattr(images, name):
                 raise UserError(f"data.{name}={given}: task=contrastive needs one class an image, which it blends. Use data.{name}=0.")
+        for name in ("batch_size", "eval_batch_size"):
+            if getattr(images, name) == 1:
+                raise UserError(f"data.{name}=1: task=contrastive compares the images of a batch; at least 2 are expected.")
         self.criterion, self.of_views = batch_loss(config.loss), config.loss.takes == "views"
         self.random = torch.Generator(device).manual_seed(distributed.own_seed(config.seed))
         if config.trainer.accumulate > 1 or distributed.ranks() > 1:
@@ -55,7 +58,9 @@ class Labelled(BaseTask):
             UserError: the images have weights.
         """
         if batch.weight is not None:
-            raise UserError("data: its images have weights, which task=contrastive does not take; data.sampler=weighted draws by them.")
+            raise UserError(
+                "data.class_weight, data.class_balance, data.csv: task=contrastive takes no weights of images; data.sampler=weighted draws by them."
+            )
         if not self.of_views:
             return batch
         random = self.random if training else torch.Generator(self.device).manual_seed(0)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.base.errors import UserError, unknown
+from lab.base.errors import UserError
 from lab.config.loss_schema import ClipConfig
 from lab.config.schema import ClassifierConfig, ImagesConfig, TrainConfig
 from lab.data.batch import Batch
@@ -123,9 +123,11 @@ def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Cont
     Raises:
         UserError: the loss is one of the other.
     """
-    losses = OF_CAPTIONS if isinstance(config.data, DigitCaptionsConfig) else OF_IMAGES
+    captions = isinstance(config.data, DigitCaptionsConfig)
+    losses = OF_CAPTIONS if captions else OF_IMAGES
     if config.loss.name not in losses:
-        raise unknown(f"loss={config.loss.name} with task=contrastive and data={config.data.name}", config.loss.name, losses)
+        given = f"loss={config.loss.name}: data={config.data.name} has images {'with' if captions else 'without'} captions"
+        raise UserError(f"{given}, which task=contrastive compares by one of loss={', '.join(losses)}.")
     if isinstance(config.data, ImagesConfig):
         data = load_data(config.data, model_norm(config.model, saved), device, config.seed, saved)
         return Labelled(config, data, device)
