@@ -592,6 +592,10 @@ def sums_of_regions(recorder: Recorder) -> None:
         recorder.case = f"mcc {dtype} {activation} backward"
         x = torch.zeros(2, 5, 32, 32, dtype=dtype).requires_grad_()
         mcc_loss(x, torch.zeros(2, 32, 32, dtype=torch.int64), activation=activation).backward()
+    for classes, batch in ((21, True), (600, False)):  # several tiles; a softmax in two sweeps
+        recorder.case = f"mcc torch.float32 {classes} classes backward"
+        x = torch.zeros(2, classes, 8, 8).requires_grad_()
+        mcc_loss(x, torch.zeros(2, classes, 8, 8), batch=batch).backward()
 
 
 def depths(recorder: Recorder) -> None:

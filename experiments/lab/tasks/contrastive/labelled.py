@@ -59,7 +59,8 @@ class Labelled(BaseTask):
         """
         if batch.weight is not None:
             raise UserError(
-                "data.class_weight, data.class_balance, data.csv: task=contrastive takes no weights of images; data.sampler=weighted draws by them."
+                "data.class_weight, data.class_balance, data.csv: task=contrastive takes no weights of images; "
+                "data.sampler=weighted draws by them."
             )
         if not self.of_views:
             return batch

@@ -42,7 +42,7 @@ def depth_sums_kernel(x_ptr, target_ptr, out_ptr, pixels, BLOCK: tl.constexpr):
         total += beside
         square += beside * beside
         count += tl.where(valid, 1.0, 0.0)
-    square -= total * total / tl.maximum(count, 1.0)
+    square = tl.maximum(square - total * total / tl.maximum(count, 1.0), 0.0, tl.PropagateNan.ALL)
     total, square, count = joined(total + count * first, square, count)
     to = out_ptr + (n * parts + part) * 3
     tl.store(to, total)

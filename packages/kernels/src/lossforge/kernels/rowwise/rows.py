@@ -232,7 +232,7 @@ def hard_loss(c, a, logit, top, ls, powers, target, loss):
     z = tl.where(c == 0.0, 0.0, top - logit + ls)
     hyper = loss.hyper
     if loss.parameter_ptr is not None:
-        t = tl.maximum(a, 0)  # of a row without a class, whose share is 0, any
+        t = tl.maximum(a, 0)  # a row whose class is not here takes any number, because no column of it is its class's
         if target.labels.first is not None:
             t += target.labels.first
         hyper = longer(hyper, tl.load(loss.parameter_ptr + t).to(tl.float32))

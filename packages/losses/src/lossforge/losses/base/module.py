@@ -48,6 +48,7 @@ class LossModule(OfFunction, nn.Module):
             own = FunctionType(shared.__code__, shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__)
             own.__kwdefaults__, own.__annotations__, own.__doc__ = shared.__kwdefaults__, shared.__annotations__, shared.__doc__
             own.__module__, own.__qualname__ = shared.__module__, f"{cls.__qualname__}.forward"
+            own.__dict__.update(shared.__dict__)  # what a decorator of a custom class's forward noted
             cls.forward = checks.with_own_code(own, own.__qualname__)
 
     def __init__(self, **options: Any) -> None:

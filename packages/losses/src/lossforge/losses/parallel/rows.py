@@ -151,7 +151,7 @@ def values_of(joining: Joining, keep: Tensor, lse: Tensor, loss: Tensor, share: 
     log_w, total = log_shares(torch.where(keep, lse, 0.0))
     values = torch.where(keep, (loss - share * log_w).sum(0), 0.0)
     if not joining.whole.target.is_floating_point():
-        values = values * _in_range(joining.whole, joining.shards.classes)
+        values = values * torch.where(keep, _in_range(joining.whole, joining.shards.classes), 1.0)
     return values, total
 
 

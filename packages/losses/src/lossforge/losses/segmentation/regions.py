@@ -194,11 +194,20 @@ def kept_pixels(call: OverlapCall) -> Tensor:
 
 
 def _reference(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
-    _, p, q, y, counts = elements(OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index))
-    outside = torch.where(counts, 1 - y, 0.0)
+    read, p, y, counts = elements(OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index))
+    q, outside = complement(read, p, activation), torch.where(counts, 1 - y, 0.0)
     each = torch.stack([p * y, p * outside, q * y, q * outside])
     sums = each.flatten(3).sum(3) if x.ndim > 2 else each
     return sums.sum(1, keepdim=True) if batch else sums
+
+
+def complement(x: Tensor, p: Tensor, activation: str | None) -> Tensor:
+    """Return 1 - p, under an activation without a difference of near numbers."""
+    if activation == "sigmoid":
+        return (-x).sigmoid()
+    if activation == "softmax":
+        return torch.where(p > 0.5, torch.where(p > 0.5, 0.0, p).sum(1, keepdim=True), 1 - p)
+    return 1 - p
 
 
 def _sums(x: Tensor, target: Tensor, *options: Any) -> Tensor:

@@ -58,14 +58,12 @@ class Elements(NamedTuple):
     Attributes:
         x: logits, in float32 or float64, 0 where ignored.
         p: their probabilities, 0 where ignored, nan where the class index is of no class.
-        q: 1 - p, under an activation without a difference of near numbers.
         y: targets.
         counts: which pixels are not ignored; broadcasts to the logits.
     """
 
     x: Tensor
     p: Tensor
-    q: Tensor
     y: Tensor
     counts: Tensor
 
@@ -88,17 +86,14 @@ def elements(a: OverlapCall) -> Elements:
     else:
         y = a.target.to(x.dtype)
     p = x.softmax(1) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
-    q = (-x).sigmoid() if a.activation == "sigmoid" else 1 - p
-    if a.activation == "softmax":
-        q = torch.where(p > 0.5, torch.where(p > 0.5, 0.0, p).sum(1, keepdim=True), q)
     if hard:
         p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0).to(p.dtype), 0.0)
-    return Elements(x, p, q, y, counts)
+    return Elements(x, p, y, counts)
 
 
 def overlap_reference(a: OverlapCall) -> Tensor:
     """Compute a call in plain torch."""
-    x, p, _, y, counts = elements(a)
+    x, p, y, counts = elements(a)
 
     def summed(t: Tensor) -> Tensor:
         """(N, classes that are included), or (classes,) of the batch."""
