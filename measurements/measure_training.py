@@ -23,9 +23,14 @@ BESIDE = (
 # all but digit_scenes_large, which measure_detection.py trains; the pupil trains its teacher itself
 TEACHER, PUPIL, DETECTION = "experiment=teacher", "experiment=distillation", "task=detection trainer.epochs=8 trainer.eval_every=1000"
 PRESETS = (
-    *(f"experiment={name}" for name in ("quick", "fair_digits", "long_tail", "noisy_labels", "multilabel", "preference")),
+    *(
+        f"experiment={name}"
+        for name in ("quick", "fair_digits", "long_tail", "noisy_labels", "multilabel", "preference", "instances", "oriented")
+    ),
     *(TEACHER, PUPIL, DETECTION),
 )
+SCENES = (*(f"experiment={name}" for name in ("multilabel", "instances", "oriented")), DETECTION)
+"""Presets that draw scenes, in a folder."""
 EXACT = "model=vit_tiny trainer.tf32=false trainer.deterministic=true trainer.log_every=1"
 PARITY = ("ce", "focal")
 FEW_SCENES = ("data.train_scenes=64", "data.val_scenes=16")
@@ -53,7 +58,7 @@ def preset(command: str, small: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         if command == PUPIL:
             more = [f"task.teacher={train(TEACHER, *few, runs=Path(folder)).folder}/checkpoints/last.pt"]
-        elif command in ("experiment=multilabel", DETECTION):
+        elif command in SCENES:
             more = [f"data.root={folder}", *(FEW_SCENES if small else ())]
         return {"command": command, **train(command, *more, *few).costs()}
 

@@ -213,7 +213,7 @@ def test_batches_of_several_sizes_are_refused(make, held):
         (["loss=ce"], "loss=ce with task=multilabel"),
         (["data=digits"], "task=multilabel takes digit_scenes, coco, boxes, table"),
         (["model=fcos_tiny"], "task=multilabel takes a classifier"),
-        (["box_loss=giou"], "task=detection and task=instances do"),
+        (["box_loss=giou"], "it is for task=detection and task=instances"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, said):

@@ -37,7 +37,7 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
     return [by_lower[match] for match in found]
 
 
-def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 60) -> UserError:
+def unknown(what: str, got: str, choices: Iterable[str], *, show: int = 100) -> UserError:
     """Return the error for a name that is not among `choices`: it names the given name, the nearest spelling and the choices."""
     choices = sorted(choices)
     lines = [f"{what}: {got!r} is not known."]
