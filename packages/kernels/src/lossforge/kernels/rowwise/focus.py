@@ -59,7 +59,7 @@ def spread_row(a, b, ls, h, focus):
 def spread_shares(h, ls, labels):
     """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls). An infinite h becomes nan: its terms have both signs.
 
-    Without a spread h is the result of `powers_slope`, which has one factor.
+    Without a spread h is the result of `powers_slope`: the factors are 0 and -h.
     """
     h += 0.0 * h
     if labels.spread is None:
