@@ -90,7 +90,7 @@ def test_focal(kind, message, options):
         (ValueError, "softcap must be finite and above 0, got 0", {"softcap": 0}),
         (ValueError, "z_loss must be finite and at least 0, got -0.1", {"z_loss": -0.1}),
         (ValueError, "scale must be finite, got nan", {"scale": float("nan")}),
-        (ValueError, r"weight must hold one weight a class, shape \(4,\), got \(3,\)", {"weight": torch.rand(3)}),
+        (ValueError, r"weight must hold one number a class, shape \(4,\), got \(3,\)", {"weight": torch.rand(3)}),
         (TypeError, "ignore_index must be a whole number, got NoneType", {"ignore_index": None}),
         (TypeError, "weight must be of a floating dtype, got torch.int64", {"weight": torch.ones(4, dtype=torch.long)}),
     ],

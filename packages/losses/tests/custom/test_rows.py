@@ -343,12 +343,12 @@ def test_errors():
         power_score(x, target, k=five)
     with pytest.raises(TypeError, match=r"floor must be a number or a 0-d tensor, got a tensor of shape \(5,\)"):
         focal(x, target, floor=five)
-    with pytest.raises(ValueError, match=r"gamma must hold one gamma a class, shape \(5,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"gamma must hold one number a class, shape \(5,\), got \(4,\)"):
         focal(x, target, gamma=torch.ones(4))
     with pytest.raises(TypeError, match=r"gamma must be of a floating dtype, got torch.int64"):
         focal(x, target, gamma=torch.ones(5, dtype=torch.int64))
     for name in ("class_bias", "class_margin"):
-        with pytest.raises(ValueError, match=rf"{name} must hold one {name} a class, shape \(5,\), got \(5, 1\)"):
+        with pytest.raises(ValueError, match=rf"{name} must hold one number a class, shape \(5,\), got \(5, 1\)"):
             nll(x, target, **{name: five[:, None]})
         with pytest.raises(TypeError, match=f"{name} must be a tensor, got float"):
             nll(x, target, **{name: 0.5})

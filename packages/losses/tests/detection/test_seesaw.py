@@ -142,7 +142,7 @@ def test_mistakes(device):
     for arguments, options, kind, message in (
         ((x[0], target, counts), {}, ValueError, r"input must have shape \(N, C\) with at least one class, got \(11,\)"),
         ((x, target[:3], counts), {}, ValueError, r"target must have shape \(17,\), got \(3,\)"),
-        ((x, target, counts[:3]), {}, ValueError, r"class_counts must hold one class_counts a class, shape \(11,\), got \(3,\)"),
+        ((x, target, counts[:3]), {}, ValueError, r"class_counts must hold one number a class, shape \(11,\), got \(3,\)"),
         ((x, target, [1, 2]), {}, TypeError, "class_counts must be a tensor, got list"),
         ((x, target, counts.float().requires_grad_()), {}, ValueError, "class_counts has no gradient"),
         ((x[:, :0], target, counts[:0]), {}, ValueError, "input must have shape .* with at least one class"),

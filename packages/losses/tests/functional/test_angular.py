@@ -118,7 +118,7 @@ def test_ldam_by_hand(device):
     assert module.state_dict()["margin"].tolist() == pytest.approx([0.5 * 0.01**0.25, 0.5 * 0.1**0.25, 0.5])
     with pytest.raises(ValueError, match=r"class_counts must be above 0, got 0"):
         LDAMLoss(torch.tensor([3, 0]))
-    with pytest.raises(ValueError, match=r"margin must hold one margin a class, shape \(3,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"margin must hold one number a class, shape \(3,\), got \(2,\)"):
         ldam_loss(x, target, torch.zeros(2, device=device))
     with pytest.raises(TypeError, match="margin must be a tensor, got float"):
         ldam_loss(x, target, 0.5)

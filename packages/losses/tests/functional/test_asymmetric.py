@@ -219,7 +219,7 @@ X, T = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
         (ValueError, "eps must be finite and at least 0 and at most 1, got 2", lambda: asymmetric_loss_single_label(X, T, eps=2)),
         (TypeError, "eps must be a number or a 0-d tensor, got", lambda: asymmetric_loss_single_label(X, T, eps=X[0])),
         (TypeError, "target must hold class indices, with target_b and lam", lambda: asymmetric_loss_single_label(X, X)),
-        (ValueError, r"weight must hold one weight a class, shape \(3,\)", lambda: asymmetric_loss_single_label(X, T, weight=X)),
+        (ValueError, r"weight must hold one number a class, shape \(3,\)", lambda: asymmetric_loss_single_label(X, T, weight=X)),
         (ValueError, "input must have a dimension of classes", lambda: asymmetric_loss_single_label(X[0, 0], T[0])),
         (TypeError, "input must be of a floating dtype", lambda: asymmetric_loss_single_label(T, T)),
         (TypeError, "unexpected keyword argument 'label_smoothing'", lambda: asymmetric_loss_single_label(X, T, label_smoothing=0.1)),

@@ -133,6 +133,22 @@ def test_the_largest_class_passes_over_nan(classes, device):
         assert function(x, target, return_argmax=True, reduction="none").argmax.tolist() == expected
 
 
+@pytest.mark.parametrize("classes", [7, 5_000, 9_001, 17_000])
+def test_the_first_of_equal_classes(classes, device):
+    """Whichever of a row's tiles are read first: logits of low precision often share their maximum."""
+    x = torch.randn(6, classes, device=device).clamp(max=1.0).bfloat16()
+    x[0] = 1.0
+    x[1], x[1, classes // 2 :] = 0.5, 1.0
+    x[2], x[2, [classes // 3, -1]] = 0.5, 1.0
+    target = torch.tensor([0, classes // 2, classes - 1, 0, 1, 2], device=device)
+    expected = x.argmax(1)
+    for function in (cross_entropy, LOSSES["ce"].reference):
+        for reduction in ("mean", "none"):
+            found = function(x, target, return_argmax=True, return_correct=True, reduction=reduction)
+            assert torch.equal(found.argmax, expected)
+            assert torch.equal(found.correct, expected == target)
+
+
 def test_outputs_for_logs_of_an_image_and_of_one_row(device):
     x = logits(2 * 12, 5, device).view(2, 3, 4, 5).permute(0, 3, 1, 2)
     target = torch.randint(5, (2, 3, 4), device=device)
@@ -164,18 +180,28 @@ def test_rows_of_nan_that_do_not_count(options, plain, device):
 
 @pytest.mark.parametrize("result", ["lse", "entropy", "argmax", "z_loss"])
 @pytest.mark.parametrize("classes", [20, 9000])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_ignored_row_of_nan_beside_further_results(value, classes, result, device):
-    """These are computed of ignored rows too. Only the loss is differentiated: the row's gradient is 0."""
+@pytest.mark.parametrize("value", [math.nan, INF, -INF])
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_ignored_row_without_softmax_beside_further_results(plain, value, classes, result, device):
+    """These are computed of ignored rows too, and may be nan. The loss gives the row the gradient 0."""
     x = torch.randn(4, classes, device=device)
     target = torch.tensor([1, -100, 2, 3], device=device)
-    expected = torch.autograd.grad(cross_entropy(x.requires_grad_(), target, reduction="sum"), x)[0]
-    x = x.detach().clone()
-    x[1] = value
-    for options in ({"reduction": "none"}, {"reduction": "sum", "gradient": "backward"}, {"reduction": "sum", "gradient": "forward"}):
-        x.requires_grad_()
-        found = cross_entropy(x, target, z_loss=0.0, **{f"return_{result}": True}, **options)
-        torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), x)[0], expected)
+    modes = ({"reduction": "none"}, {"reduction": "sum", "gradient": "backward"}, {"reduction": "sum", "gradient": "forward"})
+    for z_loss in (0.0, 0.1):
+        expected = torch.autograd.grad(cross_entropy(x.requires_grad_(), target, reduction="sum", z_loss=z_loss), x)[0]
+        x = x.detach().clone()
+        noisy = x.index_fill(0, torch.tensor([1], device=device), value).requires_grad_()
+        for options in modes:
+            with plain_torch() if plain else contextlib.nullcontext():
+                found = cross_entropy(noisy, target, z_loss=z_loss, **{f"return_{result}": True}, **options)
+                g = torch.autograd.grad(found.loss.sum(), noisy, retain_graph=True)[0]
+                torch.testing.assert_close(g, expected)
+                if result in ("lse", "entropy"):
+                    beyond = -INF if (value, result) == (-INF, "lse") else math.nan
+                    torch.testing.assert_close(getattr(found, result)[1].item(), beyond, equal_nan=True)
+                    assert getattr(found, result)[[0, 2, 3]].isfinite().all()
+                    g = torch.autograd.grad(getattr(found, result).sum(), noisy)[0]
+                    assert not g[[0, 2, 3]].isnan().any()
 
 
 def weighed(x, target, factor, reduction, weight=None, z_loss=0.0, **options):

@@ -429,7 +429,7 @@ def test_disjoint_and_identical_regions(loss, pixels, smooth, device):
         (TypeError, "target must be of an integer dtype, got torch.bool", {"target": torch.zeros(2, 4, dtype=torch.bool)}),
         (ValueError, r"target must have the shape of input, \(2, 3, 4\), where it is dense, got \(2, 4\)", {"target": torch.zeros(2, 4)}),
         (ValueError, r"target must have shape \(2, 4\), got \(2, 5\)", {"target": torch.zeros(2, 5, dtype=torch.long)}),
-        (ValueError, r"weight must hold one weight a class, shape \(3,\), got \(2,\)", {"weight": torch.ones(2)}),
+        (ValueError, r"weight must hold one number a class, shape \(3,\), got \(2,\)", {"weight": torch.ones(2)}),
         (TypeError, "weight must be of a floating dtype, got torch.int64", {"weight": torch.ones(3, dtype=torch.long)}),
         (ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'", {"reduction": "avg"}),
         (ValueError, "activation must be one of 'softmax', 'sigmoid', None, got 'relu'", {"activation": "relu"}),

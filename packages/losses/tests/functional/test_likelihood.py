@@ -119,7 +119,7 @@ def test_nll_loss_refuses():
             nll_loss(x, torch.tensor([0, 1, bad, 2]))
     with pytest.raises(TypeError, match="target must hold class indices"):
         nll_loss(x, torch.rand(4, 5))
-    with pytest.raises(ValueError, match=r"weight must hold one weight a class, shape \(5,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"weight must hold one number a class, shape \(5,\), got \(4,\)"):
         nll_loss(x, torch.tensor([0, 1, 3, 2]), torch.rand(4))
 
 

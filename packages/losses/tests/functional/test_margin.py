@@ -210,7 +210,7 @@ def test_arguments_of_margins():
         multilabel_margin_loss(x, target)
     with pytest.raises(ValueError, match=r"input must have shape \(C,\) or \(N, C\) with at least one class, got \(3, 4, 5\)"):
         multi_margin_loss(torch.rand(3, 4, 5), target)
-    with pytest.raises(ValueError, match=r"weight must hold one weight a class, shape \(4,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"weight must hold one number a class, shape \(4,\), got \(3,\)"):
         multi_margin_loss(x, target, weight=torch.rand(3))
     with pytest.raises(ValueError, match="input must have at most 16384 classes where targets are lists, got 16385"):
         multilabel_margin_loss(torch.rand(1, 16385), torch.zeros(1, 16385, dtype=torch.long))

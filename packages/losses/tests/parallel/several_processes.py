@@ -3,6 +3,7 @@
 On the CPU through gloo, or on as many GPUs through NCCL.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -32,6 +33,7 @@ from lossforge.losses import (
     linear_kl_div,
     linear_selective_log_softmax,
     linear_total_variation,
+    plain_torch,
     total_variation_with_logits,
 )
 from lossforge.losses.testing import error
@@ -367,6 +369,16 @@ def check_layouts_of_logits(group: Any) -> None:
         whole, own = torch.where(x.isnan(), 0.0, x).double().requires_grad_(), layout.part(x, 1).requires_grad_()
         expected, found = (cross_entropy(t, target, **options, **more) for t, more in ((whole, {}), (own, {"group": group})))
         compare(f"not finite, {options}", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
+    x = torch.randn(4, PADDED)
+    x[0, PADDED // 2 :] = x[2] = -torch.inf  # all classes of a process, and of an ignored row
+    whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
+    expected = cross_entropy(whole, torch.tensor([1, PADDED - 1, -100, 2]), return_lse=True, z_loss=0.1)
+    wanted = torch.autograd.grad(expected.loss, whole)[0]
+    for several in (contextlib.nullcontext(), plain_torch()):
+        with several:
+            found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), return_lse=True, z_loss=0.1, group=group)
+            grads = [*torch.autograd.grad(found.loss, own)]
+        compare("masked", [found.loss, found.lse], [expected.loss, expected.lse], grads, [layout.of_own(wanted, 1)])
 
 
 def check_compiled(group: Any) -> None:

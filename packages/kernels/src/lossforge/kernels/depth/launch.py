@@ -22,9 +22,9 @@ def sums(x: Tensor, target: Tensor) -> tuple[Tensor]:
     return (out,)
 
 
-def backward(x: Tensor, target: Tensor, sums: Tensor, grad: Tensor, gradient: Tensor) -> None:
-    """Write the gradient at x for that of the sums, (N, 3)."""
+def backward(x: Tensor, target: Tensor, totals: Tensor, grad: Tensor, gradient: Tensor) -> None:
+    """Write the gradient at x. totals: the sums, (N, 3); grad: the gradient at them."""
     images, pixels = x.shape
-    arguments = (x, target, sums, as_strided(grad), gradient, pixels)
+    arguments = (x, target, totals, as_strided(grad), gradient, pixels)
     programs = images * triton.cdiv(pixels, BLOCK)  # in one dimension, because the second of a grid ends at 65,535
     Launch(depth_gradient_kernel, (programs,), arguments, BLOCK=BLOCK, num_warps=4).start()

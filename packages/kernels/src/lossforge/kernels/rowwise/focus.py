@@ -56,7 +56,7 @@ def spread_row(a, b, ls, h, focus):
 
 
 @triton.jit
-def spread_shares(h, ls, labels):
+def slope_factors(h, ls, labels):
     """Return the factors h and shift of `slope_tile`: γ h and h (1 - γ ls). An infinite h becomes nan: its terms have both signs.
 
     Without a spread h is the result of `powers_slope`: the factors are 0 and -h.

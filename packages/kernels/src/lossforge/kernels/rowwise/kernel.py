@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.rowwise import rows, sweep
-from lossforge.kernels.rowwise.focus import powers_slope, spread_shares
+from lossforge.kernels.rowwise.focus import powers_slope, slope_factors
 from lossforge.kernels.rowwise.margin import with_margin
 from lossforge.kernels.rowwise.results import row_shares, row_value, store_results
 
@@ -123,7 +123,7 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
         h_share = tl.full([config.BR], 0.0, tl.float32)
         h_shift = h_share
         if target.labels.focus is not None:
-            h_share, h_shift = spread_shares(shrink * of_row.h, of_row.ls, target.labels)
+            h_share, h_shift = slope_factors(shrink * of_row.h, of_row.ls, target.labels)
             h_share, h_shift = tl.where(keep, h_share, 0.0), tl.where(keep, h_shift, 0.0)
         top = tl.where(keep, found.m, 0.0)
         even = tl.full([config.BR, 1], 0.0, tl.float32)
@@ -167,7 +167,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     of_row = row_shares((top, ls, q), terms, grad_outputs, kept.entropy, target, loss, scale, place, span, config)
     h, shift = of_row.h, of_row.shift
     if loss.power is not None:
-        h, shift = spread_shares(powers_slope(of_row.q * by_powers, ls, loss.power), ls, target.labels)
+        h, shift = slope_factors(powers_slope(of_row.q * by_powers, ls, loss.power), ls, target.labels)
         h, shift = tl.where(terms.keep, h, 0.0), tl.where(terms.keep, shift, 0.0)
     slope = rows.margin_slope(x, target, span, terms)
     shares = rows.Shares(of_row.top, of_row.p, of_row.q, of_row.q * c_a, of_row.q * c_b, h, shift, of_row.even, slope)

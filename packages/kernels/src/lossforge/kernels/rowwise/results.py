@@ -7,7 +7,7 @@ import triton.language as tl
 
 from lossforge.kernels.math import exp, log
 from lossforge.kernels.rowwise import rows, sweep
-from lossforge.kernels.rowwise.focus import powers_of, powers_slope, spread_of, spread_row, spread_shares
+from lossforge.kernels.rowwise.focus import powers_of, powers_slope, slope_factors, spread_of, spread_row
 
 RowValue = namedtuple("RowValue", "ls loss z_loss q p_share c_a c_b h powers by_powers")
 """Of rows: ls = ln Σ exp(x - m), the loss without its scale and the part of it that is z-loss; the factor q of p in the gradient, without
@@ -118,7 +118,7 @@ def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, pla
     h_share = tl.full([config.BR], 0.0, tl.float32)
     h_shift = tl.full([config.BR], 0.0, tl.float32)
     if target.labels.spread is not None:
-        h_share, h_shift = spread_shares(spread_of(q_share * (terms.c_a + terms.c_b), ls, target.labels), ls, target.labels)
+        h_share, h_shift = slope_factors(spread_of(q_share * (terms.c_a + terms.c_b), ls, target.labels), ls, target.labels)
     if config.ENTROPY:
         of_entropy = tl.load(grad_outputs.entropy + place, mask=inside, other=0.0).to(tl.float32)
         h_share = tl.where(of_entropy == 0.0, 0.0, of_entropy * inverse)

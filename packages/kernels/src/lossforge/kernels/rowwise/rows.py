@@ -322,7 +322,7 @@ def before_target(tile, column, here, terms):
 @triton.jit
 def softmax_tile(tile, d, here, column, of, config):
     """Compute the Softmax of rows that one tile holds."""
-    top = tl.max(tile, 1)
+    top = tl.maximum(tl.max(tile, 1), LOWEST)  # a row of -inf has lse -inf, as in a sweep
     step = tile - top[:, None]
     e = exp2(step * LOG2E)
     u = tl.full([config.BR], 0.0, tl.float32)
@@ -391,7 +391,7 @@ def add_softmax(so_far, tile, of, config):
     if config.ARGMAX:
         column = tl.reshape(tl.broadcast_to(tile.column, [BR, L * V]), [BR, L, V])
         first = tl.min(tl.where(grouped == top[:, :, None], column, NONE), 2)
-        best = tl.where((top > m) | (best == NONE), first, best)
+        best = tl.where(top > m, first, tl.minimum(best, first))  # the last tile is read before those between
     if config.DENSE:
         d = tl.reshape(dense, [BR, L, V])
         d_dot += weighed(d_sum, m - top, of.target) + tl.sum(weighed(d, step, of.target), 2)

@@ -260,7 +260,7 @@ def weights_of_classes(name: str, t: Tensor | None, x: Tensor, classes: int) -> 
     if t is None:
         return None
     checks.floating_beside(name, t, x)
-    checks.fits(name, t, t.shape == (classes,), f"hold one {name} a class, shape ({{}},)", classes)
+    checks.fits(name, t, t.shape == (classes,), "hold one number a class, shape ({},)", classes)
     return t.contiguous()
 
 

@@ -165,7 +165,7 @@ def _mean(shards: Shards, means: Tensor) -> Tensor:
 
 def log_shares(lse: Tensor) -> tuple[Tensor, Tensor]:
     """Return ln w of each process, and the log-sum-exp of all, from each process's (world, …)."""
-    top = lse.detach().amax(0)
+    top = lse.detach().amax(0).clamp(min=LOWEST)
     beside = (lse - top).clamp(min=LOWEST)
     total = beside.exp().sum(0).log()
     return beside - total, top + total

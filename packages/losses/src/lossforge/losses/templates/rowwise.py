@@ -206,15 +206,19 @@ def _as_read(a: RowwiseCall, x: Tensor) -> Tensor:
     return x if a.bias is None else x + a.tau * a.bias.to(x.dtype).view(1, -1, *(1,) * (x.ndim - 2))
 
 
-def _without_lost_rows(a: RowwiseCall, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the logits with 0 in rows of nan that do not count, whose gradient is 0, and which these are; None: none can be."""
+def _without_lost_rows(a: RowwiseCall, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits as read, for the loss and for the further results. The loss reads 0 in rows without softmax that do not count.
+
+    A row has no softmax if its largest logit is not finite. Of one that does not count, the loss has gradient 0.
+    """
+    read = _as_read(a, x)
     if a.target.is_floating_point() or not (nonzero(a.z_loss) or any(a.outputs) or a.softcap is not None):
-        return x, None
+        return read, read
     counts = which_count(a)
     if a.lam is not None and a.target_b is None and not a.lam.requires_grad:
         counts = counts & (a.lam != 0)
-    lost = x.detach().isnan().any(1) & ~counts
-    return torch.where(lost.unsqueeze(1), 0.0, x), lost
+    lost = ~(read.detach().amax(1).isfinite() | counts)
+    return _as_read(a, torch.where(lost.unsqueeze(1), 0.0, x)), read
 
 
 def _entropy(x: Tensor) -> Tensor:
@@ -248,19 +252,17 @@ def _hard(log_p: Tensor, index: Tensor, weight: Tensor | None, ignore_index: int
 
 def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     """Compute a call in plain torch."""
-    given, lost = _without_lost_rows(a, accurate(a.x))
-    x = _as_read(a, given)
+    x, shown = _without_lost_rows(a, accurate(a.x))
     per_class = (1, -1) + (1,) * (x.ndim - 2)
     weight = None if a.weight is None else a.weight.to(x.dtype)
     want_z_loss, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = a.outputs
-    lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss or want_lse else None
-    shown = x.detach()
-    if lost is not None and (want_argmax or want_log_p2 or want_mean):
-        shown = _as_read(a, accurate(a.x)).detach()
-
-    def of_row(t: Tensor) -> Tensor:
-        return t if lost is None else torch.where(lost, torch.nan, t)
-
+    lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss else None
+    of_rows = given_lse = None
+    if want_lse or want_entropy:  # of a row of +inf both are nan, and so are their gradients
+        top = shown.detach().amax(1, keepdim=True)
+        of_rows = shown * torch.where(top < torch.inf, 1.0, torch.nan)
+        given_lse = torch.where(top == -torch.inf, 0.0, of_rows).logsumexp(1).masked_fill(top.squeeze(1) == -torch.inf, -torch.inf)
+    shown = shown.detach()
     dense, formula = None, FORMULAS[a.loss].reference
     divisor: Tensor | None
 
@@ -323,8 +325,8 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     return (
         total(values),
         total(z_loss) if want_z_loss and z_loss is not None else None,
-        of_row(lse) if want_lse and lse is not None else None,
-        of_row(_entropy(x)) if want_entropy else None,
+        given_lse if want_lse else None,
+        None if of_rows is None or not want_entropy else _entropy(of_rows),
         _correct(x, a.target, keep) if want_correct else None,
         _first_largest(shown) if want_argmax else None,
         shown.log_softmax(1).mul(2).logsumexp(1) if want_log_p2 else None,
