@@ -599,7 +599,7 @@ def sums_of_regions(recorder: Recorder) -> None:
 
 
 def depths(recorder: Recorder) -> None:
-    """The sums of depth maps."""
+    """The loss of depth maps."""
     for dtype in DTYPES:
         recorder.case = f"silog {dtype} backward"
         silog_loss(torch.ones(2, 64, 64, dtype=dtype).requires_grad_(), torch.ones(2, 64, 64)).backward()

@@ -96,8 +96,8 @@ def test_gradients_twice_and_operator(device):
     with Operators() as operators:
         value = silog_loss(leaf, y32)
     if backend(leaf) != "torch":
-        assert operators.names == ["depth_sums"]
-        torch.library.opcheck(torch.ops.lossforge.depth_sums.default, operators.seen[0][1])
+        assert operators.names == ["depth_loss"]
+        torch.library.opcheck(torch.ops.lossforge.depth_loss.default, operators.seen[0][1])
     found = []
     for of, target, loss in ((leaf, y32, silog_loss), (x.requires_grad_(), y, by_hand)):
         (first,) = torch.autograd.grad(loss(of, target), of, create_graph=True)

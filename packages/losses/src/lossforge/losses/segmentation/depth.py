@@ -1,6 +1,9 @@
 """The scale-invariant loss of depth maps."""
 
+from typing import Any, cast
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
@@ -55,43 +58,40 @@ def silog_loss(
     lambd, eps = checks.number("lambd", lambd, 0.0, 1.0), checks.number("eps", eps, 0.0)
     x, y = input.flatten(1), target.flatten(1)
     if target.dtype in KERNEL_DTYPES and kernels_apply(input):
-        sums = OPERATORS.depth_sums(x.resolve_neg().contiguous(), y.resolve_neg().contiguous())
-    else:
-        sums = depth_sums_reference(x, y)
-    total, square, count = sums.T if per_image else _joined(sums)
-    values = square / count + (1 - lambd) * (total / count).square() + eps
-    return (root_of(values) if root else values).mean()
+        given = x.resolve_neg().contiguous(), y.resolve_neg().contiguous()
+        return cast(Tensor, OPERATORS.depth_loss(*given, lambd, eps, root, per_image)[:, 0].mean())
+    return depth_loss_reference(x, y, lambd, eps, root, per_image)[:, 0].mean()
 
 
-def depth_sums_reference(x: Tensor, target: Tensor) -> Tensor:
-    """Compute the sums of each image in plain torch, (N, 3): Σ d, Σ (d - mean d)² and n."""
+def depth_loss_reference(x: Tensor, target: Tensor, lambd: float, eps: float, root: bool, per_image: bool) -> Tensor:
+    """Compute the loss of each image or of all in plain torch, (N or 1, 1)."""
     valid = target > 0
     x = torch.where(valid, accurate(x), 1.0)
     d = x.log() - torch.where(valid, target.to(x.dtype), 1.0).log()
-    total, count = d.sum(1), valid.sum(1).to(x.dtype)
-    beside = torch.where(valid, d - (total / count.clamp(min=1)).unsqueeze(1), 0.0)
-    return torch.stack([total, beside.square().sum(1), count], 1)
+    dims = (1,) if per_image else (0, 1)
+    count = valid.sum(dims, keepdim=True).to(x.dtype)
+    mean = d.sum(dims, keepdim=True) / count
+    beside = torch.where(valid, d - mean, 0.0)
+    values = beside.square().sum(dims, keepdim=True) / count + (1 - lambd) * mean.square() + eps
+    return root_of(values) if root else values
 
 
-def _joined(sums: Tensor) -> Tensor:
-    """Return the sums of all images' pixels from those of each image."""
-    total, square, count = sums.T
-    whole, number = total.sum(), count.sum()
-    beside = total / count.clamp(min=1) - whole / number.clamp(min=1)
-    return torch.stack([whole, (square + count * beside.square()).sum(), number])
-
-
-def _sums(x: Tensor, target: Tensor) -> Tensor:
-    found: tuple[Tensor] = launched("depth", "sums", (x, target))
+def _loss(x: Tensor, target: Tensor, *options: float | bool) -> Tensor:
+    found: tuple[Tensor] = launched("depth", "loss", (x, target), *options)
     return found[0]
 
 
-def _fake(x: Tensor, target: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], 3), dtype=torch.float32)
+def _fake(x: Tensor, target: Tensor, lambd: float, eps: float, root: bool, per_image: bool) -> Tensor:
+    return x.new_empty((x.shape[0] if per_image else 1, 3), dtype=torch.float32)
 
 
-def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, gradient: Tensor) -> None:
-    launched("depth", "backward", (x, target, result, grad, gradient))
+def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *others: Any) -> None:
+    launched("depth", "backward", (x, target, result, grad, others[-1]))
 
 
-define_differentiable("depth_sums", "Tensor x, Tensor target", _sums, _fake, _backward, depth_sums_reference)
+def _reference(*given: Any) -> Tensor:
+    return F.pad(depth_loss_reference(*given), (0, 2))
+
+
+ARGUMENTS = "Tensor x, Tensor target, float lambd, float eps, bool root, bool per_image"
+define_differentiable("depth_loss", ARGUMENTS, _loss, _fake, _backward, _reference)
