@@ -25,7 +25,7 @@ from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.engine import FUSED, Chunks, Gradients, by_plan, is_wide
 from lossforge.losses.parallel.rows import rows_of_exchange
 from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, local_part
-from lossforge.losses.reference import largest, reduced
+from lossforge.losses.reference import largest, reduced, with_weight
 from lossforge.losses.state import gradient_in_forward
 from lossforge.losses.templates.divergence import capped, hard_weights, labels_of_classes
 
@@ -218,7 +218,7 @@ def _counts(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         keep = call.labels != call.ignore_index
     if call.weight is None:
         return keep, keep.to(dtype)
-    keep = keep & (call.weight != 0)
+    keep = with_weight(keep, call.weight)
     return keep, torch.where(keep, call.weight.to(dtype), 0.0)
 
 

@@ -18,7 +18,7 @@ from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses.linear.engine import rows_of_chunks
 from lossforge.losses.parallel.shards import Shards
-from lossforge.losses.reference import accurate, reduced, row_weights, which_count
+from lossforge.losses.reference import accurate, reduced, row_weights, which_count, with_weight
 from lossforge.losses.templates.rowwise import BY_PROBABILITY
 
 LOWEST = -1e30
@@ -78,7 +78,7 @@ def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor |
     dense = whole.target.is_floating_point()
     counts = torch.ones_like(lse, dtype=torch.bool) if dense else which_count(whole)
     weight = joining.weight if joining.weight is None else joining.weight.to(lse.dtype)
-    keep = counts if weight is None or weight.requires_grad else counts & (weight != 0)
+    keep = with_weight(counts, weight)
     if not shards.own:  # a class of padding alone, whose gradient is 0
         nothing = torch.zeros_like(keep)
         loss, lse = torch.where(nothing, loss, 0.0), torch.where(nothing, lse, -torch.inf)

@@ -91,6 +91,11 @@ def which_count(call: Any) -> Tensor:
     return found if call.target_b is None else found | (call.target_b != call.ignore_index)
 
 
+def with_weight(keep: Tensor, weight: Tensor | None) -> Tensor:
+    """Return which of the rows `keep` count. A row of weight 0 does not, unless the weight has a gradient, which that row's loss is."""
+    return keep if weight is None or weight.requires_grad else keep & (weight != 0)
+
+
 def row_weights(call: RowwiseCall, weight: Tensor | None) -> Tensor:
     """Return of each row the weight of its class, of a mixup pair both by their shares; without weights 1, 0 where it is ignored."""
 

@@ -29,7 +29,7 @@ from lossforge.losses.base.record import (
 )
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced, reduced_call, relative
+from lossforge.losses.reference import accurate, reduced, reduced_call, relative, with_weight
 from lossforge.losses.reference.infinite import with_call
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
@@ -153,9 +153,7 @@ def _counts(a: DivergenceCall | TopKCall) -> tuple[Tensor | None, Tensor]:
     weight = None if a.weight is None else a.weight.to(_dtype(a))
     if a.labels is not None:
         keep = keep & (a.labels != a.ignore_index)
-    if weight is not None and not weight.requires_grad:  # else what changes with a weight of 0 is its gradient
-        keep = keep & (weight != 0)
-    return weight, keep
+    return weight, with_weight(keep, weight)
 
 
 def _reference(a: DivergenceCall | TopKCall) -> Tensor:

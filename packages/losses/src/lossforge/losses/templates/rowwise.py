@@ -27,7 +27,7 @@ from lossforge.losses.base.record import (
 )
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count
+from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count, with_weight
 from lossforge.losses.reference.infinite import with_call
 from lossforge.losses.reference.margin import with_margin
 
@@ -214,9 +214,7 @@ def _without_lost_rows(a: RowwiseCall, x: Tensor) -> tuple[Tensor, Tensor]:
     read = _as_read(a, x)
     if a.target.is_floating_point() or not (nonzero(a.z_loss) or any(a.outputs) or a.softcap is not None):
         return read, read
-    counts = which_count(a)
-    if a.lam is not None and a.target_b is None and not a.lam.requires_grad:
-        counts = counts & (a.lam != 0)
+    counts = with_weight(which_count(a), None if a.target_b is not None else a.lam)
     lost = ~(read.detach().amax(1).isfinite() | counts)
     return _as_read(a, torch.where(lost.unsqueeze(1), 0.0, x)), read
 
@@ -286,8 +284,7 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
         keep = which_count(a)
         rows = keep.sum()
         factor = None if a.target_b is not None or a.lam is None else a.lam.to(x.dtype)
-        if factor is not None and not factor.requires_grad:
-            keep = keep & (factor != 0)
+        keep = with_weight(keep, factor)
         if nonzero(a.entropy_weight):
             factor = (a.entropy_weight * _entropy(x)).clamp(max=1.0).detach()
         log_p = torch.where(keep.unsqueeze(1), x, 0.0).log_softmax(1)
