@@ -176,8 +176,10 @@ class SystemSampler(threading.Thread):
             self.step += 1
 
     def _monitors(self) -> list[Any]:
-        from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
-
+        try:
+            from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
+        except Exception:  # as where memory is exhausted, which the run itself says: the load is left out
+            return []
         kinds: list[Any] = [cpu_monitor.CPUMonitor, disk_monitor.DiskMonitor, network_monitor.NetworkMonitor]
         kinds += [gpu_monitor.GPUMonitor] if self.device.type == "cuda" else []
         found = []
