@@ -106,6 +106,7 @@ def test_a_job_waits_for_the_run_of_its_sweep_without_a_word(tmp_path):
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
+@pytest.mark.slow
 def test_no_other_thread_changes_the_environment(tmp_path):
     """C code of the main thread that reads it at that moment ended the process: a run of 3,300 tests met it once."""
     code = """

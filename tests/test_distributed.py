@@ -222,6 +222,7 @@ def test_a_rest_of_one_sample_trains_under_batch_norm(results):
     assert one["values"]["samples"] == 3
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_with_the_run_of_a_folder(tmp_path, torchrun):
     """The run has two epochs of nine images, five and four, before it goes on with a third."""
 

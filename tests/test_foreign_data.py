@@ -138,6 +138,7 @@ def test_a_strange_member_of_a_shard_is_named_or_left_out(tmp_path, what):
     assert not list(tmp_path.glob("x*"))
 
 
+@pytest.mark.slow
 def test_a_shard_with_other_bytes_is_refused_or_read(tmp_path):
     whole = bytearray(tar(tmp_path / "shard.tar", samples()).read_bytes())
     path = tmp_path / "altered.tar"

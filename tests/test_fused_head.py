@@ -73,6 +73,7 @@ def test_an_evaluation_has_logits(make_trainer):
         assert model(images).shape == (3, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", ["off", "bf16"])
 def test_a_compiled_model_gives_the_same(make_trainer, amp):
     """One graph, as trainer.compile makes it, but without the compilation of its kernels."""

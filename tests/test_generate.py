@@ -75,6 +75,7 @@ def contents(root):
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_nothing_is_written_where_a_page_cannot_be_made(tmp_path):
     """Code and settings of the new loss are made before its page, which lacks the advice: they are put back."""
     for folder in ("conf", "docs", "experiments", "measurements", "packages/losses/src", "results", "tools"):

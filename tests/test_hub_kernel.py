@@ -103,6 +103,7 @@ def run(variant: Path, code: str, *absent: str, interpret: bool = False, backend
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_losses_without_triton(variant):
     run(variant, LOSSES, "lossforge", "triton")
 
@@ -111,6 +112,7 @@ def test_losses_in_kernels(variant):
     run(variant, LOSSES, "lossforge", interpret=True, backend="triton-interpreted")
 
 
+@pytest.mark.slow
 def test_several_versions_in_one_process(variant):
     """Two copies beside the installed package, each with operators of its own."""
     run(variant, SEVERAL, interpret=True)

@@ -36,6 +36,7 @@ def test_curves_are_the_same_to_rounding(measured):
         assert row["largest_difference"] < 1e-5
 
 
+@pytest.mark.slow
 def test_the_table_holds_the_figures(measured):
     found = json.loads(measured.read_text())
     found["rows"][0] |= {"ms": 12.34, "peak_mib": 4567.8, "largest_difference": 1.5e-4, "losses": [10.5, 3.25]}

@@ -70,6 +70,7 @@ def test_what_a_training_changes_is_given_back():
     assert surroundings() == before
 
 
+@pytest.mark.slow
 def test_a_config_folder_is_of_one_call():
     for name, rate in (("first", 0.01), ("second", 0.02)):
         Path(name, "optim").mkdir(parents=True)
@@ -82,6 +83,7 @@ def test_a_config_folder_is_of_one_call():
         lab.train(*QUICK, "optim=mine")
 
 
+@pytest.mark.slow
 def test_in_a_thread_of_an_event_loop(capsys):
     assert asyncio.run(asyncio.to_thread(lab.train, *QUICK)).status == "FINISHED"
     if not torch.cuda.is_available():
@@ -139,6 +141,7 @@ def test_an_edited_file_is_read_again():
     assert values[1] == pytest.approx(100 * values[0], rel=0.2)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_the_run_s_own():
     """Not that of what the process did before."""
     large = torch.ones(2**28)  # 1 GiB

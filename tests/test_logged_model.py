@@ -143,6 +143,7 @@ def test_a_server_of_the_model_says_what_predict_says(trained, digits, tmp_path,
     np.testing.assert_allclose(said, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mlflow_predicts_the_boxes_that_predict_finds(trained, tmp_path):
     import mlflow.pyfunc
 

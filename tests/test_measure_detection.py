@@ -45,6 +45,7 @@ def test_every_part_leaves_its_figures(measured):
     assert [each["loss"] for each in found["retinanet"]["runs"]] == ["lossforge", "torchvision", "loss.implementation=torch"]
 
 
+@pytest.mark.slow
 def test_the_losses_are_the_same(measured):
     """In float32: ours and torchvision's own, both against torchvision's in float64."""
     for each in json.loads(measured.read_text())["retinanet"]["runs"]:
@@ -54,6 +55,7 @@ def test_the_losses_are_the_same(measured):
         assert each["step_ms"] > each["loss_ms"] > 0
 
 
+@pytest.mark.slow
 def test_tables_hold_the_figures(measured):
     found = json.loads(measured.read_text())
     found["large"] = found["retinanet"] | {"runs": [LARGE_RUN]}
@@ -69,6 +71,7 @@ def steps_of(path):
     return json.loads(path.read_text())["steps"]["runs"]
 
 
+@pytest.mark.slow
 def test_steps_are_of_each_detector_under_each_loss(measured):
     runs = steps_of(measured)
     names = [f"{name}_resnet50" for name in ("retinanet", "fcos", "yolo", "detr")]
@@ -77,12 +80,14 @@ def test_steps_are_of_each_detector_under_each_loss(measured):
     ]
 
 
+@pytest.mark.slow
 def test_steps_take_longer_than_their_losses_and_assignments(measured):
     runs = steps_of(measured)
     assert [each["match_ms"] > 0 for each in runs] == [True] * 4 + [False] * 4  # by anchors before the forward, or by what is predicted
     assert all(each["step_ms"] > each["loss_ms"] > 0 for each in runs)
 
 
+@pytest.mark.slow
 def test_steps_in_float32_are_those_of_plain_torch_in_float64(measured):
     runs = steps_of(measured)
     for each in runs:
@@ -94,6 +99,7 @@ def test_steps_in_float32_are_those_of_plain_torch_in_float64(measured):
     assert compared == {"logits", "regression", "centerness", "sides", "earlier_logits", "earlier_regression"}
 
 
+@pytest.mark.slow
 def test_the_table_of_steps_adds_loss_and_assignment(measured):
     found = json.loads(measured.read_text())
     found["steps"]["runs"][0] |= {

@@ -3,8 +3,10 @@
 import json
 
 import measure
+import pytest
 
 
+@pytest.mark.slow
 def test_both_are_timed(tmp_path):
     path = tmp_path / "throughput.json"
     path.write_text('{"resnet50": {"kept": true}}')

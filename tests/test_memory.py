@@ -70,6 +70,7 @@ def test_a_run_without_memory_is_recorded_as_failed_with_its_own_settings(starve
     assert "batch_size: 1437" in (folder / "config.yaml").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_data_that_the_machine_cannot_hold(clone):
     """1437 images of 1024² float32 are 6 GB; they are made before there is a run folder."""
     status, output, errors = run_limited(clone, "lab.tasks.classification", "task", "load_data", "data.image_size=1024")

@@ -290,6 +290,7 @@ def test_what_has_no_export_is_refused(monkeypatch):
 ALONE = "import runpy, sys; sys.modules.update(lossforge=None, lab=None); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
 
 
+@pytest.mark.slow
 def test_each_file_says_what_a_picture_shows_without_our_packages(tmp_path, monkeypatch):
     """The page's script, in a process that cannot import what wrote the files; then in half precision and at another size."""
     monkeypatch.chdir(tmp_path)

@@ -127,17 +127,20 @@ def taken(tiers):
     return by_test(tiers["default"]["taken"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", EVERY_LOSS)
 def test_the_default_tier_has_the_promise_for_every_loss(taken, promise):
     assert taken[f"losses/tests/{EVERY_LOSS[promise]}"]["loss"] == set(LOSSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", EVERY_LOSS_BY_ROWS)
 def test_the_default_tier_has_the_promise_for_every_loss_of_rows(taken, promise):
     by_rows = {name for name, loss in LOSSES.items() if loss.template.by_rows}
     assert taken[f"losses/tests/{EVERY_LOSS_BY_ROWS[promise]}"]["loss"] == by_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", EVERY_TEMPLATE)
 def test_the_default_tier_has_the_promise_for_every_template(taken, promise):
     test, templates = EVERY_TEMPLATE[promise]
@@ -145,6 +148,7 @@ def test_the_default_tier_has_the_promise_for_every_template(taken, promise):
     assert (found["template"] or {LOSSES[name].template.name for name in found["loss"]}) == templates
 
 
+@pytest.mark.slow
 def test_the_default_tier_compiles_every_kernel(taken):
     """The test itself asserts that it does."""
     assert "kernels/tests/test_ahead_of_time.py::test_every_variant_compiles" in taken

@@ -34,6 +34,7 @@ def test_a_copied_store_is_equal_to_a_migrated_one(tmp_path, monkeypatch):
     assert any(line.startswith("CREATE TABLE") for line in dumps[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 1], ids=["a store that does not exist", "a store with a run"])
 def test_two_runs_started_at_once_on_one_store_are_complete_there_and_on_disk(clone, before):
     assert all(clone.run(*SHORT, "seed=7", "name=before").status == 0 for _ in range(before))

@@ -37,14 +37,15 @@ def test_as_scipy(shape, share, device):
 
 
 def test_long_distances_and_no_background(device):
-    mask = torch.ones(2, 1, 3, 700, dtype=torch.bool, device=device)
+    mask = torch.ones(2, 1, 3, 300, dtype=torch.bool, device=device)
     mask[0, 0, 1, 3] = False
     found = distance_transform(mask)
     assert error(found[0], scipys(mask[:1])[0]) < 2e-7
     assert found[1].isinf().all()
-    assert not signed_distance_map(mask)[1].any()
-    assert not signed_distance_map(~mask)[1].any()
-    assert distance_transform(mask[:0]).shape == (0, 1, 3, 700)
+    full = mask[1:, ..., :5]
+    assert not signed_distance_map(full).any()
+    assert not signed_distance_map(~full).any()
+    assert distance_transform(mask[:0]).shape == (0, 1, 3, 300)
 
 
 def test_compiled(device):
