@@ -76,6 +76,7 @@ def walk() -> None:
     losses.prototype_mask_loss(leaf(602, 20), leaf(2, 20, 61, 67), labels, boxes, [301, 301], label=randint(0, 9, (602,))).backward()
     losses.signed_distance_map(rand(2, 3, 61, 67) > 0.9)
     losses.silog_loss(leaf(3, 61, 67).exp(), rand(3, 61, 67)).backward()
+    losses.dkd_loss(leaf(37, 5003), leaf(37, 5003), randint(0, 5003, (37,))).backward()
     losses.cross_entropy(leaf(5000, 3), randint(0, 3, (5000,))).backward()
     torch.cuda.synchronize()
 

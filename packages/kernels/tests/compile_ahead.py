@@ -47,6 +47,7 @@ from lossforge.losses import (
     cross_entropy,
     dino_loss,
     distance_box_iou,
+    dkd_loss,
     fuse_linear,
     generalized_box_iou,
     gist_embed_loss,
@@ -399,6 +400,7 @@ def record(few: bool = False) -> Recorder:
     distances(recorder)
     sums_of_regions(recorder)
     depths(recorder)
+    decoupled(recorder)
     label_sets(recorder)
     views(recorder)
     token_weights(recorder)
@@ -603,6 +605,14 @@ def depths(recorder: Recorder) -> None:
     for dtype in DTYPES:
         recorder.case = f"silog {dtype} backward"
         silog_loss(torch.ones(2, 64, 64, dtype=dtype).requires_grad_(), torch.ones(2, 64, 64)).backward()
+
+
+def decoupled(recorder: Recorder) -> None:
+    """Decoupled distillation: classes that a tile holds and that it does not, vectors, the gradient of the teacher."""
+    for (classes, of_teacher), dtype in itertools.product(((10, True), (1000, False), (5001, True), (100_000, False)), DTYPES):
+        recorder.case = f"dkd {dtype} {classes} classes backward"
+        x, teacher = torch.zeros(8, classes, dtype=dtype, requires_grad=True), torch.zeros(8, classes, dtype=dtype)
+        dkd_loss(x, teacher.requires_grad_(of_teacher), torch.zeros(8, dtype=torch.int64)).backward()
 
 
 def label_sets(recorder: Recorder) -> None:

@@ -1,11 +1,12 @@
 """Decoupled, channel-wise and relational distillation against their papers' formulas: values, gradients, layouts, edges, messages."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_calls import gradient_of
+from loss_calls import Operators, gradient_of
 
 from lossforge.kernels import launch_counts
 from lossforge.losses import (
@@ -68,6 +69,68 @@ def test_decoupled_against_float64(shape, dtype, bound, device):
     torch.testing.assert_close(none.sum(), dkd_loss(x, teacher, target, reduction="sum"))
 
 
+@DTYPES
+@pytest.mark.parametrize("shape", [(5, 2), (7, 7), (3, 1000), (2, 5000), (2, 7, 3, 2)], ids=str)
+def test_decoupled_gradients_of_both_sides(shape, dtype, bound, device):
+    """With an upstream gradient of each row, of logits with strides, which are not written to; in two launches."""
+    *given, target = drawn(*shape, device=device)
+    given = [torch.stack([t, -t], -1).to(dtype)[..., 0] for t in given]
+    upstream = torch.rand(target.shape, generator=torch.Generator().manual_seed(1)).to(device) + 0.5
+    for options in ({}, {"alpha": 0.0, "temperature": 2.0}, {"alpha": 0.7, "beta": 0.0}):
+        leaves, exact = [t.detach().requires_grad_() for t in given], [t.double().requires_grad_() for t in given]
+        assert not leaves[0].is_contiguous()
+        before = launch_counts()
+        value = dkd_loss(*leaves, target, reduction="none", **options)
+        found = torch.autograd.grad(value, leaves, upstream.to(value.dtype))
+        if backend(given[0]) != "torch":
+            launched = {name: n - before.get(name, 0) for name, n in launch_counts().items() if n > before.get(name, 0)}
+            assert launched == {"decoupled_kernel": 1, "decoupled_gradient_kernel": 1}
+        wanted = decoupled(*exact, target, **options)
+        torch.testing.assert_close(value.double(), wanted, rtol=1e-5, atol=2e-5)
+        for g, t, exact_g in zip(found, leaves, torch.autograd.grad(wanted, exact, upstream.double()), strict=True):
+            assert g.dtype == t.dtype
+            assert (g.double() - exact_g).norm() <= bound * exact_g.norm() + 1e-12
+
+
+def test_losses_of_rows_may_be_changed_in_place(device):
+    x, teacher, target = drawn(4, 5, device=device)
+    value, gradient = gradient_of(lambda x: dkd_loss(x, teacher, target, reduction="none").mul_(2.0), x)
+    expected, g = gradient_of(dkd_loss, x, teacher, target, reduction="none")
+    torch.testing.assert_close(value, 2 * expected)
+    torch.testing.assert_close(gradient, 2 * g)
+
+
+def test_decoupled_of_a_teacher_in_another_dtype(device):
+    x, teacher, target = drawn(4, 9, device=device)
+    leaves = [x.bfloat16().requires_grad_(), teacher.requires_grad_()]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    found = torch.autograd.grad(2 * dkd_loss(*leaves, target), leaves)
+    wanted = torch.autograd.grad(2 * decoupled(*exact, target).mean(), exact)
+    for g, t, exact_g, bound in zip(found, leaves, wanted, (2.0**-7, 1e-5), strict=True):
+        assert g.dtype == t.dtype
+        assert (g.double() - exact_g).norm() <= bound * exact_g.norm()
+
+
+def test_decoupled_twice_and_operator(device):
+    """Of the second order at both sides, and of both at once; torch's checks of the operator."""
+    x, teacher, target = drawn(4, 6, device=device)
+    leaves, exact = ([t.to(dtype).requires_grad_() for t in (x, teacher)] for dtype in (torch.float32, torch.float64))
+    with Operators() as operators:
+        value = dkd_loss(*leaves, target)
+    if backend(x) != "torch":
+        assert operators.names == ["decoupled_divergence"]
+        torch.library.opcheck(torch.ops.lossforge.decoupled_divergence.default, operators.seen[0][1])
+    found = []
+    for of, total in ((leaves, value), (exact, decoupled(*exact, target).mean())):
+        firsts = torch.autograd.grad(total, of, create_graph=True)
+        found.append(torch.autograd.grad(sum(first.square().sum() for first in firsts), of))
+    for g, exact_g in zip(*found, strict=True):
+        assert (g.double() - exact_g).norm() <= 1e-4 * exact_g.norm()
+    same = leaves[0].detach().clone().requires_grad_()
+    (g,) = torch.autograd.grad(dkd_loss(same, same, target), same)
+    torch.testing.assert_close(g, torch.zeros_like(g), rtol=0, atol=1e-5)
+
+
 def test_decoupled_of_other_layouts(device):
     x, teacher, target = drawn(12, 20, device=device)
     expected = dkd_loss(x, teacher, target)
@@ -124,6 +187,17 @@ def test_decoupled_compiles(device):
     compiled = torch.compile(lambda x: dkd_loss(x, teacher, target), fullgraph=True, dynamic=True, backend="aot_eager")
     for found, expected in zip(gradient_of(compiled, x), gradient_of(dkd_loss, x, teacher, target), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_decoupled_compiles_with_numbers_and_both_gradients(device):
+    """Numbers are constants of the graph; 0-d tensors are not."""
+    x, teacher, target = drawn(6, 8, device=device)
+    compiled = torch.compile(dkd_loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for numbers in ((0.5, 2.0, 3.0), tuple(torch.tensor([0.5, 2.0, 3.0]).unbind())):
+        leaves = [t.clone().requires_grad_() for t in (x, teacher)]
+        found = torch.autograd.grad(2 * compiled(*leaves, target, *numbers), leaves)
+        for g, expected in zip(found, torch.autograd.grad(2 * dkd_loss(*leaves, target, 0.5, 2.0, 3.0), leaves), strict=True):
+            torch.testing.assert_close(g, expected)
 
 
 @DTYPES
@@ -230,6 +304,41 @@ def test_decoupled_of_infinite_logits(student, teacher, options, value, gradient
             found, g = gradient_of(dkd_loss, student, teacher, target, temperature=1.0, **options)
         torch.testing.assert_close(found, torch.tensor(value, device=device), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(g, torch.tensor([gradient], device=device, dtype=torch.float32), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.0}, {"beta": 0.0}, {"alpha": 0.0, "beta": 0.0}], ids=str)
+def test_decoupled_kernels_and_plain_torch_agree_at_the_edges(options, device, monkeypatch):
+    """Value and both gradients, which may be infinite or nan: every set of classes with -inf on each side, +inf, nan, unknown targets."""
+    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    student, teacher = torch.tensor([1.0, 0.5, -0.3]), torch.tensor([0.2, 1.5, 0.7])
+    masks = [torch.tensor(mask) for mask in itertools.product((False, True), repeat=3)]
+    rows = [(student.masked_fill(a, -INF), teacher.masked_fill(b, -INF), 0) for a in masks for b in masks]
+    for bad, mask in itertools.product((INF, torch.nan), masks[1:]):
+        rows += [(student.masked_fill(mask, bad), teacher, 0), (student, teacher.masked_fill(mask, bad), 0)]
+    rows += [(student, teacher, target) for target in (3, -1, 2**32)]
+    x, t, target = (torch.stack([torch.as_tensor(row[k]) for row in rows]).to(device) for k in range(3))
+    upstream, found = torch.linspace(0.5, 2.0, len(rows), device=device), []
+    for path in (contextlib.nullcontext, plain_torch):
+        leaves = [each.clone().requires_grad_() for each in (x, t)]
+        with path():
+            value = dkd_loss(*leaves, target, temperature=2.0, reduction="none", **options)
+            found.append((value, *torch.autograd.grad(value, leaves, upstream)))
+    for kernels, plain in zip(*found, strict=True):
+        torch.testing.assert_close(kernels, plain, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert found[0][0][-3:].isnan().all()
+    assert all(g[-3:].isnan().all() for g in found[0][1:])
+
+
+def test_decoupled_of_the_lowest_logits(device):
+    """A student masked with the lowest number, not with -inf, has a softmax over the other classes."""
+    x = torch.tensor([[1.0, *2 * [torch.finfo(torch.float32).min]]], device=device)
+    teacher, target = torch.tensor([[0.2, 1.5, 0.7]], device=device), torch.tensor([0], device=device)
+    v, q = (teacher / 4).softmax(1)[:, :1], (teacher[:, 1:] / 4).softmax(1)
+    exact = torch.cat([4 * (1 - v), 4 * 8 * (0.5 - q) - 4 * (1 - v) * 0.5], 1)
+    for path in (contextlib.nullcontext, plain_torch):
+        with path():
+            _, gradient = gradient_of(dkd_loss, x, teacher, target)
+        torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"beta": 0.0}, {"gamma": 0.0}], ids=str)

@@ -1,13 +1,13 @@
 """Divergences of softmax distributions, for distillation.
 
 Both sides are logits, softened by the same temperature. The gradient goes to `input`; to a teacher that requires grad as well, through the
-plain-torch reference. A class of probability 0 on both sides (logits of -inf) adds nothing; one that only the student excludes makes
-KL(teacher ‖ student) infinite, as the mathematics say, with a finite gradient. One that only the teacher excludes makes the reverse
-infinite, whose gradient then is not finite.
+plain-torch reference, in `dkd_loss` by the kernel. A class of probability 0 on both sides (logits of -inf) adds nothing; one that only the
+student excludes makes KL(teacher ‖ student) infinite, as the mathematics say, with a finite gradient. One that only the teacher excludes
+makes the reverse infinite, whose gradient then is not finite.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.topk.call import TopKCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
@@ -31,12 +30,13 @@ from lossforge.losses.base.options import (
 from lossforge.losses.base.record import CheckedCall, TemplateDocs, first
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
+from lossforge.losses.namespace import OPERATORS
+from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
-from lossforge.losses.reference import relative
-from lossforge.losses.run import compute
+from lossforge.losses.reference import counted, relative
+from lossforge.losses.state import kernels_apply
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss, divergence_results
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
-from lossforge.losses.templates.rowwise import rowwise_loss
 
 __all__ = ["DivergenceOutput"]
 
@@ -450,20 +450,6 @@ def channel_wise_kl_div(
     return divergence_loss(call, {**options}, True)
 
 
-def _log_odds(logits: Tensor, others: Tensor, own: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return ln(p / (1 - p)) of each row's own class, and where it is +inf because all other logits are -inf.
-
-    others: the logits, with -inf for the own class.
-    """
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    top = others.detach().argmax(1, keepdim=True)
-    logit, most = (t.gather(1, at).squeeze(1).to(dtype) for t, at in ((logits, own), (others, top)))
-    alone = (most == -torch.inf) & (logit > -torch.inf)
-    call = RowwiseCall("cross_entropy", others, torch.where(alone, -100, top.squeeze(1)), ignore_index=-100, reduction="none")
-    # a common offset of the logits cancels in their difference
-    return (logit - most) / temperature - compute(rowwise_loss(call, {"scale": 1.0 / temperature, "validate": False})), alone
-
-
 @public(
     DIVERGENCE.docs,
     Module("DKDLoss", "Decoupled knowledge distillation", forward="input: Tensor, target_logits: Tensor, target: Tensor"),
@@ -486,6 +472,7 @@ def dkd_loss(
 
     KL(teacher ‖ student) itself is α = 1 and β = 1 - v_t, so that a teacher that is sure silences what it knows of the other classes. Here
     β is the same for all rows. The target's class is left out of the sums before they are computed, so that 1 - u_t keeps its digits.
+    One launch reads both logits and computes all rows; backward reads them once more.
 
     When to use it: Take it for distillation with labels, from a teacher that is sure of most samples. Tune β: the paper has 1 to 8.
 
@@ -517,24 +504,80 @@ def dkd_loss(
     checks.only(CheckedMeanOptions.__annotations__, options, "the loss")
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     checks.one_of("empty", options.get("empty", "nan"), checks.EMPTY)
-    own = index.clamp(0, classes - 1).unsqueeze(1)
-    student, teacher = (t.scatter(1, own, -torch.inf) for t in (input, target_logits))
-    odds_p, alone_p = _log_odds(input, student, own, temperature)
-    odds_q, alone_q = _log_odds(target_logits, teacher, own, temperature)
-    parts: list[Tensor] = []
-    if checks.nonzero(beta):
-        call = DivergenceCall("kl", student, teacher, temperature=temperature, reduction="none")
-        parts.append(beta * compute(divergence_loss(call, {"weight": ~(alone_p | alone_q)}, True)))
-    if checks.nonzero(alpha) or not parts:
-        log_p, log_q = (F.logsigmoid(torch.stack([odds, -odds])) for odds in (odds_p, odds_q))
-        against = torch.where(log_q == -torch.inf, 0.0, log_q.exp() * (log_q - log_p)).sum(0)
-        parts.append(alpha * temperature * temperature * against)
-    total = torch.stack(parts).sum(0)
-    each = torch.where(index == own.squeeze(1), 1.0, torch.nan).to(total.dtype) * total  # a factor of nan makes the gradient nan as well
+    x, teacher = (t.movedim(1, -1).flatten(0, -2) for t in (input, target_logits))
+    numbers, rows = (alpha, beta, temperature), index.flatten().contiguous()
+    if kernels_apply(input) and kernels_apply(target_logits) and not any(isinstance(n, Tensor) for n in numbers):
+        x, teacher = (t.resolve_neg().contiguous() for t in (x, teacher))
+        each = OPERATORS.decoupled_divergence(x, teacher, rows, *numbers)[0].view(index.shape)
+    else:
+        each = decoupled_reference(x, teacher, rows, *numbers).view(index.shape)
     if reduction == "none":
-        return each
+        return each.clone()  # backward keeps the operator's result, which a change in place would spoil
     empty = options.get("empty") == "zero" and each.numel() == 0
     return each.mean() if reduction == "mean" and not empty else each.sum()
+
+
+def decoupled_reference(x: Tensor, teacher: Tensor, target: Tensor, alpha: float, beta: float, temperature: float) -> Tensor:
+    """Compute the loss of each row of logits (N, C) in plain torch."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, teacher.dtype), torch.float32)
+    own = target.clamp(0, x.shape[1] - 1).unsqueeze(1)
+    right = torch.where(target.unsqueeze(1) == own, 1.0, torch.nan).to(dtype)  # a factor of nan makes the gradient nan as well
+    (odds_p, p, alone_p), (odds_q, q, alone_q) = (_log_odds(right * t.to(dtype), own, temperature) for t in (x, teacher))
+    parts: list[Tensor] = []
+    if checks.nonzero(beta):
+        parts.append(beta * counted(_kl_of_rows, ~(alone_p | alone_q), (p, q), 1))
+    if checks.nonzero(alpha) or not parts:
+        log_p, log_q = (F.logsigmoid(torch.stack([odds, -odds], 1)) for odds in (odds_p, odds_q))
+        parts.append(alpha * kl_reference(log_p, log_q).sum(1))
+    return temperature * temperature * torch.stack(parts).sum(0)
+
+
+def _log_odds(logits: Tensor, own: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ln(p / (1 - p)) of each row's own class, the others' logits / T less the largest, and where only these are all -inf.
+
+    own: (N, 1), whose logit is -inf among the others'.
+    """
+    others = logits.scatter(1, own, -torch.inf)
+    top = others.detach().amax(1, keepdim=True)
+    nothing = top == -torch.inf
+    top = torch.where(nothing, 0.0, top)
+    logit, others = (logits.gather(1, own) - top) / temperature, (others - top) / temperature
+    lse = torch.where(nothing, -torch.inf, torch.where(nothing, 0.0, others).logsumexp(1, keepdim=True))
+    return (logit - lse).squeeze(1), others, (nothing & (logit > -torch.inf)).squeeze(1)
+
+
+def _kl_of_rows(p: Tensor, q: Tensor) -> Tensor:
+    return kl_reference(p.log_softmax(1), q.log_softmax(1)).sum(1)
+
+
+def _decoupled(x: Tensor, teacher: Tensor, target: Tensor, *numbers: float) -> Tensor:
+    found: tuple[Tensor] = launched("decoupled", "forward", (x, teacher, target), *numbers)
+    return found[0]
+
+
+def _fake_decoupled(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty((9, x.shape[0]), dtype=torch.float32)
+
+
+def _decoupled_backward(grad: Tensor, results: Tensor, x: Tensor, teacher: Tensor, target: Tensor, *rest: Any) -> None:
+    _, _, temperature, *gradients = rest
+    launched("decoupled", "backward", (x, teacher, target, results, grad[0], *gradients), temperature)
+
+
+def _decoupled_again(*given: Any) -> Tensor:
+    """Compute what the operator returns in plain torch, with zeros in place of what backward takes."""
+    return F.pad(decoupled_reference(*given).unsqueeze(0), (0, 0, 0, 8))
+
+
+define_differentiable(
+    "decoupled_divergence",
+    "Tensor x, Tensor teacher, Tensor target, float alpha, float beta, float temperature",
+    _decoupled,
+    _fake_decoupled,
+    _decoupled_backward,
+    _decoupled_again,
+    inputs=2,
+)
 
 
 PLAIN = TemplateDocs(
