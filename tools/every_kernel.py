@@ -77,6 +77,8 @@ def walk() -> None:
     losses.signed_distance_map(rand(2, 3, 61, 67) > 0.9)
     losses.silog_loss(leaf(3, 61, 67).exp(), rand(3, 61, 67)).backward()
     losses.dkd_loss(leaf(37, 5003), leaf(37, 5003), randint(0, 5003, (37,))).backward()
+    for classes in (7, 1001):  # of several rows in a tile, and of one
+        losses.dist_loss(leaf(301, classes), rand(301, classes)).backward()
     losses.cross_entropy(leaf(5000, 3), randint(0, 3, (5000,))).backward()
     torch.cuda.synchronize()
 

@@ -46,6 +46,7 @@ from lossforge.losses import (
     complete_box_iou,
     cross_entropy,
     dino_loss,
+    dist_loss,
     distance_box_iou,
     dkd_loss,
     fuse_linear,
@@ -401,6 +402,7 @@ def record(few: bool = False) -> Recorder:
     sums_of_regions(recorder)
     depths(recorder)
     decoupled(recorder)
+    relations(recorder)
     label_sets(recorder)
     views(recorder)
     token_weights(recorder)
@@ -613,6 +615,13 @@ def decoupled(recorder: Recorder) -> None:
         recorder.case = f"dkd {dtype} {classes} classes backward"
         x, teacher = torch.zeros(8, classes, dtype=dtype, requires_grad=True), torch.zeros(8, classes, dtype=dtype)
         dkd_loss(x, teacher.requires_grad_(of_teacher), torch.zeros(8, dtype=torch.int64)).backward()
+
+
+def relations(recorder: Recorder) -> None:
+    """Relations of a teacher's softmaxes: several rows in a tile, rows of whole vectors and of others, and the most classes."""
+    for classes, dtype in itertools.product((10, 1000, 1001, 4096), DTYPES):
+        recorder.case = f"dist {dtype} {classes} classes backward"
+        dist_loss(torch.zeros(300, classes, dtype=dtype, requires_grad=True), torch.zeros(300, classes, dtype=dtype)).backward()
 
 
 def label_sets(recorder: Recorder) -> None:

@@ -1,4 +1,5 @@
-"""Decoupled, channel-wise and relational distillation against their papers' formulas: values, gradients, layouts, edges, messages."""
+"""Decoupled, channel-wise and relational distillation against their papers' formulas: values, gradients, layouts, edges, messages,
+operators."""
 
 import contextlib
 import itertools
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from loss_calls import Operators, gradient_of
 
 from lossforge.kernels import launch_counts
+from lossforge.kernels.plans import PLANS
 from lossforge.losses import (
     ChannelWiseKLDivLoss,
     DKDLoss,
@@ -20,6 +22,7 @@ from lossforge.losses import (
     plain_torch,
 )
 
+INF = float("inf")
 DTYPES = pytest.mark.parametrize(
     ("dtype", "bound"),
     [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2.0**-6), (torch.float16, 2.0**-9)],
@@ -242,6 +245,106 @@ def test_relations_against_correlations(shape, dtype, bound, device):
     torch.testing.assert_close(dist_loss(x, x), dist_loss(x, x) * 0, rtol=0, atol=1e-5)
 
 
+def related(x, teacher, beta=1.0, gamma=1.0, temperature=1.0):
+    """Compute as the authors' code does: the lengths' product + 1e-8, which is 2e-4 of it for 1,000 softened classes."""
+    p, q = ((t.movedim(1, -1).flatten(0, -2) / temperature).softmax(1) for t in (x, teacher))
+
+    def correlation(a, b):
+        a, b = (t - t.mean(1, keepdim=True) for t in (a, b))
+        return ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1) + 1e-8)).mean()
+
+    return temperature**2 * (beta * (1 - correlation(p, q)) + gamma * (1 - correlation(p.T, q.T)))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(300, 10), (12, 1000), (3, 4097)], ids=["several tiles a program", "long rows", "too many classes"])
+def test_relations_as_the_authors_compute(shape, dtype, bound, device, monkeypatch):
+    if backend(torch.zeros(1, device=device)) != "torch" and shape[1] == 10:
+        monkeypatch.setattr("lossforge.kernels.relations.launch.IN_FLIGHT", 2048)  # lanes: two programs
+        PLANS.clear()
+    x, teacher, _ = drawn(*shape, device=device, spread=1.0)
+    x, teacher, before = x.to(dtype), teacher.to(dtype), launch_counts()
+    found = gradient_of(lambda x: 1.5 * dist_loss(x, teacher, 0.7, 1.3, 4.0), x)
+    close(found, gradient_of(lambda x: 1.5 * related(x, teacher.double(), 0.7, 1.3, 4.0), x.double()), bound / 4)
+    started = {name for name, n in launch_counts().items() if n > before.get(name, 0)}
+    fused = backend(x) != "torch" and shape[1] <= 4096
+    assert started == ({"relations_kernel", "relations_join_kernel", "relations_gradient_kernel"} if fused else set())
+
+
+def test_relations_of_more_programs_than_are_joined_at_once(device):
+    x, teacher, _ = drawn(8900, 8, device=device, spread=1.0)
+    close(gradient_of(dist_loss, x, teacher), gradient_of(related, x.double(), teacher.double()), 1e-6)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)], ids=["rows", "classes"])
+@pytest.mark.parametrize(
+    "moved",
+    [
+        lambda x: x[:1],
+        lambda x: x + 1e4,
+        lambda x: torch.where(x.abs() > 1, -INF, x),
+        lambda x: torch.cat([x, x - 12, x + 12]),
+        lambda x: x.new_full(x.shape, 0.3),
+    ],
+    ids=["one row", "an offset", "-inf", "rare classes", "equal logits"],
+)
+def test_relations_keep_their_digits(moved, weights, device):
+    x, teacher, _ = drawn(30, 6, device=device, spread=1.0)
+    x = moved(torch.where(torch.arange(6, device=device) == 3, x - 9, x))
+    teacher = teacher[: len(x)].repeat(len(x) // len(teacher[: len(x)]), 1)
+    found = gradient_of(lambda x: dist_loss(x, teacher, *weights), x)
+    close(found, gradient_of(lambda x: dist_loss(x, teacher.double(), *weights), x.double()), 3e-6)
+
+
+def test_equal_rows_have_no_relations_of_classes(device):
+    x, teacher, _ = drawn(1, 6, device=device)
+    value, gradient = gradient_of(lambda x: dist_loss(x, teacher.expand(700, 6), 0.0, 1.5), x.expand(700, 6))
+    torch.testing.assert_close(value, torch.full_like(value, 1.5), rtol=0, atol=1e-6)
+    assert gradient.abs().max() < 1e-6
+    value, gradient = gradient_of(dist_loss, x[:, :1].expand(5, 1), teacher[:, :1].expand(5, 1))
+    assert value == 2
+    assert not gradient.any()
+
+
+def test_relations_are_an_operator(device):
+    x, teacher, _ = drawn(6, 5, device=device)
+    leaf = x.requires_grad_()
+    with Operators() as operators:
+        value = dist_loss(leaf, teacher, 0.7, 1.3, 2.0)
+    with Operators() as others:
+        dist_loss(leaf, teacher.clone().requires_grad_())
+        dist_loss(leaf, teacher.double())
+    assert others.names == []
+    if backend(leaf) != "torch":
+        assert operators.names == ["relations"]
+        torch.library.opcheck(torch.ops.lossforge.relations.default, operators.seen[0][1])
+    found = []
+    for of, target, loss in ((leaf, teacher, dist_loss), (x.detach().double().requires_grad_(), teacher.double(), related)):
+        (first,) = torch.autograd.grad(loss(of, target, 0.7, 1.3, 2.0), of, create_graph=True)
+        found += torch.autograd.grad(first.square().sum(), of)
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(lambda x: dist_loss(x, teacher, 0.7, 1.3, 2.0), fullgraph=True, dynamic=True, backend="aot_eager")
+    (expected,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    value += 1  # in place, before backward
+    for other in (value, compiled(leaf), dist_loss(leaf.T.contiguous().T, teacher, 0.7, 1.3, 2.0)):
+        torch.testing.assert_close(torch.autograd.grad(other, leaf)[0], expected)
+    with torch.no_grad():
+        mixed = dist_loss(leaf.bfloat16(), teacher, 0.7, 1.3, 2.0)
+    torch.testing.assert_close(mixed, related(leaf.bfloat16().float(), teacher, 0.7, 1.3, 2.0))
+
+
+@pytest.mark.parametrize("value", [INF, -INF, float("nan")])
+def test_relations_of_rows_without_a_softmax(value, device):
+    """The sums of the classes have such a row, so that all is nan."""
+    x, teacher, _ = drawn(3, 4, device=device)
+    x[1] = value
+    for path in (contextlib.nullcontext, plain_torch):
+        with path():
+            found, gradient = gradient_of(dist_loss, x, teacher)
+        assert found.isnan()
+        assert gradient.isnan().all()
+
+
 X, ONE = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
 
 
@@ -281,9 +384,6 @@ def test_classes_out_of_range(device, monkeypatch):
     assert gradient[2].isnan().all()
     torch.testing.assert_close(value[:2], exact)
     torch.testing.assert_close(gradient[:2], g_exact)
-
-
-INF = float("inf")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.reference import counted, relative
-from lossforge.losses.state import kernels_apply
+from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss, divergence_results
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
 
@@ -585,14 +585,8 @@ PLAIN = TemplateDocs(
     targets=DIVERGENCE.docs.targets,
 )
 """Of a loss that no template's kernels compute."""
-
-
-def _correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean of Pearson's correlation of the rows of x and y."""
-    x, y = (t - t.mean(1, keepdim=True) for t in (x, y))
-    squares = x.square().sum(1) * y.square().sum(1)
-    lengths = squares.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # at 0 the root has no derivative
-    return ((x * y).sum(1) / (lengths + 1e-8)).mean()
+RELATED_CLASSES = 4096
+"""Classes of dist_loss that a program holds, at most."""
 
 
 @public(PLAIN, Module("DISTLoss", "Distillation of relations", forward="input: Tensor, target_logits: Tensor"))
@@ -607,7 +601,8 @@ def dist_loss(
 
     L = T² (β (1 - mean ρ(pᵢ, qᵢ)) + γ (1 - mean ρ(p·ⱼ, q·ⱼ))), ρ Pearson's correlation, p = softmax(input / T), rows i and classes j.
 
-    It is computed in plain PyTorch, as in the authors' code: ρ divides by the lengths' product + 1e-8.
+    As in the authors' code, ρ divides by the lengths' product + 1e-8. Rows of up to 4,096 classes take three launches, one of them for the
+    gradient; more classes are computed in plain PyTorch.
 
     When to use it: Take it for a student much smaller than its teacher. It asks for the teacher's order of classes in a sample, and of
     samples in a class, not for its probabilities.
@@ -635,11 +630,58 @@ def dist_loss(
     beta, gamma = checks.number("beta", beta, 0.0), checks.number("gamma", gamma, 0.0)
     temperature = checks.number("temperature", temperature, 0.0, exclusive=True)
     checks.factor("temperature²", temperature * temperature)
-    dtype = torch.promote_types(torch.promote_types(input.dtype, target_logits.dtype), torch.float32)
-    rows = (t.movedim(1, -1).flatten(0, -2).to(dtype) for t in (input, target_logits))
-    p, q = (relative(t, 1).div(temperature).softmax(1) for t in rows)
+    x, teacher = (t.movedim(1, -1).flatten(0, -2) for t in (input, target_logits))
+    traced = any(isinstance(v, Tensor) for v in (beta, gamma, temperature))
+    served = target_logits.dtype in KERNEL_DTYPES and input.shape[1] <= RELATED_CLASSES and not traced
+    if served and kernels_apply(input, target_logits):
+        found: Tensor = OPERATORS.relations(x.resolve_neg().contiguous(), teacher.resolve_neg().contiguous(), beta, gamma, temperature)
+        return found[0].clone()  # backward takes `found`, which the caller must not change in place
+    return relations_reference(x, teacher, beta, gamma, temperature)
+
+
+def relations_reference(x: Tensor, target: Tensor, beta: float, gamma: float, temperature: float) -> Tensor:
+    """Compute the loss of logits (N, C) in plain torch."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, target.dtype), torch.float32)
+    p, q = (relative(t.to(dtype), 1).div(temperature).softmax(1) for t in (x, target))
     total = 0.0 * p.sum()
-    for factor, x, y in ((beta, p, q), (gamma, p.T, q.T)):
+    for factor, a, b in ((beta, p, q), (gamma, p.T, q.T)):
         if checks.nonzero(factor):
-            total = total + factor * (1 - _correlation(x, y))
+            total = total + factor * (1 - _correlation(a, b))
     return temperature**2 * total
+
+
+def _correlation(x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of Pearson's correlation of the rows of x and y."""
+    x, y = (t - t.mean(1, keepdim=True) for t in (x, y))
+    squares = x.square().sum(1) * y.square().sum(1)
+    lengths = squares.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # at 0 the root has no derivative
+    return ((x * y).sum(1) / (lengths + 1e-8)).mean()
+
+
+def _relations(x: Tensor, target: Tensor, *numbers: float) -> Tensor:
+    found: tuple[Tensor] = launched("relations", "forward", (x, target), *numbers)
+    return found[0]
+
+
+def _fake_relations(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty((1 + 4 * x.shape[1],), dtype=torch.float32)
+
+
+def _relations_backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *rest: Any) -> None:
+    beta, _, temperature, gradient = rest
+    launched("relations", "backward", (x, target, result, grad, gradient), beta, temperature)
+
+
+def _padded_reference(x: Tensor, *rest: Any) -> Tensor:
+    """Return the loss before zeros in place of the classes' numbers, which have no gradient."""
+    return F.pad(relations_reference(x, *rest).unsqueeze(0), (0, 4 * x.shape[1]))
+
+
+define_differentiable(
+    "relations",
+    "Tensor x, Tensor target, float beta, float gamma, float temperature",
+    _relations,
+    _fake_relations,
+    _relations_backward,
+    _padded_reference,
+)
