@@ -7,6 +7,7 @@ import torch
 
 from lossforge.bench.cases import CASES, FUSED, Case
 from lossforge.bench.inputs import Inputs, least_bytes, make_inputs
+from lossforge.losses import probiou_loss, rotated_iou_loss
 
 CPU = torch.device("cpu")
 
@@ -132,3 +133,11 @@ def test_rows_keep_class_weights_whole():
     assert torch.equal(part.others["weight"], inputs.others["weight"])
     inputs = make_inputs(case("logit_adjusted_ce", (8, 8), "fp32", "class prior"), CPU)
     assert torch.equal(inputs.rows(2, 5).others["log_prior"], inputs.others["log_prior"])
+
+
+def test_predictions_of_rotated_boxes_overlap_their_targets():
+    """So that no gradient is below float32's smallest number, as e⁻⁸⁷ of a Bhattacharyya distance of 87 is."""
+    inputs = make_inputs(case("probiou", (20000, 5), "fp32", "rotated"), CPU)
+    boxes, target = inputs.x.detach().double(), inputs.others["target"].double()
+    assert probiou_loss(boxes, target, log=True).max() < 20
+    assert (rotated_iou_loss(boxes, target) < 1).double().mean() > 0.98

@@ -152,6 +152,75 @@ def test_one_wrong_row_among_many_is_seen():
     assert "gradient of a row" in check.fault(case, value, gradient, row)
 
 
+def rotated(loss, rows):
+    case = next(c for c in CASES if c.loss == loss and c.inputs == "rotated")
+    return replace(case, shape=(rows, 5))
+
+
+def test_our_probiou_is_right_in_each_of_many_boxes():
+    case = rotated("probiou", 1000)
+    inputs = make_inputs(case, DEVICE)
+    (ours,) = contenders(case, DEVICE, {"lossforge"})
+    assert not check.fault(case, *check.errors(ours, case, inputs, check.reference(case, inputs)))
+
+
+def in_float64(case, spoil=lambda g: g, factor=1.0):
+    """The bench's own float64 computation of boxes that are multiplied by `factor`, with a gradient that `spoil` changes."""
+
+    class Spoilt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.double() * factor
+
+        @staticmethod
+        def backward(ctx, g):
+            return spoil(g).float()
+
+    return Contender("torch", lambda x, target, **rest: eager(case.loss)(Spoilt.apply(x), target.double(), **rest))
+
+
+def times(factor, row, number=slice(None)):
+    def spoil(g):
+        g = g.clone()
+        g[row, number] *= factor
+        return g
+
+    return spoil
+
+
+ROW_BOUND = check.ROW_TOLERANCE * check.TOLERANCE["fp32"]
+
+
+def test_a_badly_conditioned_row_may_be_off_as_far_as_rounding_moves_it(monkeypatch):
+    """Sides that differ by 1e-5 of themselves: rounding them by 6e-8 moves the gradient, which is their difference, by 6e-3 of itself."""
+    case = rotated("kfiou", 50)
+    inputs = make_inputs(case, DEVICE)
+    with torch.no_grad():
+        inputs.x[7] = inputs.others["target"][7] * (1 + 1e-5 * torch.tensor([1, 1, 1, -1, 1], device=DEVICE))
+    exact = check.reference(case, inputs)
+
+    def of_worst_row(*how):
+        return check.errors(in_float64(case, *how), case, inputs, exact)[2]
+
+    rounded = 1 + 2**-24
+    assert of_worst_row(times(1, 0), rounded) < ROW_BOUND
+    assert of_worst_row(times(1, 0), 1 + 2**-18) > ROW_BOUND
+    assert of_worst_row(times(2, 7), rounded) > ROW_BOUND
+    assert of_worst_row(times(1.0002, 8), rounded) > ROW_BOUND
+    monkeypatch.setattr(check, "NUDGES", 0)
+    assert of_worst_row(times(1, 0), rounded) > ROW_BOUND
+
+
+def test_pixels_and_radians_do_not_hide_each_other():
+    """The derivative in the angle is some hundred times those in pixels, and a box as many pixels large."""
+    case = rotated("gwd", 50)
+    inputs = make_inputs(case, DEVICE)
+    exact = check.reference(case, inputs)
+    row = int((exact.gradient[:, 4] / exact.gradient[:, 2]).abs().argmax())
+    assert 0.01 * exact.gradient[row, 2].abs() / exact.gradient[row].norm() < ROW_BOUND
+    assert check.errors(in_float64(case, times(1.01, row, 2)), case, inputs, exact)[2] > ROW_BOUND
+
+
 def test_a_wrong_value_gets_no_speed(monkeypatch):
     case = Case("table", "mae", "test", (5000,), "fp32", "dense")
     shifted = Contender("torch", lambda x, target: eager("mae")(x, target) + 1e-3)

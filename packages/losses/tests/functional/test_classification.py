@@ -1,6 +1,7 @@
 """Focal, Poly-1, generalised and logit-adjusted cross entropy: values by hand, edges, class weights, pairs, priors, errors."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lossforge.losses import (
     plain_torch,
     poly_cross_entropy,
     softmax_focal_loss,
+    symmetric_cross_entropy,
 )
 from lossforge.losses.testing import error
 
@@ -87,6 +89,15 @@ def test_generalized_of_an_impossible_target_is_bounded(mode, device):
         value, g = gradient_of(generalized_cross_entropy, wide, t, 0.5, reduction="sum", gradient=mode)
         assert value == 4
         assert (g == 0).all()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain torch"])
+def test_symmetric_of_a_lost_target_keeps_its_gradient(plain, device):
+    """-β A p (1 - p) at p = e⁻⁴⁰."""
+    x = torch.tensor([[0.0, 40.0]], device=device)
+    with plain_torch() if plain else nullcontext():
+        _, g = gradient_of(symmetric_cross_entropy, x, torch.tensor([0], device=device), 0.0, 1.0, reduction="sum")
+    torch.testing.assert_close(g.cpu(), math.exp(-40) * torch.tensor([[-4.0, 4.0]]), rtol=1e-5, atol=0)
 
 
 def test_small_losses_keep_their_digits(device):

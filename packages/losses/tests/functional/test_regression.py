@@ -17,6 +17,7 @@ from lossforge.losses import (
     huber_loss,
     l1_loss,
     mse_loss,
+    plain_torch,
     quantile_loss,
     smooth_l1_loss,
 )
@@ -161,6 +162,14 @@ def test_general_robust_around_its_special_shapes(alpha, device):
         slopes.append(float(4 * mpmath.mpf(d) * power))
     for got, wanted in ((value, exact), (g, slopes)):  # powers up to e^±80, whose float32 exponents are rounded by 4e-6 each way
         torch.testing.assert_close(got.double().cpu(), torch.tensor(wanted, dtype=torch.float64), rtol=8e-6, atol=1e-37)
+
+
+def test_general_robust_of_outliers_in_plain_torch(device):
+    """The slope x / (x²/4 + 1)² of α = -2."""
+    x = torch.tensor([0.1, 30.0, 1e4, -1e6], device=device)
+    with plain_torch():
+        _, g = gradient_of(general_robust_loss, x, torch.zeros_like(x), alpha=-2.0, reduction="none")
+    torch.testing.assert_close(g, (x.double() / (x.double().square() / 4 + 1) ** 2).float(), rtol=1e-5, atol=0)
 
 
 def test_a_shape_of_each_column(device):

@@ -1,12 +1,13 @@
 """What is the rotated boxes' own: the papers' matrices, ultralytics' ProbIoU, polygons that are clipped, edges and errors."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
-from lossforge.losses import gwd_loss, kfiou_loss, kld_loss, probiou_loss, rotated_iou_loss
+from lossforge.losses import gwd_loss, kfiou_loss, kld_loss, plain_torch, probiou_loss, rotated_iou_loss
 from lossforge.losses.testing import error
 
 OF_GAUSSIANS = (probiou_loss, gwd_loss, kld_loss)
@@ -112,6 +113,43 @@ def test_probiou_is_ultralytics(device):
     """Whose eps, which is added, is almost 0 here."""
     probiou = pytest.importorskip("ultralytics.utils.metrics").probiou
     compare(probiou_loss, lambda a, b: 1 - probiou(a, b, eps=1e-14).squeeze(1), random(40, device))
+
+
+def of_worst_row(got: Tensor, wanted: Tensor) -> float:
+    return ((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max().item()
+
+
+PLAIN = pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain torch"])
+
+
+@PLAIN
+def test_probiou_of_distant_boxes_keeps_its_gradient(plain, device):
+    """e⁻ᴰ from 1 to 1e-30, where 1 - e⁻ᴰ is 1 in every dtype."""
+    boxes1 = random(40, device)[0]
+    boxes2 = boxes1 * (1 + 0.1 * random(40, device, 1)[0] / 60)
+    boxes2[:, :2] += torch.linspace(0, 15, 40, device=device, dtype=torch.float64).unsqueeze(1) * boxes1[:, 2:4].amin(1, keepdim=True) / 3
+    _, *exact = results(lambda a, b: (1 - (-bhattacharyya(a, b)).exp()).sqrt(), boxes1.float().double(), boxes2.float().double())
+    distances = bhattacharyya(boxes1, boxes2)
+    assert distances.max() > 60
+    assert distances.min() < 1
+    with plain_torch() if plain else nullcontext():
+        for dtype, most in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
+            _, *found = results(probiou_loss, boxes1.float().to(dtype), boxes2.float().to(dtype))
+            for got, wanted in zip(found, exact, strict=True):
+                assert of_worst_row(got, wanted) < most
+
+
+@PLAIN
+@pytest.mark.parametrize("function", [*OF_GAUSSIANS, kfiou_loss], ids=lambda f: f.__name__)
+def test_nearly_equal_boxes_keep_their_gradient(function, plain, device):
+    """Of each row, although a gradient is a small difference of the boxes there."""
+    boxes1 = random(40, device)[0].float()
+    boxes2 = boxes1 * (1 + 1e-4 * random(40, device, 1)[0].float() / 60)
+    _, *exact = results(function, boxes1.double(), boxes2.double())
+    with plain_torch() if plain else nullcontext():
+        _, *found = results(function, boxes1, boxes2)
+    for got, wanted in zip(found, exact, strict=True):
+        assert of_worst_row(got, wanted) < 1e-5
 
 
 def polygon(box: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -430,3 +430,13 @@ def test_low_precision(name, dtype):
     assert results[0][1].dtype == dtype
     torch.testing.assert_close(results[0][0].double(), results[1][0], rtol=5e-6, atol=5e-6)
     torch.testing.assert_close(results[0][1].double(), results[1][1], rtol=2 * torch.finfo(dtype).eps + 2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "power"), [("forward_kl", 0.0, -1.0), ("alpha_divergence", 0.5, -0.5), ("alpha_divergence", 2.0, 1.0)]
+)
+def test_scores_of_distant_policies_keep_their_gradient(name, alpha, power):
+    """Of (tᵃ - 1) / a in ln t it is tᵃ."""
+    log_ratio = torch.tensor([-60.0, -20.0, -0.1, 0.0, 1e-3, 20.0, 60.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(DIVERGENCES[name](log_ratio, alpha).sum(), log_ratio)
+    torch.testing.assert_close(slope, torch.exp(power * log_ratio.detach()), rtol=1e-6, atol=0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lossforge.bench.cases import Case
 from lossforge.bench.contenders import Contender
-from lossforge.bench.inputs import IGNORE_INDEX, Inputs
+from lossforge.bench.inputs import IGNORE_INDEX, Inputs, units
 from lossforge.bench.plain import eager
 
 CHUNK = 2**25
@@ -17,6 +17,8 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2}
 """Largest relative error allowed for each dtype. Torch's own bfloat16 gradient for probability targets is off by 2e-2."""
 ROW_TOLERANCE = 4
 """Factor on the tolerance for a single row of the gradient."""
+NUDGES = 4
+"""Random changes of the inputs by float32's rounding, which show how badly conditioned a row is."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,32 @@ def upstream_of(case: Case, inputs: Inputs) -> Tensor | None:
     return torch.rand(inputs.others["target"].shape, device=inputs.x.device, generator=generator) / len(inputs.x)
 
 
-def reference(case: Case, inputs: Inputs) -> Reference:
-    """Compute the loss with torch in float64, part by part unless `case.whole`."""
+def reference(case: Case, inputs: Inputs, nudge: int | None = None) -> Reference:
+    """Compute the loss with torch in float64, part by part unless `case.whole`.
+
+    Args:
+        case: what is computed.
+        inputs: its tensors.
+        nudge: a seed; each number of every floating input is changed by float32's epsilon, at random up or down. None leaves them.
+    """
     x, upstream = inputs.x, upstream_of(case, inputs)
+    generator = None if nudge is None else torch.Generator(x.device).manual_seed(nudge)
+
+    def widened(t: Tensor) -> Tensor:
+        wide = t.detach().double()
+        if generator is None:
+            return wide
+        sign = 2 * torch.randint(2, t.shape, device=t.device, generator=generator) - 1
+        return wide * (1 + torch.finfo(torch.float32).eps * sign)
+
     divisor = 1.0 if case.whole else _divisor(case, inputs)
     options = case.options | ({} if case.whole or upstream is not None else {"reduction": "sum"})
     step = len(x) if case.whole else max(1, CHUNK // max(1, x[0].numel()))
     values, gradient = [], torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for start in range(0, len(x), step):
         part = inputs.rows(start, start + step)
-        wide = part.x.detach().double().requires_grad_()
-        others = {k: t.double() if t.is_floating_point() else t for k, t in part.others.items()}
+        wide = widened(part.x).requires_grad_()
+        others = {k: widened(t) if t.is_floating_point() else t for k, t in part.others.items()}
         value = eager(case.loss)(wide, *positional(others), **others, **options) / divisor
         value.backward(None if upstream is None else upstream[start : start + step].double())
         assert wide.grad is not None
@@ -62,24 +79,40 @@ def reference(case: Case, inputs: Inputs) -> Reference:
 
 
 def errors(contender: Contender, case: Case, inputs: Inputs, exact: Reference) -> tuple[float, float, float]:
-    """Return the relative errors of value and gradient by norm, and of the gradient's worst row; nan where a result is not finite."""
+    """Return the relative errors of value and gradient by norm, and of the gradient's worst row; nan where a result is not finite.
+
+    A row is badly conditioned if the rounding of its inputs moves its exact gradient by more than the tolerance: for example that of two
+    boxes that barely overlap. No computation in float32 can keep that tolerance, so its error is taken relative to this movement.
+    """
     value, gradient = step(contender, case, fresh(contender, inputs), inputs.others, exact.upstream)
     value = value.detach().double()
     value_error = ((value - exact.value).norm() / exact.value.norm()).item()
-    rows, wanted = gradient.reshape(-1, _row(gradient)), exact.gradient.reshape(-1, _row(gradient))
-    off, scale, worst = 0.0, 0.0, 0.0
-    count = max(1, CHUNK // rows.shape[1])
-    for start in range(0, len(rows), count):
-        right = wanted[start : start + count].double()
-        wrong = (rows[start : start + count].double() - right).square().sum(1)
-        size = right.square().sum(1)
-        relative = torch.where(size > 0, wrong / size, torch.where(wrong == 0, 0.0, torch.inf))
-        relative = torch.where(wrong.isnan(), torch.nan, relative)
-        worst = max(worst, relative.max().item()) if relative.isfinite().all() else float("nan")
-        if worst != worst:
-            return value_error, float("nan"), worst
-        off, scale = off + wrong.sum().item(), scale + size.sum().item()
-    return value_error, (off / scale) ** 0.5 if scale else off, worst**0.5
+    unit, limit = units(case, inputs), TOLERANCE[case.dtype]
+    wrong = _distances(gradient, exact.gradient, unit)
+    size = _distances(exact.gradient, exact.gradient.new_zeros(()).expand_as(exact.gradient), unit)
+    if not wrong.isfinite().all():
+        return value_error, float("nan"), float("nan")
+    gradient_error = (wrong.norm() / size.norm()).item() if size.any() else wrong.norm().item()
+    worst = _worst(wrong, size)
+    if worst > ROW_TOLERANCE * limit:
+        for nudge in range(NUDGES):
+            moved = _distances(reference(case, inputs, nudge).gradient, exact.gradient, unit)
+            size = torch.fmax(size, moved / limit)  # fmax: a nudged input may leave the loss's domain
+        worst = _worst(wrong, size)
+    return value_error, gradient_error, worst
+
+
+def _distances(gradient: Tensor, wanted: Tensor, unit: Tensor) -> Tensor:
+    """Return the norm of each row's difference in float64, part by part."""
+    width = _row(gradient)
+    rows, right, unit = (t.reshape(-1, width) for t in (gradient, wanted, unit))
+    count = max(1, CHUNK // width)
+    starts = range(0, len(rows), count)
+    return torch.cat([((rows[i : i + count].double() - right[i : i + count]) * unit[i : i + count]).norm(dim=1) for i in starts])
+
+
+def _worst(wrong: Tensor, size: Tensor) -> float:
+    return torch.where(wrong == 0, 0.0, wrong / size).max().item()
 
 
 def fault(case: Case, value_error: float, gradient_error: float, row_error: float) -> str:

@@ -60,6 +60,18 @@ def least_bytes(case: Case, inputs: Inputs, mode: str = "one launch") -> int:
     return once + {"forward": 0, "one launch": x, "split": x + read}[mode]
 
 
+def units(case: Case, inputs: Inputs) -> Tensor:
+    """Return the unit of each number of x: a derivative times its unit says what a change by that unit does to the loss.
+
+    It is 1, except for rotated boxes. Their positions and sides are pixels and their angles radians, so that the norm of a row of
+    derivatives as they are would mean nothing. There the unit of pixels is the geometric mean of the target's sides.
+    """
+    if case.inputs != "rotated":
+        return inputs.x.new_ones(()).expand(inputs.x.shape)
+    side = inputs.others["target"][:, 2:4].prod(1, keepdim=True).sqrt()
+    return torch.cat([side.expand(-1, 4), torch.ones_like(side)], 1)
+
+
 def _bytes(t: Tensor) -> int:
     """Return the size of what the tensor's storage holds: an expanded element counts once."""
     return min(t.untyped_storage().nbytes(), t.numel() * t.element_size())
@@ -290,12 +302,18 @@ def _boxes(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _rotated(x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Make rotated boxes (cx, cy, w, h, angle) as _boxes does, and turn the noise in x into predictions near them."""
+    """Make rotated boxes (cx, cy, w, h, angle) as _boxes does, and turn the noise in x into predictions near them.
+
+    A prediction is moved along the sides of its box. Moved along the image's axes by a part of its width, a long box would leave its
+    target, where the gradient of `probiou` is below float32's smallest number and cannot be compared.
+    """
     pairs = (len(x), 2)
     size = 16 * 25 ** torch.rand(pairs, device=x.device, generator=generator)
     centre = torch.rand(pairs, device=x.device, generator=generator) * torch.tensor([1333.0, 800.0], device=x.device)
     angle = 3.1 * torch.rand((len(x), 1), device=x.device, generator=generator)
-    moved, grown = centre + 0.35 * size * x[:, :2], size * (0.2 * x[:, 2:4]).exp()
+    along, across = (0.35 * size * x[:, :2]).split(1, 1)
+    moved = centre + torch.cat([along * angle.cos() - across * angle.sin(), along * angle.sin() + across * angle.cos()], 1)
+    grown = size * (0.2 * x[:, 2:4]).exp()
     x.copy_(torch.cat([moved, grown, angle + 0.2 * x[:, 4:]], 1))
     return {"target": torch.cat([centre, size, angle], 1).to(x.dtype)}
 

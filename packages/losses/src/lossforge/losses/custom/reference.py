@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lossforge.losses.custom.source import Source, compiled, read
+from lossforge.losses.reference import one_minus_exp
 
 TINY = 1.1754943508222875e-38
 
@@ -69,7 +70,7 @@ SHARED: dict[str, Callable[..., Any]] = {
     "powers": _powers,
     "product": lambda like, a, b: a * b,
     "atan_ratio": _of_tensors(_atan_ratio),
-    "complement": _of_tensors(lambda t: (-torch.expm1(-t), torch.exp(-t))),
+    "complement": _of_tensors(lambda t: (one_minus_exp(t), torch.exp(-t))),
 }
 """torch's counterparts of the functions of lossforge.kernels.math."""
 

@@ -15,7 +15,7 @@ from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.device_names import complement, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BelowOne, Gradient, NonNegative, Range, Real, Reduction, UnitInterval
-from lossforge.losses.reference import focused
+from lossforge.losses.reference import focused, one_minus_exp
 from lossforge.losses.run import compute
 from lossforge.losses.templates.divergence import VIEWS
 from lossforge.losses.templates.rowwise import ROWWISE, ClassOptions, RowOptions, class_loss, rowwise_loss
@@ -156,8 +156,7 @@ def generalized_reference(z: Tensor, q: float) -> Tensor:
         q = q.clamp(min=1e-30)
     elif q <= 1e-30:
         return z
-    t = q * z  # torch's derivative of expm1 is its value plus 1, which loses e^-t where t is large
-    return torch.where(t < 0.5, -torch.expm1(-t.clamp(max=0.5)), 1 - torch.exp(-t)) / q
+    return one_minus_exp(q * z) / q
 
 
 @loss(
@@ -240,7 +239,7 @@ def symmetric(z, alpha, gain):
 
 @formula("symmetric_ce", DeviceFormula(symmetric))
 def symmetric_reference(z: Tensor, alpha: float, gain: float) -> Tensor:
-    return alpha * z - gain * torch.expm1(-z)
+    return alpha * z + gain * one_minus_exp(z)
 
 
 @loss(

@@ -17,6 +17,7 @@ from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
+from lossforge.losses.reference import one_minus_exp
 from lossforge.losses.templates.elementwise import DOCS, ELEMENTWISE, elementwise_loss, with_parameter
 
 REGRESSION = replace(
@@ -310,7 +311,7 @@ def general_robust_reference(x: Tensor, y: Tensor, scale: float, alpha: float | 
     a = torch.where(alpha.abs() < limits.tiny**0.5, limits.tiny**0.5, alpha)
     b = (a - 2).abs().clamp(min=limits.eps)
     s = ((x - y) / scale).square()
-    return torch.where(alpha == 2, 0.5 * s, b / a * torch.expm1(0.5 * a * torch.log1p(s / b)))
+    return torch.where(alpha == 2, 0.5 * s, -b / a * one_minus_exp(-0.5 * a * torch.log1p(s / b)))
 
 
 @loss(

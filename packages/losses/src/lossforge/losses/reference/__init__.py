@@ -21,6 +21,12 @@ def root_of(x: Tensor) -> Tensor:
     return torch.where(zero, 0.0, torch.where(zero, 1.0, x).sqrt())
 
 
+def one_minus_exp(t: Tensor) -> Tensor:
+    """Return 1 - e^-t. torch's derivative of expm1 is its value plus 1, which loses every digit of e^-t where t is large."""
+    small = t < 0.5
+    return torch.where(small, -torch.expm1(-torch.where(small, t, 0.0)), 1 - torch.exp(-torch.where(small, 1.0, t)))
+
+
 def largest(x: Tensor, dim: int) -> Tensor:
     """Return the largest logit of each row, with `dim` of size 1; 0 where it is not finite, or there is none."""
     if not x.shape[dim]:

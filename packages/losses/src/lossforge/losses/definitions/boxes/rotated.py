@@ -13,6 +13,7 @@ from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.device_names import bhattacharyya, complement, larger, log1p, offset, root, sides, spread, surplus, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import NonNegative, Positive, Reduction
+from lossforge.losses.reference import one_minus_exp
 from lossforge.losses.templates.rotated import ROTATED, rotated_loss
 
 SHAPES = ("none", "log1p", "sqrt")
@@ -70,7 +71,7 @@ def bhattacharyya_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
 
 @formula("probiou", DeviceFormula(probiou, variables=10, heavy=True))
 def probiou_reference(b1: Tensor, b2: Tensor, eps: float) -> Tensor:
-    return _root(-torch.expm1(-bhattacharyya_reference(b1, b2, eps)), eps)
+    return _root(one_minus_exp(bhattacharyya_reference(b1, b2, eps)), eps)
 
 
 @loss(
@@ -198,9 +199,18 @@ def kullback_leibler(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind, tau, alp
 
 
 def _surplus(s2: Tensor, s1: Tensor) -> Tensor:
-    """Return r² - 1 - ln r² of the ratio r of two sides."""
+    """Return r² - 1 - ln r² of the ratio r of two sides.
+
+    With u = r² - 1 and w = u / (2 + u) it is wu - 2w³ (1/3 + w²/5 + w⁴/7 + ...), which keeps its digits near r = 1.
+    """
     u = (s2 - s1) * (s2 + s1) / s1.square()
-    return u - torch.log1p(u)
+    small = u.abs() < 0.125
+    near = torch.where(small, u, 0.0)
+    w = near / (2 + near)
+    series = torch.zeros_like(w)
+    for power in range(17, 1, -2):
+        series = series * w.square() + 1 / power
+    return torch.where(small, w * near - 2 * w**3 * series, u - torch.log1p(torch.where(small, 0.0, u)))
 
 
 @formula("kld", DeviceFormula(kullback_leibler, variables=10, heavy=True))
@@ -255,8 +265,9 @@ def kld_loss(
 
 def kalman(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind):
     a1, b1, a2, b2, square = sides(w1, h1, t1, w2, h2, t2, eps)
-    ratio = tl.sqrt(a1 / a2) * tl.sqrt(b1 / b2)
-    inverse = 2.0 * (ratio + 1.0 / ratio) * tl.sqrt(1.0 + spread(a1, b1, a2, b2, square)) - 1.0
+    p, q = tl.sqrt(a1 / a2), tl.sqrt(b1 / b2)
+    areas = ((a1 - a2) / a2 * q + (b1 - b2) / b2 / q) / p  # r - 1/r of r² = A₁/A₂, so that the slope of r + 1/r does not cancel at 1
+    inverse = 2.0 * tl.sqrt(4.0 + areas * areas) * tl.sqrt(1.0 + spread(a1, b1, a2, b2, square)) - 1.0
     rest = (inverse - 1.0) / inverse
     return tl.where(kind == 1.0, tl.log2(inverse) * 0.6931471805599453, tl.where(kind == 2.0, tl.exp(rest) - 1.0, rest))
 
@@ -264,8 +275,8 @@ def kalman(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind):
 @formula("kfiou", DeviceFormula(kalman, variables=10, heavy=True))
 def kfiou_reference(b1: Tensor, b2: Tensor, eps: float, kind: float) -> Tensor:
     a1, s1, a2, s2, square = _sides(b1, b2, eps)
-    area1, area2 = a1 * s1, a2 * s2
-    inverse = 2 * (area1 + area2) / (area1.sqrt() * area2.sqrt()) * (1 + _spread(a1, s1, a2, s2, square)).sqrt() - 1
+    areas = ((a1 - a2) * s1 + a2 * (s1 - s2)) / ((a1 * s1).sqrt() * (a2 * s2).sqrt())
+    inverse = 2 * (4 + areas.square()).sqrt() * (1 + _spread(a1, s1, a2, s2, square)).sqrt() - 1
     rest = (inverse - 1) / inverse
     return (rest, inverse.log(), rest.expm1())[int(kind)]
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
+from lossforge.losses.reference import one_minus_exp
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -219,7 +220,7 @@ def power_score(log_ratio: Tensor, power: float) -> Tensor:
         power = torch.where(power.abs() < 1e-12, 1e-12, power)
     elif abs(power) < 1e-12:
         power = 1e-12
-    return torch.expm1((power * log_ratio).clamp(max=EXPONENT)) / power
+    return -one_minus_exp(-(power * log_ratio).clamp(max=EXPONENT)) / power
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, float], Tensor]] = {
