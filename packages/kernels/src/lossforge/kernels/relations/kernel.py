@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from lossforge.kernels.engine.reduce import add_up, finish
-from lossforge.kernels.math import exp2, widened
+from lossforge.kernels.math import exp2, product, widened
 
 EPS = tl.constexpr(1e-8)
 
@@ -30,7 +30,7 @@ def softmaxes(x, y, scale, here, classes):
     e = exp2((z - tl.where(tl.abs(top) == float("inf"), 0.0, top)) * scale)
     total = tl.sum(e, 1)[:, None, :]
     inverse = 1.0 / total
-    p, q = tl.split(e * inverse)
+    p, q = tl.split(product(e, tl.broadcast_to(inverse, e.shape)))  # rounded, so that the mean of equal p is p
     u, v = tl.split((e - tl.div_rn(total, classes * 1.0)) * inverse)
     return p, q, tl.where(here, u, 0.0), tl.where(here, v, 0.0)
 
