@@ -25,7 +25,7 @@ float32 is a negative.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import TINY, exp2, hold, log2_nearest, logistic, logistic_hard, power
+from lossforge.kernels.math import hold, logistic, logistic_hard, power
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def mal_hard(x, positive, w, factor, alpha, gamma, exponent):
 def mixed(x, y, positive, alpha, gamma):
     """Return p^α of a positive and p^γ of a negative, 1 - p, p - t, the factor of |x| in H, and ln(1 + e^-|x|)."""
     p, not_p, log1p = logistic(x)
-    modulation = exp2(tl.where(positive, alpha, gamma) * log2_nearest(tl.maximum(p, TINY, propagate_nan=tl.PropagateNan.ALL)))
+    modulation = power(p, tl.where(positive, alpha, gamma))
     t = tl.where(positive, hold(tl.maximum(modulation * y, 0.01, propagate_nan=tl.PropagateNan.ALL)), y)  # of a negative 0, or nan
     return modulation, not_p, p - p * t - not_p * t, tl.where(x >= 0, 1.0 - t, t), log1p
 
