@@ -29,8 +29,8 @@ MEASURED = {
         (
             *("bench-h200", "scaling-h200", "new-losses-h100", "linear-h100", "precision-h200", "language-model", "integrations"),
             *("objectives-h200", "deviations-h100", "spread-vocabulary-h200", "spread-vocabulary-h100-x4"),
-            *("spread-contrastive-h100", "matching-h100", "masks-and-features-h100", "metric-learning-h200"),
-            "self-distillation-h200",
+            *("spread-contrastive-h100", "matching-h100", "masks-h200", "metric-learning-h200"),
+            *("self-distillation-h200", "detectors-and-masks-h200"),
         ),
         LOSSES,
     ),

@@ -18,7 +18,9 @@ from lossforge.bench.measure import Measurement
 from lossforge.bench.report import Report, Row, said
 
 HOST_BOUND_MS = 0.05
-"""A case whose floor is below this time is bound by the host when called back to back, so that its host time is measured."""
+"""A case whose floor is below this time is bound by the host when called back to back, so that its host time is measured, unless the device
+takes LONG times as long."""
+LONG = 20
 WITHOUT_GPU = (
     "No CUDA GPU: wall-clock times of the plain-torch path on shapes cut to at most 2^18 elements. Not measured: the kernels, time on the "
     "device, shares of the floor, memory, host time, CUDA graphs."
@@ -120,7 +122,7 @@ def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: 
         row.put("ms", "forward_", measure.times(forward, device, how.milliseconds, reset))
     if device.type == "cuda":
         reset()
-        if row.floor_ms is not None and row.floor_ms < HOST_BOUND_MS:
+        if row.floor_ms is not None and row.ms is not None and row.floor_ms < HOST_BOUND_MS and row.ms < LONG * HOST_BOUND_MS:
 
             def plain() -> None:
                 x_leaf.grad = None
