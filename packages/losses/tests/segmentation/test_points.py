@@ -86,6 +86,13 @@ def test_reductions(device):
     assert [t.item() for t in nothing] == [0.0, 0.0]
 
 
+def test_losses_of_masks_may_be_changed_in_place(device):
+    x, target, points = problem(device)
+    wanted = gradient(point_mask_loss, x.float(), target, points, "none")[-1]
+    found = gradient(lambda *given: [each.mul_(3.0) for each in point_mask_loss(*given)], x.float(), target, points, "none")[-1]
+    torch.testing.assert_close(found, 3 * wanted)
+
+
 def test_crowded_points_add_up_to_the_bit(device):
     """All points in one cell, in another order: the same gradient bit for bit, and the right one."""
     x, target, points = problem(device, masks=2, count=3000)

@@ -100,6 +100,14 @@ def test_reductions_and_boxes_without_area(device):
     assert prototype_mask_loss(given[0][:0], given[1], target[:0], boxes[:0], [0, 0, 0], "sum") == 0
 
 
+def test_losses_of_masks_may_be_changed_in_place(device):
+    coefficients, prototypes, target, boxes = problem(device)
+    given = coefficients.float(), prototypes.float(), target, boxes, COUNTS
+    wanted = gradients(prototype_mask_loss, *given, reduction="none")[1]
+    found = gradients(lambda *args: prototype_mask_loss(*args, reduction="none").mul_(3.0), *given)[1]
+    torch.testing.assert_close(found, 3 * wanted)
+
+
 def test_what_does_not_exist_is_nan(device):
     coefficients, prototypes, target, boxes = problem(device)
     boxes = torch.tensor([3.0, 2.0, 9.0, 8.0], device=device).expand(20, 4)

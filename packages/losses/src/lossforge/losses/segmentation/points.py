@@ -136,8 +136,8 @@ def true_masks(target: object, x: Tensor, of: str) -> Tensor:
 
 
 def reduced_values(values: Tensor, reduction: str, divisor: float | Tensor | None) -> Tensor:
-    """Return the losses of masks as they are for reduction "none", or else their sum by the divisor."""
-    total = values if reduction == "none" else values.sum()
+    """Return the losses of masks for reduction "none", in memory of their own, because backward keeps the operator's; else their sum."""
+    total = values.clone() if reduction == "none" else values.sum()
     return total if divisor is None else total / divisor
 
 
