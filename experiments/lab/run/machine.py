@@ -178,7 +178,7 @@ class SystemSampler(threading.Thread):
     def _monitors(self) -> list[Any]:
         try:
             from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
-        except Exception:  # as where memory is exhausted, which the run itself says: the load is left out
+        except Exception:  # such as where memory is exhausted, which the run reports itself: record no load
             return []
         kinds: list[Any] = [cpu_monitor.CPUMonitor, disk_monitor.DiskMonitor, network_monitor.NetworkMonitor]
         kinds += [gpu_monitor.GPUMonitor] if self.device.type == "cuda" else []

@@ -372,12 +372,13 @@ def check_layouts_of_logits(group: Any) -> None:
     x = torch.randn(4, PADDED)
     x[0, PADDED // 2 :] = x[2] = -torch.inf  # all classes of a process, and of an ignored row
     whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
-    expected = cross_entropy(whole, torch.tensor([1, PADDED - 1, -100, 2]), return_lse=True, z_loss=0.1)
-    wanted = torch.autograd.grad(expected.loss, whole)[0]
+    outputs = {"return_lse": True, "return_entropy": True, "z_loss": 0.1}
+    expected = cross_entropy(whole, torch.tensor([1, PADDED - 1, -100, 2]), **outputs)
+    wanted = torch.autograd.grad(expected.loss + expected.entropy[:2].sum(), whole)[0]
     for several in (contextlib.nullcontext(), plain_torch()):
         with several:
-            found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), return_lse=True, z_loss=0.1, group=group)
-            grads = [*torch.autograd.grad(found.loss, own)]
+            found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), **outputs, group=group)
+            grads = [*torch.autograd.grad(found.loss + found.entropy[:2].sum(), own)]
         compare("masked", [found.loss, found.lse], [expected.loss, expected.lse], grads, [layout.of_own(wanted, 1)])
 
 

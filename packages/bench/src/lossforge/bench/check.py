@@ -97,7 +97,7 @@ def errors(contender: Contender, case: Case, inputs: Inputs, exact: Reference) -
     if worst > ROW_TOLERANCE * limit:
         for nudge in range(NUDGES):
             moved = _distances(reference(case, inputs, nudge).gradient, exact.gradient, unit)
-            size = torch.fmax(size, moved / limit)  # fmax: a nudged input may leave the loss's domain
+            size = torch.maximum(size, torch.where(moved.isfinite(), moved, 0.0) / limit)  # a nudged input may leave the loss's domain
         worst = _worst(wrong, size)
     return value_error, gradient_error, worst
 

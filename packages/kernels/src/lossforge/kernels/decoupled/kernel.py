@@ -22,7 +22,7 @@ from lossforge.kernels.rowwise.rows import LOWEST
 
 @triton.jit
 def rows_of(target_ptr, block, rows, C: tl.constexpr, BR: tl.constexpr):
-    """Return the rows of a block, which exist, their targets, and which targets are classes; the others are 0."""
+    """Return the rows of a block, which of them exist, their targets, 0 if out of range, and which targets are in range."""
     row = block.to(tl.int64) * BR + tl.arange(0, BR)
     inside = row < rows
     target = tl.load(target_ptr + row, mask=inside, other=0)
@@ -50,9 +50,9 @@ def log_logistic(x, log1p):
 
 @triton.jit
 def log_odds(logit, top, total, temperature):
-    """Return the log-odds of the target, the others' log-sum, whether these are all -inf, and whether only these are.
+    """Return the log-odds of the target, the others' log-sum, whether the others are all -inf, and whether the target's logit is not.
 
-    Where they are, the log-sum is +inf, so that their probabilities are 0.
+    Where all others are -inf, the log-sum is +inf, so that their probabilities are 0.
     """
     nothing = total == 0.0
     ls = tl.where(nothing, float("inf"), log(tl.where(nothing, 1.0, total)))
@@ -118,7 +118,7 @@ def decoupled_gradient_kernel(
     x_ptr, teacher_ptr, target_ptr, results_ptr, grad, of_x_ptr, of_teacher_ptr, rows, rate,
     C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of the gradients at student and teacher, where asked for, of those of the losses. results_ptr: decoupled_kernel's."""
+    """Store a tile of the gradient at student and teacher, each if its pointer is given. results_ptr: what decoupled_kernel stored."""
     row, inside, target, exists = rows_of(target_ptr, tl.program_id(0) // tl.cdiv(C, BC), rows, C, BR)
     c = tl.program_id(0) % tl.cdiv(C, BC) * BC + tl.arange(0, BC)
     m_x, ls_x, m_t, ls_t, step, among, kl, twist = kept(results_ptr, row, rows, inside)

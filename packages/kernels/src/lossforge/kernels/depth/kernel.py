@@ -9,13 +9,13 @@ lanes and programs have is joined about their means.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, TINY, log2, log2_nearest
+from lossforge.kernels.math import LN2, TINY, log2_nearest, log2_subnormal
 
 
 @triton.jit
 def log2_of(x):
     """Return log₂ x, also of numbers that are not normal."""
-    return tl.where((x >= TINY) & (x < float("inf")), log2_nearest(x), log2(x))
+    return tl.where((x >= TINY) & (x < float("inf")), log2_nearest(x), log2_subnormal(x))
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def depth_loss_kernel(parts_ptr, out_ptr, parts, lambd, eps, ROOT: tl.constexpr,
 
 @triton.jit
 def depth_gradient_kernel(x_ptr, target_ptr, loss_ptr, grad, gradient_ptr, pixels, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the gradient at x. loss_ptr: what the forward pass stored; EACH: of every image."""
+    """Store the gradient at x. loss_ptr: what the forward pass stored; EACH: whether each image has its own."""
     blocks = tl.cdiv(pixels, BLOCK)
     n = (tl.program_id(0) // blocks).to(tl.int64)
     i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)

@@ -76,7 +76,7 @@ def relations_kernel(
 ):  # fmt: skip
     """Store each program's sum of 1 - ρ over its `per` rows, and their classes' mean p, mean q, pp, qq and pq, (5, programs, classes)."""
     classes = classes // VEC * VEC  # tells the compiler that it is a multiple of VEC, to vectorise loads
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     end = tl.minimum((program + 1) * per, rows)
     here = (tl.arange(0, BLOCK) < classes)[None, :]
     total = tl.zeros([R], tl.float32)
@@ -126,7 +126,7 @@ def relations_kernel(
 @triton.jit
 def part_of(parts_ptr, start, j, rows, per, programs, classes, BP: tl.constexpr):
     """Return pointers to classes j of the programs from `start` on, which of them exist, and the rows of each."""
-    part = start + tl.arange(0, BP)
+    part = (start + tl.arange(0, BP)).to(tl.int64)
     mask = (part < programs)[:, None] & (j < classes)[None, :]
     count = tl.where(mask, tl.minimum(rows - part * per, per).to(tl.float32)[:, None], 0.0)
     return parts_ptr + part[:, None] * classes + j[None, :], mask, count
@@ -194,7 +194,7 @@ def relations_gradient_kernel(
     mean_q = tl.load(of_class + classes, mask=j < classes, other=0.0)[None, :]
     d_class = grad * tl.load(of_class + 2 * classes, mask=j < classes, other=0.0)[None, :]
     a_class = grad * tl.load(of_class + 3 * classes, mask=j < classes, other=0.0)[None, :]
-    first = tl.program_id(0) * per
+    first = tl.program_id(0).to(tl.int64) * per
     end = tl.minimum(first + per, rows)
     at = addresses(first, rows, classes, R, BLOCK)
     x, y = read(x_ptr, at, here), read(y_ptr, at, here)

@@ -11,7 +11,7 @@ from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
 from lossforge.kernels.relations.kernel import relations_gradient_kernel, relations_join_kernel, relations_kernel
 
 LANES = 1024
-"""Of a tile, at least: rows of fewer classes share one."""
+"""Fewest lanes of a tile: several rows of few classes share one."""
 IN_FLIGHT = 528 * LANES
 """Lanes of all programs: four tiles of LANES a multiprocessor of an H200."""
 BP, BC = 64, 16

@@ -472,7 +472,7 @@ def dkd_loss(
 
     KL(teacher ‖ student) itself is α = 1 and β = 1 - v_t, so that a teacher that is sure silences what it knows of the other classes. Here
     β is the same for all rows. The target's class is left out of the sums before they are computed, so that 1 - u_t keeps its digits.
-    One launch reads both logits and computes all rows; backward reads them once more.
+    One launch reads both logits and computes all rows; backward reads them once more. Logits (N, C, d…) are copied first.
 
     When to use it: Take it for distillation with labels, from a teacher that is sure of most samples. Tune β: the paper has 1 to 8.
 

@@ -255,11 +255,13 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     weight = None if a.weight is None else a.weight.to(x.dtype)
     want_z_loss, want_lse, want_entropy, want_correct, want_argmax, want_log_p2, want_mean = a.outputs
     lse = x.logsumexp(1) if nonzero(a.z_loss) or want_z_loss else None
-    of_rows = given_lse = None
-    if want_lse or want_entropy:  # of a row of +inf both are nan, and so are their gradients
+    lse_of_rows = entropy = None
+    if want_lse or want_entropy:  # of a row of +inf both are nan, and a row of -inf has no gradient
         top = shown.detach().amax(1, keepdim=True)
-        of_rows = shown * torch.where(top < torch.inf, 1.0, torch.nan)
-        given_lse = torch.where(top == -torch.inf, 0.0, of_rows).logsumexp(1).masked_fill(top.squeeze(1) == -torch.inf, -torch.inf)
+        nothing = top == -torch.inf
+        of_rows = torch.where(nothing, 0.0, shown * torch.where(top < torch.inf, 1.0, torch.nan))
+        lse_of_rows = of_rows.logsumexp(1).masked_fill(nothing.squeeze(1), -torch.inf) if want_lse else None
+        entropy = _entropy(of_rows).masked_fill(nothing.squeeze(1), torch.nan) if want_entropy else None
     shown = shown.detach()
     dense, formula = None, FORMULAS[a.loss].reference
     divisor: Tensor | None
@@ -322,8 +324,8 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
     return (
         total(values),
         total(z_loss) if want_z_loss and z_loss is not None else None,
-        given_lse if want_lse else None,
-        None if of_rows is None or not want_entropy else _entropy(of_rows),
+        lse_of_rows,
+        entropy,
         _correct(x, a.target, keep) if want_correct else None,
         _first_largest(shown) if want_argmax else None,
         shown.log_softmax(1).mul(2).logsumexp(1) if want_log_p2 else None,
