@@ -25,7 +25,7 @@ def loss(x: Tensor, target: Tensor, lambd: float, eps: float, root: bool, per_im
 
 
 def backward(x: Tensor, target: Tensor, found: Tensor, grad: Tensor, gradient: Tensor) -> None:
-    """Write the gradient at x. found: the result of `loss`; grad: the gradient at it, of which only that at the loss counts."""
+    """Write the gradient at x. found: the result of `loss`; grad: the gradient at `found`, whose first column alone is read."""
     images, pixels = x.shape
     arguments = (x, target, found, as_strided(grad), gradient, pixels)
     programs = images * triton.cdiv(pixels, BLOCK)  # in one dimension, because the second of a grid ends at 65,535

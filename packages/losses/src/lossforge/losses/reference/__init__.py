@@ -98,7 +98,10 @@ def which_count(call: Any) -> Tensor:
 
 
 def with_weight(keep: Tensor, weight: Tensor | None) -> Tensor:
-    """Return which of the rows `keep` count. A row of weight 0 does only if the weight requires grad, which is the row's loss."""
+    """Return which of the rows `keep` count.
+
+    A row of weight 0 does not count, unless the weight requires grad: the gradient of a weight is its row's loss.
+    """
     return keep if weight is None or weight.requires_grad else keep & (weight != 0)
 
 
