@@ -30,6 +30,7 @@ from lossforge.losses.linear.products import (
     add_transposed,
     logits_of,
     new_logits,
+    of_counting_rows,
     room,
     sums_of_classes,
     write_product,
@@ -195,8 +196,9 @@ class Gradients:
             if end == len(self.layer.input):
                 self.input.complete()
         if self.sum is not None:
+            x = of_counting_rows(x)
             if factors is not None:
-                x = torch.mul(x, factors[:, None], out=torch.empty_like(x))
+                torch.mul(x, factors[:, None], out=x)
             add_transposed(self.sum, logits, x, self.first)
         if self.bias_sum is not None:
             self.bias_sum += sums_of_classes(logits, self.bias_sum.dtype, factors)
@@ -218,6 +220,7 @@ class GradientsByClasses:
         self.input = OfInput(of_input, summing, wide=True)
         self.layer: Head = call.x
         self.classes = classes_a_chunk(call)
+        self.x = None if self.weight is None else of_counting_rows(self.layer.input)
 
     def memory(self) -> tuple[Tensor, Tensor]:
         """Return memory for the logits of a chunk and for their gradient, as Gradients does."""
@@ -227,13 +230,12 @@ class GradientsByClasses:
 
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
-        x, weight = self.layer.of_classes(start, end)[:2]
         if self.input.sum is not None:
-            add_products(self.input.sum, logits, weight, start == 0)
+            add_products(self.input.sum, logits, self.layer.weight[start:end], start == 0)
             if end == len(self.layer.weight):
                 self.input.complete()
-        if self.weight is not None:
-            add_transposed(self.weight[start:end], logits, x, True)
+        if self.weight is not None and self.x is not None:
+            add_transposed(self.weight[start:end], logits, self.x, True)
         if self.bias is not None:
             self.bias[start:end] = sums_of_classes(logits, _wide(self.bias.dtype))
 

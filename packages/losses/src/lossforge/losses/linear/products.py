@@ -82,6 +82,14 @@ def add_transposed(total: Tensor, logits: Tensor, x: Tensor, first: bool) -> Non
             add_product(total[part], logits[:, part].t(), x, first)
 
 
+def of_counting_rows(x: Tensor) -> Tensor:
+    """Return a copy of a layer's input with 0 in place of what is not finite, to be multiplied by the gradient of the logits.
+
+    That is 0 in a row that does not count, and 0 · nan would be nan. In a row that counts it is nan where the input is not finite.
+    """
+    return x.nan_to_num(0.0, 0.0, 0.0)
+
+
 def sums_of_classes(logits: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Tensor:
     """Return the sum over the rows, times a factor a row if there are some.
 

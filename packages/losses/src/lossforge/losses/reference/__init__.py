@@ -2,17 +2,40 @@
 one likes. This is what runs where the kernels do not, and what they are tested against.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.losses.state import autocast_dtype
 
 
 def accurate(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
+
+
+def products(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a · bᵀ + bias, which is not rounded to half precision."""
+    kind = a.device.type
+    with torch.autocast(kind, enabled=False) if autocast_dtype(kind) else contextlib.nullcontext():  # it would round the product
+        return F.linear(accurate(a), accurate(b), None if bias is None else accurate(bias))
+
+
+def logits_of(layer: Head, rounded: bool) -> Tensor:
+    """Return a layer's logits. rounded: in the layer's own dtype.
+
+    A row whose input is not finite has logits of nan. Where the row does not count, the weight's gradient must not hold 0 · nan: so the
+    product takes 0 in place of what is not finite.
+    """
+    x, weight, bias = layer[:3]
+    whole = x.nan_to_num(0.0, 0.0, 0.0)
+    z = F.linear(whole, weight, bias) if rounded else products(whole, weight, bias)
+    return z + (x - x).detach().sum(-1, keepdim=True, dtype=z.dtype)
 
 
 def root_of(x: Tensor) -> Tensor:

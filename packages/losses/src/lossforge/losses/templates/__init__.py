@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.call import Head, end_of_tensors
+from lossforge.kernels.call import FROM_WEIGHT, Head, end_of_tensors
 from lossforge.losses.base.record import Template
+from lossforge.losses.reference import logits_of
 from lossforge.losses.templates.boxes import BOXES
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, VIEWS
@@ -50,10 +50,12 @@ TEMPLATES: dict[type, Template[Any]] = {
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
     """Return the results of a call, computed in plain torch."""
-    for name in ("x", "target"):
-        head = getattr(call, name, None)
-        if isinstance(head, Head):
-            call = call._replace(**{name: F.linear(*head[:3])})
+    layer = getattr(call, "x", None)
+    if isinstance(layer, Head):
+        rounded, teacher = layer.logits == FROM_WEIGHT, getattr(call, "target", None)
+        call = call._replace(x=logits_of(layer, rounded))
+        if isinstance(teacher, Head):
+            call = call._replace(target=logits_of(teacher, rounded))
     found = TEMPLATES[type(call)].reference(_of_dtype(call) if torch.compiler.is_compiling() else call)
     return (found,) if isinstance(found, Tensor) else found
 
