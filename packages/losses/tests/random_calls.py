@@ -35,8 +35,8 @@ ROUNDING = 2.0**-23
 class RandomCall:
     """A call: function(*tensors named in `positional`, **other tensors, **options).
 
-    reference: the same in plain torch, of any dtype. wanted: the tensors that get a gradient. how: "eager", "repeated", or torch.compile's
-    backend. inplace: the tensor that the gradient overwrites.
+    reference: the same in plain torch, of any dtype. wanted: the tensors that get a gradient. how: one of HOW, "repeated", or "twice", with
+    the gradients' own gradients. inplace: the tensor that the gradient overwrites.
     """
 
     title: str
@@ -62,6 +62,44 @@ class RandomCall:
         return f"{self.title}; {self.how}; {tensors}; {options}; gradient of {', '.join(self.wanted)}; upstream about {self.upstream}"
 
 
+def in_plain_torch(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with plain_torch():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def exported(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = {name: v for name, v in kwargs.items() if isinstance(v, Tensor)}
+        options = {name: v for name, v in kwargs.items() if name not in tensors}
+
+        class Model(torch.nn.Module):
+            def forward(self, *args: Any, **tensors: Any) -> Any:
+                return function(*args, **tensors, **options)
+
+        return torch.export.export(Model(), args, tensors).module()(*args, **tensors)
+
+    return call
+
+
+def compiled(backend: str, function: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
+
+
+HOW: dict[str, Callable[[Callable[..., Any], bool | None], Callable[..., Any]]] = {
+    "eager": lambda function, dynamic: function,
+    "plain torch": lambda function, dynamic: in_plain_torch(function),
+    "inference": lambda function, dynamic: torch.inference_mode()(function),
+    "exported": lambda function, dynamic: exported(function),
+    "aot_eager": functools.partial(compiled, "aot_eager"),
+    "inductor": functools.partial(compiled, "inductor"),
+}
+"""Ways to call a function."""
+
+
 def arguments(call: RandomCall, tensors: dict[str, Tensor | None]) -> tuple[list[Tensor | None], dict[str, Any]]:
     by_name = {name: t for name, t in tensors.items() if name not in call.positional}
     return [tensors[name] for name in call.positional], {**by_name, **call.options}
@@ -80,10 +118,7 @@ def computed(call: RandomCall, upstream: Tensor | None, wide: bool = False, ours
         made = t.detach().double() if wide else t.detach()
         if noise is not None:
             signs = torch.randn(t.shape, generator=torch.Generator().manual_seed(noise)).sign()
-            size = (
-                max(ROUNDING, torch.finfo(t.dtype).eps / 2) if name.startswith("layer") else ROUNDING
-            )  # of logits, which a product rounds
-            made = made * (1 + size * signs.to(made.device, made.dtype))
+            made = made * (1 + ROUNDING * signs.to(made.device, made.dtype))
         return made.requires_grad_(name in call.wanted)
 
     leaves = {name: given(name, t) for name, t in call.tensors.items()}
@@ -91,15 +126,22 @@ def computed(call: RandomCall, upstream: Tensor | None, wide: bool = False, ours
     passed, more = dict(leaves), {}
     if ours and call.inplace:
         passed[call.inplace], more = leaves[call.inplace] * 1, {"inplace": True}  # type: ignore[operator]
-    elif ours and call.how in ("aot_eager", "inductor"):
-        torch._dynamo.reset()
-        function = torch.compile(function, fullgraph=True, dynamic=call.dynamic, backend=call.how)
+    elif ours and call.how in HOW:
+        function = HOW[call.how](function, call.dynamic)
     positional, by_name = arguments(call, passed)
     value = first_of(function(*positional, **by_name, **more))
     of = [t for name in call.wanted if (t := leaves[name]) is not None]
     back = torch.ones_like(value) if upstream is None else upstream.to(value.dtype)
-    gradients = torch.autograd.grad(value, of, back, allow_unused=True) if of else ()  # a threshold leaves a target no gradient
-    return [value.detach(), *[torch.zeros_like(t) if g is None else g for g, t in zip(gradients, of, strict=True)]]
+    gradients = differentiated(value, of, back, create_graph=call.how == "twice")
+    squares = sum(g.square().sum() for g in gradients if g.requires_grad)
+    twice = differentiated(squares, of, None) if isinstance(squares, Tensor) else [torch.zeros_like(t) for t in of]
+    return [value.detach(), *[g.detach() for g in gradients], *(twice if call.how == "twice" else ())]
+
+
+def differentiated(value: Tensor, of: list[Tensor], back: Tensor | None, create_graph: bool = False) -> list[Tensor]:
+    """Return gradients, of 0 where there is none: a threshold leaves a target none."""
+    found = torch.autograd.grad(value, of, back, allow_unused=True, create_graph=create_graph) if of else ()
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, of, strict=True)]
 
 
 def written(exact: Tensor, dtype: torch.dtype) -> float:
@@ -165,7 +207,8 @@ def compared(seed: int, call: RandomCall, rng: random.Random) -> Outcome:
     ):
         wrong.append("other bits at the second call")
     noisy = functools.cache(lambda: [computed(call, upstream, wide=True, noise=noise) for noise in range(8)])
-    for i, (name, got, reference, right) in enumerate(zip(("value", *call.wanted), ours, plain, exact, strict=True)):
+    names = ["value", *call.wanted, *(call.wanted if call.how == "twice" else ())]
+    for i, (name, got, reference, right) in enumerate(zip(names, ours, plain, exact, strict=True)):
         expected = reference.dtype if i == 0 else call.tensors[name].dtype  # type: ignore[union-attr]
         if got.dtype != expected or got.shape != right.shape:
             wrong.append(f"{name} is {got.dtype} {tuple(got.shape)}, not {expected} {tuple(right.shape)}")
@@ -349,7 +392,9 @@ def _unfused(loss: Loss) -> Callable[..., Any]:
     def reference(x: Tensor, weight: Tensor, *targets: Tensor, bias: Tensor | None = None, chunk: int | None = None, **options: Any) -> Any:
         if "loss_weight" in options:
             options["weight"] = options.pop("loss_weight")
-        return loss.reference(F.linear(x, weight, bias), *targets, **options)
+        wide = [t if t is None or t.dtype == torch.float64 else t.float() for t in (x, weight, bias)]  # logits are not rounded
+        found = loss.reference(F.linear(*wide), *targets, **options)
+        return found.to(x.dtype) if loss.template.name == "elementwise" and options.get("reduction") == "none" else found
 
     return reference
 
@@ -389,8 +434,15 @@ def with_options(loss: Loss, call: RandomCall, rng: random.Random, device: str) 
     dense = x is not None and x.is_contiguous()
     if has_inplace(loss) and call.function is loss.function and dense and way < 0.08:
         return replace(call, inplace=first)
-    how = "aot_eager" if way > 0.97 else "inductor" if way > 0.96 and device != "cpu" else "repeated" if way > 0.66 else "eager"
-    return replace(call, how=how, dynamic=rng.choice((None, True)))
+    return in_a_way(call, rng, device)
+
+
+def in_a_way(call: RandomCall, rng: random.Random, device: str) -> RandomCall:
+    """Return the call in one of the ways that computes it. Few are traced, which takes a second."""
+    ways = {"eager": 0.3, "repeated": 0.25, "plain torch": 0.12, "inference": 0.12, "twice": 0.12, "exported": 0.04, "aot_eager": 0.04}
+    ways["inductor"] = 0.01 if device != "cpu" else 0.0
+    (how,) = rng.choices(list(ways), list(ways.values()))
+    return replace(call, how=how, dynamic=rng.choice((None, True)), wanted=() if how == "inference" else call.wanted)
 
 
 SIZES = {"n": (2, 40), "c": (2, 60), "d": (2, 24), "t": (1, 12), "k": (3, 20)}
@@ -483,13 +535,11 @@ def draw_other(name: str, make: Make, rng: random.Random) -> RandomCall:
         tensors["logit_scale"] = tensors["logit_scale"].float()
     floating = [k for k, t in tensors.items() if t.is_floating_point()]
 
-    def reference(*args: Any, **kwargs: Any) -> Any:
-        with plain_torch():
-            return function(*args, **kwargs)
-
     title = f"{name}, {str(make.dtype)[6:]}"
     given = {"objective": mean_of_squares, "independent": "tokens"} if name == "linear_objective" else {}
-    call = RandomCall(title, function, reference, tensors, (), given, tuple(floating[:1]), rng.choice((1.0, 3.0, -0.7, 0.01)))
+    call = RandomCall(
+        title, function, in_plain_torch(function), tensors, (), given, tuple(floating[:1]), rng.choice((1.0, 3.0, -0.7, 0.01))
+    )
     taken = inspect.signature(function).parameters
     drawn: list[tuple[str, Any]] = [("reduction", rng.choice(("mean", "sum", "none"))), ("gradient", rng.choice(("forward", "backward")))]
     numbers = [k for k, p in inspect.signature(definition).parameters.items() if isinstance(p.default, (bool, float))]
@@ -505,7 +555,7 @@ def draw_other(name: str, make: Make, rng: random.Random) -> RandomCall:
     with contextlib.suppress(*REFUSED, RuntimeError):
         computed(more, None, wide=True)
         call = more
-    return replace(call, how=rng.choice(("eager", "eager", "repeated")))
+    return in_a_way(call, rng, make.device)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from lossforge.losses.testing import error
 ROWS, HIDDEN, CLASSES = 24, 32, 100
 
 
-def wave(*shape, like):
-    """Return numbers about 2 in the dtype of a tensor, without a generator, which cannot be traced."""
-    return 2 * torch.arange(math.prod(shape), device=like.device).cos().view(shape).to(like.dtype)
+def wave(*shape, like, middle=0.0):
+    """Return numbers in the dtype of a tensor that every dtype holds exactly. A generator could not be traced."""
+    return (2 * torch.arange(math.prod(shape), device=like.device).cos() + middle).bfloat16().view(shape).to(like.dtype)
 
 
 def teacher(x, w):
@@ -41,7 +41,7 @@ def teacher(x, w):
 
 
 def likeliest(x):
-    return TopKTeacher(*wave(ROWS, CLASSES, like=x).log_softmax(-1).topk(5))
+    return TopKTeacher(*wave(ROWS, CLASSES, like=x, middle=-5.0).topk(5))
 
 
 def of_tokens(logps, entropy):
@@ -54,6 +54,7 @@ CALLS = {
     "soft cap": lambda x, w, b, t: linear_cross_entropy(x, w, t, b, softcap=30.0, label_smoothing=0.1, z_loss=1e-3),
     "probabilities": lambda x, w, b, t: linear_cross_entropy(x, w, F.one_hot(t.clamp(0), CLASSES).to(x.dtype), b),
     "focal": lambda x, w, b, t: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), bias=b, reduction="mean"),
+    "elements": lambda x, w, b, t: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), bias=b, reduction="none"),
     "softmax focal": lambda x, w, b, t: fuse_linear(softmax_focal_loss)(x, w, t, bias=b, reduction="mean"),
     "poly": lambda x, w, b, t: fuse_linear(poly_cross_entropy)(x, w, t, bias=b),
     "adjusted": lambda x, w, b, t: fuse_linear(logit_adjusted_cross_entropy)(
@@ -71,14 +72,22 @@ CALLS = {
 }
 
 
+SUMS = {"of rows", "elements", "log-probabilities", "entropy"}
+"""Calls that divide by nothing. The gradients of the others arrive multiplied, because float16 has no smaller numbers for them."""
+
+
+def upstream_of(value, call):
+    return torch.full_like(value, 1.0 if any(call is CALLS[name] for name in SUMS) else 1024.0)
+
+
 class Subclass(torch.Tensor):
     """A tensor that the dispatcher must be asked about."""
 
 
-def differentiated(call, leaves, target, **options):
+def differentiated(call, leaves, target, made_of=None, **options):
     given = [t.detach().clone().requires_grad_() for t in leaves]
     value = call(*given, target)
-    return [value, *torch.autograd.grad(value, given, **options)]
+    return [value, *torch.autograd.grad(value, given, upstream_of(value, made_of or call), **options)]
 
 
 def in_plain_torch(call, leaves, target):
@@ -87,8 +96,8 @@ def in_plain_torch(call, leaves, target):
 
 
 def transformed(call, leaves, target):
-    found, value = torch.func.grad_and_value(lambda given: call(*given, target))(tuple(leaves))
-    return [value, *found]
+    value, back = torch.func.vjp(lambda *given: call(*given, target), *leaves)
+    return [value, *back(upstream_of(value, call))]
 
 
 def forward_mode(call, leaves, target):
@@ -104,7 +113,7 @@ def inferred(call, leaves, target):
 
 def compiled(call, leaves, target):
     torch._dynamo.reset()
-    return differentiated(torch.compile(call, backend="aot_eager"), leaves, target)
+    return differentiated(torch.compile(call, backend="aot_eager"), leaves, target, call)
 
 
 def exported(call, leaves, target):
@@ -113,13 +122,13 @@ def exported(call, leaves, target):
             return call(*given)
 
     given = *[t.detach().requires_grad_() for t in leaves], target
-    return differentiated(torch.export.export(Model(), given).module(), leaves, target)
+    return differentiated(torch.export.export(Model(), given).module(), leaves, target, call)
 
 
 def of_subclasses(call, leaves, target):
     given = [t.detach().clone().as_subclass(Subclass).requires_grad_() for t in leaves]
     value = call(*given, target)
-    return [value, *torch.autograd.grad(value, given)]
+    return [value, *torch.autograd.grad(value, given, upstream_of(value, call))]
 
 
 def autocast(call, leaves, target):
@@ -161,6 +170,7 @@ def test_each_way_is_as_exact_as_the_kernels(way, name, dtype, device):
     exact = differentiated(call, [t.double() for t in leaves], target)
     kernels = differentiated(call, leaves, target)
     for got, reached, right in zip(way(call, leaves, target), kernels, exact, strict=False):
+        assert got.dtype == reached.dtype
         assert error(got, right) < 2 * error(reached, right) + 2e-6
 
 

@@ -50,14 +50,15 @@ TEMPLATES: dict[type, Template[Any]] = {
 
 def reference(call: Any) -> tuple[Tensor | None, ...]:
     """Return the results of a call, computed in plain torch."""
-    layer = getattr(call, "x", None)
+    layer, dtype = getattr(call, "x", None), torch.float32
     if isinstance(layer, Head):
         rounded, teacher = layer.logits == FROM_WEIGHT, getattr(call, "target", None)
+        _, dtype = call.shapes(False)[0]  # of elements, the layer's
         call = call._replace(x=logits_of(layer, rounded))
         if isinstance(teacher, Head):
             call = call._replace(target=logits_of(teacher, rounded))
     found = TEMPLATES[type(call)].reference(_of_dtype(call) if torch.compiler.is_compiling() else call)
-    return (found,) if isinstance(found, Tensor) else found
+    return (found if dtype == torch.float32 else found.to(dtype),) if isinstance(found, Tensor) else found
 
 
 def _of_dtype(call: Any) -> Any:
