@@ -190,8 +190,10 @@ def test_other_names_of_held_out_masks_and_files_that_are_passed_over(make_train
     (folder / name / "masks" / "notes.txt").write_text("")
     (folder / "train" / "images" / "Thumbs.db").write_text("")
     (folder / "train" / "images" / "@eaDir").mkdir()
+    for kind, stem in (("images", "e\u0301"), ("masks", "\u00e9")):  # macOS writes é as two characters
+        (folder / name / kind / "1.png").rename(folder / name / kind / f"{stem}.png")
     data = make_trainer(*SMALL[:2], *words(folder)).data
-    assert (data.val.keys, data.held_out) == ([f"{name}/images/0.png", f"{name}/images/1.png"], f"the images of {name}/")
+    assert (data.val.keys, data.held_out) == ([f"{name}/images/0.png", f"{name}/images/e\u0301.png"], f"the images of {name}/")
     assert data.notes == [f"{folder}: 1 file passed over: 1 .txt"]
 
 

@@ -82,11 +82,12 @@ def class_of(label: str, classes: Sequence[str], where: str) -> int:
 def _from_csv(path: Path, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:
     table, where = read_cells(path, "data.csv"), rows_of(path)
     key = _key_column(path, list(table.columns))
-    names = texts(table, key, where)
+    names = [one_form(text) for text in texts(table, key, where)]
     first: dict[str, int] = {}
     for number, name in enumerate(names):
         if first.setdefault(name, number) != number:
             raise UserError(f"{where(number)}, column {key}: {name!r} was already given in {where(first[name]).rpartition(', ')[2]}.")
+    keys = [one_form(name) for name in keys]
     rows = [first.get(name, -1) for name in keys]  # -1 is the default after the last row
     if "label" in table:
         labels = [class_of(text, classes, f"{where(row)}, column label") for row, text in enumerate(texts(table, "label", where))]

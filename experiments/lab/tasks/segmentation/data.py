@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
 from lab.base.errors import UserError
-from lab.base.formats import visible
+from lab.base.formats import one_form, visible
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.data.batch import Batch
@@ -188,8 +188,8 @@ def _files(folder: Path, faults: Faults, passed: Counter[str]) -> dict[str, Path
             continue
         if path.suffix.lower() not in SUFFIXES:
             passed += kinds_of([path.name] * (not path.is_dir()))
-        elif found.setdefault(path.stem, path) != path:
-            faults.add(f"{path}: has the stem of {found[path.stem].name}; different stems are expected")
+        elif (other := found.setdefault(one_form(path.stem), path)) != path:
+            faults.add(f"{path}: has the stem of {other.name}; different stems are expected")
     return found
 
 
