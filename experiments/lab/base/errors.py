@@ -26,7 +26,11 @@ class RankError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's kind if it has none."""
+    """Return the first line of an error's message, or the error's kind if it has none; of a fault in YAML, its line and what it is."""
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        said = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+        hint = "; YAML takes spaces, not tabs, before a value" if "cannot start any token" in said else ""
+        return f"line {mark.line + 1}, column {mark.column + 1}: {said}{hint}"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
