@@ -320,8 +320,71 @@ def test_paths_that_lead_out_and_numbers_that_are_not_whole_are_named(coco):
 
 def test_held_out_images_that_are_the_training_images_are_said(coco):
     assert coco.load().notes == []
-    (note,) = coco.load(val_annotations="train.json", val_images="train").notes
-    assert note.startswith("data.val_annotations is data.train_annotations, too")
+    data = coco.load(val_annotations="train.json", val_images="train")
+    (note,) = data.notes
+    assert note.endswith(
+        "train.json: 4 of its 4 images are scored in another part, too, and none is left; scores say nothing of unseen images"
+    )
+    assert len(data.train.file) == 4
+
+
+def test_a_held_out_image_is_not_trained_on(coco):
+    """Also where another path or a link leads to it."""
+    tree = coco.trees["train"]
+    (coco.path / "both").symlink_to(coco.path)
+    (coco.path / "link.png").symlink_to(coco.path / "val" / "105.png")
+    for image, name in zip(tree["images"], ("train/011.png", "link.png", "both/val/../val/108.png", "train/009.png"), strict=True):
+        image["file_name"] = name
+    tree["images"][1] |= {"height": 80, "width": 40}
+    for image in coco.trees["val"]["images"]:
+        image["file_name"] = "./val/" + image["file_name"]
+    coco.write()
+    data = coco.load(train_images=".", val_images=".", images_outside=True)
+    assert data.train.file.image_ids == [11, 9]
+    assert data.train.file.labels.tolist() == [0, 1, 0, 0]
+    assert len(data.val.file) == 4
+    (note,) = data.notes
+    assert note == f"{coco.path / 'train.json'}: 2 of its 4 images are scored in another part, too, and are left out here"
+
+
+def test_an_image_of_two_ids_is_taken_once(coco):
+    tree = coco.trees["train"]
+    (image,) = (each for each in tree["images"] if each["id"] == 11)
+    boxes = [each for each in tree["annotations"] if each["image_id"] == 11]
+    plain = coco.load().train.file
+    tree["images"].append(image | {"id": 12, "file_name": "./" + image["file_name"]})
+    tree["annotations"] += [each | {"id": 50 + each["id"], "image_id": 12} for each in boxes]
+    coco.write()
+    data = coco.load()
+    assert (data.train.file.image_ids, data.train.file.boxes.tolist()) == (plain.image_ids, plain.boxes.tolist())
+    (note,) = data.notes
+    assert "train.json: 1 images are given under two ids twice" not in note
+    assert "train.json: 1 images are given under two ids, and taken once (the first: " in note
+    tree["annotations"].pop()
+    coco.write()
+    with pytest.raises(UserError, match=r"image 12 \(.*011.png\): is the file of image 11, with other boxes; one id"):
+        coco.load()
+    assert coco.load(skip_corrupt=True).train.file.boxes.tolist() == plain.boxes.tolist()
+
+
+def test_ids_that_are_texts_are_read_as_numbers_or_named(coco):
+    plain = coco.load().train.file
+    tree = coco.trees["train"]
+    for part in coco.trees.values():
+        for entry in part["categories"]:
+            entry["id"] = str(entry["id"])
+    for entry in tree["images"]:
+        entry |= {name: str(entry[name]) for name in ("id", "height", "width")}
+    for entry in tree["annotations"]:
+        entry |= {name: str(entry[name]) for name in ("image_id", "category_id")}
+    coco.write()
+    read = coco.load().train.file
+    assert (read.image_ids, read.sizes, read.category_ids) == (plain.image_ids, plain.sizes, plain.category_ids)
+    assert torch.equal(read.labels, plain.labels)
+    tree["images"][0]["id"] = "a7f"
+    coco.write()
+    with pytest.raises(UserError, match="has no integer id of 64 bits; number the images, and give their boxes these numbers as image_id"):
+        coco.load()
 
 
 def test_a_large_folder_is_looked_at_once(coco, monkeypatch, tmp_path):

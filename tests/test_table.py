@@ -160,7 +160,8 @@ def test_a_run_on_a_table_is_scored_again_and_predicts(pictures, tmp_path, warm)
     (line,) = (tmp_path / "said" / "predictions.jsonl").read_text().splitlines()
     assert {each["label"] for each in json.loads(line)["found"]} == {"cat", "dog", "owl"}
     table = pandas.read_csv(file)
-    pandas.concat([table, table.assign(path="images/../" + table["path"])]).to_csv(file, index=False)
+    shutil.copytree(tmp_path / "images", tmp_path / "others" / "images")
+    pandas.concat([table, table.assign(path="others/" + table["path"])]).to_csv(file, index=False)
     done = warm.run(str(ROOT / "experiments" / "evaluate.py"), [f"checkpoint=runs/{run.name}", "tracking=none"], tmp_path, apart=True)
     assert done.returncode == 1
     assert "the split holds out ones that it has seen" in done.stderr
@@ -184,6 +185,9 @@ def changed(table, row, column, value):
         (["data.label=species"], ("path", 4, ""), r"row 6, column path: is empty"),
         (["data.label=species"], ("path", 4, "images/2.png"), r"row 6, column path: 'images/2.png' is given twice"),
         (["data.label=species"], ("path", 4, "images/2.png "), r"row 6, column path: 'images/2.png' is given twice"),
+        (["data.label=species"], ("path", 4, "./images/2.png"), r"row 6, .*'./images/2.png' is given twice: row 4 names this image, too"),
+        (["data.label=species"], ("path", 4, "images\\x/../2.png"), r"row 6, column path: 'images/x/../2.png' is given twice: row 4"),
+        (["data.label=species"], ("path", 4, "images/2.PNG"), r"row 6, column path: 'images/2.png' is given twice: row 4"),
         (["data.label=species"], ("path", 4, "images/none.png"), r"1 corrupt entries.*\nimages/none.png: no such file"),
         (["data.label=species", "data.split=part"], ("part", 4, "later"), r"row 6, column part: 'later' is not known"),
         (["data.label=species", "data.split=part", "data.test=0.2"], None, r"leave data.test and data.fold out"),

@@ -5,9 +5,10 @@ The indexes of pycocotools and faster-coco-eval take a file as it is: a fault in
 
 import json
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import hypot
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes
-from lab.base.formats import one_form
+from lab.base.formats import one_form, visible
 from lab.data.annotations.rle import areas_of, checked_polygon, rle_of
 from lab.data.images.exif import SHOWN, note, sizes_of, take_both
 from lab.data.images.files import (
@@ -28,19 +29,19 @@ from lab.data.images.files import (
     CorruptError,
     Faults,
     Files,
+    Names,
     find_corrupt,
-    leads_out,
     open_any_mode,
     read_rgb,
     reason,
     unreadable,
-    with_slashes,
 )
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float, Any]  # xywh, label, crowd, area, mask or corners if they are wanted
 LARGEST = 2**34  # bytes of an annotation file
 NARROWEST = 1e-3  # pixels of an oriented box's shorter side; less is an error of rounding
+WHOLE = re.compile(r"-?[0-9]{1,19}")
 VISIBLE = 0.5  # smallest share of a box inside the image; less is taken as a mistake, such as corners given as width and height
 
 
@@ -159,7 +160,7 @@ def checked_file(
     shapes: str = "",
     where: Sequence[str] | None = None,
     faults: Faults | None = None,
-    turned: Sequence[str] = (),
+    turned: Sequence[int] = (),
     notes: Sequence[str] = (),
 ) -> CocoFile:
     """Check the content of an annotation file, which may have been made from files of another form.
@@ -170,7 +171,7 @@ def checked_file(
         outside: as in read_coco; None: False, where no setting offers it.
         where: file and line of each annotation; None: its id names it.
         faults: what could not be read before.
-        turned: images whose boxes fit the picture both as shown and as stored; those found here are added.
+        turned: ids of images whose boxes fit the picture both as shown and as stored; those found here are added.
         notes: messages for the user.
 
     Raises:
@@ -178,12 +179,12 @@ def checked_file(
     """
     names = _categories(path, settings[0], tree["categories"])
     faults = Faults(path) if faults is None else faults
-    leaves = None if outside else leads_out(folder)
-    remedy = "; data.images_outside=true takes such files" if outside is False else ""
-    images = _images(tree["images"], folder, faults, leaves, remedy)
+    files = Names(folder)
+    images = _images(tree["images"], files, faults, outside)
     both = _take_unreadable(images, folder, faults, check, settings)
     rows = _rows(tree, names, images, faults, where, shapes=shapes)
     _refuse_relative(path, settings[0], rows)
+    doubles = _drop_doubles(path, images, rows, files, faults)
     faults.raise_or_report(skip_corrupt, usable=bool(images))
     if not images:
         raise UserError(f"{settings[0]}={path}: has no image to use.")
@@ -203,7 +204,7 @@ def checked_file(
         torch.tensor([row[3] for row in flat], dtype=torch.float64),
         folder,
         exif,
-        notes=[*notes, *note(path, list(dict.fromkeys([*turned, *(images[image_id][0] for image_id in both)])), exif, "boxes")],
+        notes=[*notes, *doubles, *note(path, _turned(images, [*turned, *both]), exif, "boxes")],
         masks=[row[4] for row in flat] if shapes == "masks" else None,
         corners=torch.tensor([row[4] for row in flat], dtype=torch.float64).view(-1, 4, 2) if shapes == "corners" else None,
     )
@@ -249,22 +250,29 @@ def _categories(path: Path, setting: str, entries: list[Any]) -> dict[int, str]:
     return unique
 
 
-def _images(entries: list[Any], folder: Path, faults: Faults, leaves: Callable[[str], bool] | None, remedy: str) -> Images:
-    """Return file and size of each valid image, by id; `leaves` says whether a file name leads out of the folder.
+def _turned(images: Images, ids: Iterable[int]) -> list[str]:
+    return [images[image_id][0] for image_id in dict.fromkeys(ids) if image_id in images]
+
+
+def _images(entries: list[Any], files: Names, faults: Faults, outside: bool | None) -> Images:
+    """Return file and size of each valid image, by id; `outside`: as in checked_file.
 
     An image to which the file gives neither height nor width has those of the picture as a viewer shows it.
     """
     found: Images = {}
+    folder, remedy = files.folder, "; data.images_outside=true takes such files" if outside is False else ""
     for entry in entries:
         image_id = _id(entry)
         if image_id is None:
-            faults.add(f"image {entry!r:.100}: has no integer id of 64 bits")
+            faults.add(
+                f"image {entry!r:.100}: has no integer id of 64 bits; number the images, and give their boxes these numbers as image_id"
+            )
             continue
         name, height, width = entry.get("file_name"), _whole(entry.get("height")), _whole(entry.get("width"))
-        name = with_slashes(name, folder) if isinstance(name, str) else name
+        name = files.spelled(name) if isinstance(name, str) else name
         if image_id in found:
             faults.add(f"image {image_id}: its id is given twice")
-        elif isinstance(name, str) and leaves is not None and leaves(name):
+        elif isinstance(name, str) and not outside and files.leaves(name):
             faults.add(f"image {image_id}: file_name {name!r} leads out of {folder}{remedy}")
         elif isinstance(name, str) and height is None and width is None:
             file = os.path.join(folder, name)
@@ -329,6 +337,42 @@ def _rows(
     return rows
 
 
+def _drop_doubles(path: Path, images: Images, rows: dict[int, list[Row]], files: Names, faults: Faults) -> list[str]:
+    """Remove boxes that their image has twice, and images that are given under two ids; return messages that count them.
+
+    One image under two ids with different boxes is a fault, because each may lack some.
+    """
+    first: dict[str, int] = {}
+    boxes: list[str] = []
+    doubles: list[str] = []
+    for image_id, (file, _) in list(images.items()):
+        unique: dict[Any, Row] = {}
+        for row in rows[image_id]:
+            unique.setdefault(_known_by(row), row)
+        boxes += [file] * (len(rows[image_id]) - len(unique))
+        rows[image_id] = list(unique.values())
+        if (other := first.setdefault(files.real(file), image_id)) == image_id:
+            continue
+        del images[image_id]
+        if unique.keys() == set(map(_known_by, rows[other])):
+            doubles.append(file)
+        else:
+            faults.add(
+                f"image {image_id} ({file}): is the file of image {other}, with other boxes; one id for all boxes of a file is expected"
+            )
+    return [
+        visible(f"{path}: {len(found)} {what}, and taken once (the first: {found[0]})")
+        for what, found in (("boxes are given twice for their image", boxes), ("images are given under two ids", doubles))
+        if found
+    ]
+
+
+def _known_by(row: Row) -> Any:
+    """Return what two rows of one object share: box, class, whether it is a crowd, and shape."""
+    box, label, crowd, _, shape = row
+    return *box, label, crowd, tuple(shape) if isinstance(shape, list) else shape
+
+
 def _row(entry: dict[str, Any], size: tuple[int, int], index: dict[int, int], *, shapes: str) -> Row:
     category, box, area, crowd = _whole(entry.get("category_id")), *(entry.get(key) for key in ("bbox", "area", "iscrowd"))
     if type(category) is not int or category not in index:
@@ -384,7 +428,9 @@ def _around(polygons: Any) -> list[float] | None:
 
 
 def _whole(value: Any) -> Any:
-    """Return a number such as 3.0, which many tools write, as an integer, and anything else as it is."""
+    """Return a number such as 3.0 or "3", which many tools write, as an integer, and anything else as it is."""
+    if isinstance(value, str):
+        return int(value) if WHOLE.fullmatch(value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,21 +1,24 @@
 """Find how a folder keeps its boxes, and read each part of it."""
 
+import contextlib
 import os
 import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.files import open_to_read
-from lab.base.formats import visible
+from lab.base.formats import one_form, visible
 from lab.config.detection_schema import BoxesConfig
 from lab.data.annotations import rows, voc, yolo
 from lab.data.annotations.coco_file import CocoFile, checked_file, load_tree
-from lab.data.annotations.entries import Entries, Listing, list_files, read_small, unread
-from lab.data.listing import passed_over
+from lab.data.annotations.entries import Entries, Listing, list_files, read_small
+from lab.data.images.files import Faults
+from lab.data.listing import kinds_of, passed_over
 from lab.data.split import held_out_by, split_any
 
 PARTS = {
@@ -29,6 +32,9 @@ PARTS = {
     "testing": "test",
 }
 SETTINGS = ("data.root", "data.root")
+LABELS = (".txt", ".xml", ".json", ".csv", ".yaml", ".yml")
+"""Endings of files that hold boxes, or describe them."""
+LOOKED_AT = 1000  # images of a COCO file by which their folder is found
 DEEP = 3  # folders in a folder that are gone through, where each holds nothing else
 
 
@@ -40,11 +46,13 @@ class Layout:
         kind: "yolo", "coco", "voc" or "csv".
         said: what was found, in words.
         read: reads each part that is there; "train" always.
+        unpaired: returns a message that names labels without a picture; "" if there are none.
     """
 
     kind: str
     said: str
     read: dict[str, Callable[[], CocoFile]]
+    unpaired: Callable[[], str] = str
 
 
 def part_of(name: str) -> str | None:
@@ -81,9 +89,17 @@ def read_boxes(config: BoxesConfig, root: Path, *, shapes: str = "") -> tuple[di
     layout = _layout(config, listing, file, shapes)
     if config.score_test and "test" not in layout.read:
         raise UserError(f"data.score_test=true: {root} has no test images; leave it out.")
+    if (unpaired := layout.unpaired()) and not config.skip_corrupt:
+        raise UserError(
+            f"data.root={root}: {unpaired}.\nA picture and its boxes have one name: rename them, convert the pictures to .jpg or .png, or "
+            "remove such boxes. data.skip_corrupt=true passes over them."
+        )
     found = {part: read() for part, read in layout.read.items() if part != "test" or config.score_test}
     where = {part: os.path.relpath(file.path, root) for part, file in found.items()}
     notes = [f"{root}: {layout.said}: " + ", ".join(f"{len(file)} {part} images of {where[part]}" for part, file in found.items())]
+    notes += [f"{root}: passed over (data.skip_corrupt=true): {unpaired}"] * bool(unpaired)
+    if other := passed_over(kinds_of(name for name in listing.others if not name.lower().endswith(LABELS))):
+        notes.append(f"{root}: {other}")
     if "test" in layout.read and not config.score_test:
         notes.append(f"{root}: has test images, which data.score_test=true scores at the end")
     images = {name for part in found.values() for name in part.files}
@@ -92,7 +108,6 @@ def read_boxes(config: BoxesConfig, root: Path, *, shapes: str = "") -> tuple[di
         notes.append(f"{root}: {unused} of {len(listing.images)} images are in no part, and are passed over")
     if "val" in found:
         held_out = f"of {where['val']}"
-        notes += _shared(found)
     else:
         train, held_out = found["train"], f"of {where['train']}, {held_out_by(config)}"
         notes += train.notes
@@ -101,17 +116,6 @@ def read_boxes(config: BoxesConfig, root: Path, *, shapes: str = "") -> tuple[di
             k: file for k, file in found.items() if k == "test"
         }
     return found, held_out, [visible(each) for each in notes]
-
-
-def _shared(found: dict[str, CocoFile]) -> list[str]:
-    """Return a message for each part with images that training sees, too."""
-    seen = set(found["train"].files)
-    counts = {part: len(seen.intersection(file.files)) for part, file in found.items() if part != "train"}
-    return [
-        f"{found[part].path}: {count} of its {len(found[part])} images are training images, too; scores say nothing of unseen images"
-        for part, count in counts.items()
-        if count
-    ]
 
 
 def _unwrapped(root: Path) -> Path:
@@ -127,13 +131,30 @@ def _unwrapped(root: Path) -> Path:
     return root
 
 
-def _layout(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) -> Layout:
-    finders: dict[str, Callable[[], Layout | None]] = {
+def boxes_in(root: Path) -> str:
+    """Return which boxes a folder holds, in words, or why they cannot be read; "" if it holds none."""
+    said = []
+    with contextlib.suppress(UserError):
+        listing = list_files(_unwrapped(root))
+        for find in _finders(BoxesConfig(root=str(root)), listing, None, "").values():
+            try:
+                said += [layout.said] if (layout := find()) else []
+            except UserError as error:
+                said.append(str(error).rstrip("."))
+    return "; ".join(said)
+
+
+def _finders(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) -> dict[str, Callable[[], Layout | None]]:
+    return {
         "yolo": lambda: _yolo(config, listing, file, shapes),
         "coco": lambda: _coco(config, listing, shapes),
         "voc": lambda: _voc(config, listing, shapes),
         "csv": lambda: _csv(config, listing, shapes),
     }
+
+
+def _layout(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) -> Layout:
+    finders = _finders(config, listing, file, shapes)
     if config.layout != "auto" or file:
         kind = "yolo" if file else config.layout
         if (only := finders[kind]()) is None:
@@ -143,7 +164,7 @@ def _layout(config: BoxesConfig, listing: Listing, file: str | None, shapes: str
         return only
     found = [layout for find in finders.values() if (layout := find())]
     if not found:
-        kinds = passed_over(unread(listing.others)) or "no other file"
+        kinds = passed_over(kinds_of(listing.others)) or "no other file"
         raise UserError(
             f"data.root={listing.root}: no boxes are found: {len(listing.images)} images, {kinds}.\n"
             "Expected is one of: YOLO's data.yaml with images/ and labels/; COCO's .json, such as annotations/train.json or "
@@ -185,8 +206,8 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) 
         described = {plain[0]: described[plain[0]]}
     read: dict[str, Callable[[], CocoFile]] = {}
 
-    def reader(classes: list[str], images: list[str], keypoints: bool) -> Callable[[], CocoFile]:
-        common = _common(root, images)
+    def reader(classes: list[str], images: yolo.Images, keypoints: bool) -> Callable[[], CocoFile]:
+        common = _common(root, images.names)
         return lambda: _checked(config, yolo.read_yolo(common, classes, images, listing, config.exif, keypoints), root, shapes)
 
     if described:
@@ -200,12 +221,12 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) 
                     continue  # many descriptions name test images that are not handed out
                 raise
             if images is not None:
-                if not images:
+                if not images.names:
                     raise UserError(f"{root / name}: {part}: {tree.get(part)!r:.100} holds no image.")
-                read[part] = reader(classes, images, bool(tree.get("kpt_shape")))
-        return Layout("yolo", f"YOLO's {name}, {len(classes)} classes", read)
+                read[part] = reader(classes, images, bool(yolo.value_of(tree, "kpt_shape")))
+        return Layout("yolo", f"YOLO's {name}, {len(classes)} classes", read, partial(yolo.unpaired, listing))
     labelled = yolo.looks_like_labels(listing)
-    if not labelled or not _starts_as_labels(listing, yolo.label_file(labelled[0])):
+    if not labelled or not yolo.is_label(listing, listing.names.spelled(yolo.label_file(labelled[0])), empty=True):
         return None
     if (listed := yolo.listed_classes(listing)) is None:
         raise UserError(
@@ -214,23 +235,15 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) 
         )
     folders = {posixpath.dirname(image) for image in labelled}
     parted = _parted([image for image in listing.images if posixpath.dirname(image) in folders], root)
-    for part, images in parted.items():
-        read[part] = reader(listed[1], images, False)
-    return Layout("yolo", f"YOLO's labels, {len(listed[1])} classes of {listed[0]}", read)
+    for part, found in parted.items():
+        read[part] = reader(listed[1], yolo.Images(found, [], []), False)
+    said = f"YOLO's labels, {len(listed[1])} classes of {listed[0]}"
+    return Layout("yolo", said, read, partial(yolo.unpaired, listing))
 
 
 def _common(root: Path, names: list[str]) -> Path:
     """Return the lowest folder that holds all of these files."""
     return root / (os.path.commonpath([posixpath.dirname(name) or "." for name in names]) if names else "")
-
-
-def _starts_as_labels(listing: Listing, name: str) -> bool:
-    """Return whether a text file's first line is numbers alone, as YOLO's are; an empty file is an image without boxes."""
-    try:
-        line = next(iter(read_small(listing, name).splitlines()), "0 0 0 0 0")
-        return len([float(cell) for cell in line.split()]) >= 5
-    except (ValueError, OSError):
-        return False
 
 
 def _parted(names: list[str], root: Path) -> dict[str, list[str]]:
@@ -263,14 +276,14 @@ def _voc(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
 
 def _listed_parts(files: list[str], listing: Listing) -> dict[str, list[str]] | None:
     """Return the XML files of each part as ImageSets/Main lists them; None without such lists."""
-    by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in files}
+    by_stem = {one_form(posixpath.splitext(posixpath.basename(name))[0]): name for name in files}
     found: dict[str, list[str]] = {}
     for name in listing.with_ending(".txt"):
         folder, stem = posixpath.split(posixpath.splitext(name)[0])
         if posixpath.basename(posixpath.dirname(folder)) != "ImageSets" or stem not in ("train", "val", "test", "trainval"):
             continue
         try:
-            lines = [line.split()[0] for line in read_small(listing, name).splitlines() if line.strip()]
+            lines = list(dict.fromkeys(one_form(line.split()[0]) for line in read_small(listing, name).splitlines() if line.strip()))
         except (ValueError, OSError) as error:
             raise UserError(f"{listing.root / name}: cannot be read: {error}.") from None
         if (lacking := next((stem for stem in lines if stem not in by_stem), None)) is not None and stem != "test":
@@ -328,9 +341,9 @@ def _coco(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
         def read() -> CocoFile:
             path = listing.root / name
             tree = load_tree(path, "data.root")
-            images = _images_of(tree["images"], part, name, listing)
+            folder, hint = _find_images(tree["images"], part, name, listing)
             how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "exif": config.exif, "shapes": shapes}
-            return checked_file(tree, path, images, settings=SETTINGS, **how)
+            return checked_file(tree, path, folder, settings=SETTINGS, faults=Faults(path, hint=hint), **how)
 
         return read
 
@@ -339,7 +352,7 @@ def _coco(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
 
 def _starts_as_coco(listing: Listing, name: str) -> bool:
     """Return whether a JSON file is an object that names images and annotations of boxes; large ones are not parsed for it."""
-    if listing.leaves(name):
+    if listing.names.leaves(name):
         return False
     try:
         with open_to_read(listing.root / name) as file:
@@ -353,9 +366,16 @@ def _starts_as_coco(listing: Listing, name: str) -> bool:
     return head.startswith(b"{") and sum(known) >= 2
 
 
-def _images_of(entries: list[object], part: str, name: str, listing: Listing) -> Path:
-    """Return the folder that a COCO file's names are relative to: one in which the first image is."""
-    first = next((each["file_name"] for each in entries if isinstance(each, dict) and isinstance(each.get("file_name"), str)), "")
+def _find_images(entries: list[Any], part: str, name: str, listing: Listing) -> tuple[Path, str]:
+    """Make the names in a COCO file relative to the folder in which most of its images are.
+
+    Returns:
+        the folder; a message about the pictures there that the file does not name, if it names one that is not there.
+
+    Raises:
+        UserError: no image is below the root.
+    """
+    named = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file_name"), str)]
     stem = posixpath.splitext(posixpath.basename(name))[0].removeprefix("instances_")
     said = [key for key, value in PARTS.items() if value == part]
     above = posixpath.dirname(name)
@@ -363,9 +383,19 @@ def _images_of(entries: list[object], part: str, name: str, listing: Listing) ->
         above,
         posixpath.dirname(above),
         *(posixpath.join(base, each) for each in (stem, *said) for base in ("", "images", posixpath.dirname(above))),
+        *("images", posixpath.join(above, "images"), posixpath.join(posixpath.dirname(above), "images"), ""),
     ]
     known = set(listing.images)
-    for place in (*places, "images", posixpath.join(above, "images"), posixpath.join(posixpath.dirname(above), "images"), ""):
-        if posixpath.normpath(posixpath.join(place, first.replace("\\", "/"))) in known and not posixpath.isabs(first):
-            return listing.root / place
-    raise UserError(f"{listing.root / name}: its first image, {first!r:.200}, is not below {listing.root}.")
+
+    def found(entry: dict[str, Any], place: str) -> str | None:
+        return next((each for each in listing.places_of(entry["file_name"], place) if each in known), None)
+
+    some = named[:: -(-len(named) // LOOKED_AT) or 1]
+    counts = {place: sum(found(entry, place) is not None for entry in some) for place in dict.fromkeys(places)}
+    place = max(counts, key=counts.__getitem__)
+    if named and not counts[place]:
+        raise UserError(f"{listing.root / name}: none of its images, such as {named[0]['file_name']!r:.200}, is below {listing.root}.")
+    images = [found(entry, place) for entry in named]
+    for entry, image in zip(named, images, strict=True):
+        entry["file_name"] = posixpath.relpath(image, place or ".") if image else entry["file_name"]
+    return listing.root / place, listing.unnamed(set(filter(None, images))) if None in images else ""

@@ -11,10 +11,11 @@ from typing import Any
 
 from lab.base.files import refuse_special
 from lab.base.formats import one_form
-from lab.data.annotations.entries import Entries, Listing, sizes_and_turns
+from lab.data.annotations.entries import STEPS, Entries, Listing, sizes_and_turns
 from lab.data.annotations.yolo import OUTSIDE
-from lab.data.cells import LONGEST, delimiter_of, read_cells, rows_of
+from lab.data.cells import DELIMITERS, LONGEST, read_cells, rows_of
 from lab.data.images.exif import Size
+from lab.data.images.files import spelling
 
 IMAGE = ("filename", "file_name", "image_id", "imageid", "image", "image_path", "image_name", "path", "img", "id")
 CLASS = ("class", "label", "class_name", "category", "name", "labelname")
@@ -42,17 +43,18 @@ def columns_of(names: Sequence[str]) -> dict[str, Any] | None:
 
 def tables_of(listing: Listing) -> list[str]:
     """Return the CSV files whose first line names the columns of boxes."""
-    return [name for name in listing.with_ending(".csv") if not listing.leaves(name) and columns_of(_first_line(listing.root / name))]
+    return [name for name in listing.with_ending(".csv") if not listing.names.leaves(name) and columns_of(_first_line(listing.root / name))]
 
 
 def _first_line(file: Path) -> list[str]:
     try:
         refuse_special(file)
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            cells = next(csv.reader([text.readline(LONGEST)], delimiter=delimiter_of(file)), [])
+        with file.open(newline="", encoding="utf-8-sig", errors="replace") as text:  # what is not UTF-8 is named when it is read
+            line = text.readline(LONGEST)
+        divided = [next(csv.reader([line], delimiter=each), []) for each in DELIMITERS]
     except (OSError, ValueError, csv.Error):
         return []
-    return [cell.strip() for cell in cells]
+    return [cell.strip() for cell in max(divided, key=len)]
 
 
 def classes_in(names: list[str], listing: Listing) -> list[str]:
@@ -79,23 +81,22 @@ def read_rows(path: Path, classes: list[str], name: str, listing: Listing, exif:
     columns = columns_of(list(table.columns))
     assert columns is not None
     found, labels, where_of = Entries(path, classes), {each: label for label, each in enumerate(classes)}, rows_of(Path(name))
-    places, numbers = _places(listing), {}
+    places, numbers = _places(listing), dict[str, int]()
+    found_for: dict[str, str | None] = {}
     for row, cells in enumerate(table.to_dict("records")):
         where = where_of(row)
-        given = str(cells[columns["image"]] or "").strip().replace("\\", "/")
-        if given not in numbers:
-            candidates = places.get(posixpath.basename(given), [])
-            near = [each for each in candidates if each == given or posixpath.splitext(each)[0] == given or each.endswith(f"/{given}")]
-            beside = [each for each in near or candidates if posixpath.dirname(each) == posixpath.dirname(name)]
-            image = next(iter(beside if len(beside) == 1 else near or candidates), None)
-            if image is None:
-                found.faults.add(f"{where}: the image {given!r:.200} is not below {listing.root}")
-            elif len(beside) != 1 and len(near or candidates) > 1:
-                found.faults.add(f"{where}: the image {given!r:.200} may be {image} or {(near or candidates)[1]}")
-                image = None
-            numbers[given] = None if image is None else found.image(image, _size(cells, columns["size"]))
-        if (number := numbers[given]) is None:
+        given = str(cells[columns["image"]] or "").strip()
+        if given not in found_for:
+            try:
+                found_for[given] = _image_of(given, name, places, listing)
+            except ValueError as error:
+                found_for[given] = None
+                found.faults.add(f"{where}: the image {given!r:.200} {error}")
+        if (image := found_for[given]) is None:
             continue
+        if image not in numbers:
+            numbers[image] = found.image(image, _size(cells, columns["size"]))
+        number = numbers[image]
         try:
             bbox = _box(cells, columns)
         except ValueError as error:
@@ -108,6 +109,7 @@ def read_rows(path: Path, classes: list[str], name: str, listing: Listing, exif:
             found.faults.add(f"{where}, column {columns['class']}: is empty; a class is expected")
             continue
         found.box(number, labels[label], bbox, where)
+    found.faults.hint = listing.unnamed(numbers) if None in found_for.values() else ""
     if found.boxes and all(_is_share(box["bbox"]) for box in found.boxes):
         _to_pixels(found, listing, exif)
     return found
@@ -124,7 +126,7 @@ def _to_pixels(found: Entries, listing: Listing, exif: str) -> None:
     for image, seen in zip(found.images, looked, strict=True):
         if seen:
             (image["height"], image["width"]), turned = seen
-            found.turned += [image["file_name"]] if turned else []
+            found.turned += [image["id"]] if turned else []
     kept = [(box, where) for box, where in zip(found.boxes, found.where, strict=True) if looked[box["image_id"] - 1]]
     found.boxes, found.where = [box for box, _ in kept], [where for _, where in kept]
     for box in found.boxes:
@@ -134,13 +136,37 @@ def _to_pixels(found: Entries, listing: Listing, exif: str) -> None:
 
 
 def _places(listing: Listing) -> dict[str, list[str]]:
-    """Return the images by their names, with and without ending."""
+    """Return the images by the spelling of their names, with and without ending."""
     found: dict[str, list[str]] = defaultdict(list)
     for image in listing.images:
-        name = posixpath.basename(image)
+        name = spelling(posixpath.basename(image))
         for each in {name, posixpath.splitext(name)[0]}:
             found[each].append(image)
     return found
+
+
+def _image_of(given: str, table: str, places: dict[str, list[str]], listing: Listing) -> str:
+    """Return the image whose path ends as a cell's does, with or without ending.
+
+    Of several it is the one beside the table, or else the one of that very name.
+
+    Raises:
+        ValueError: there is none, or several may be meant.
+    """
+    steps = spelling(posixpath.normpath(given.replace("\\", "/"))).split("/")[-STEPS:]
+    named = [(each, f"/{spelling(each)}") for each in places.get(steps[-1], [])]
+    if not named:
+        raise ValueError(f"is not below {listing.root}")
+    ends = ("/" + "/".join(steps[number:]) for number in range(len(steps)))
+    near = ([each for each, path in named if path.endswith(end) or posixpath.splitext(path)[0].endswith(end)] for end in ends)
+    found = next(filter(None, near))
+    beside = [each for each in found if posixpath.dirname(each) == posixpath.dirname(table)]
+    found = beside if len(beside) == 1 else found
+    same = [each for each in found if posixpath.basename(each) == posixpath.basename(given)]
+    found = same if len(same) == 1 else found
+    if len(found) > 1:
+        raise ValueError(f"may be {found[0]} or {found[1]}")
+    return found[0]
 
 
 def _size(cells: dict[str, Any], columns: list[str] | None) -> Size | None:

@@ -60,17 +60,23 @@ def read_voc(path: Path, classes: list[str], files: list[str], listing: Listing)
         listing: the files below the root.
     """
     found, labels = Entries(path, classes), {name: label for label, name in enumerate(classes)}
-    there, known = {posixpath.splitext(image)[0]: image for image in reversed(listing.images)}, set(listing.images)
-    for file in files:
+    there, known = {one_form(posixpath.splitext(image)[0]): image for image in reversed(listing.images)}, set(listing.images)
+    stems, lacking = {posixpath.basename(each) for each in there}, False
+    owner: dict[str, str] = {}
+    for file in sorted(files, key=lambda file: _own_name(file) not in stems):  # what has its own image's name takes it first
         try:
             root = read_xml(listing, file)
             size = _size(root)
         except (ValueError, OSError) as error:
             found.faults.add(f"{file}: {error}")
             continue
-        image = _image_of(file, root, there, known)
+        image = _image_of(file, root, there, known, listing)
         if image is None:
             found.faults.add(f"{file}: its image {_text(root, 'filename')!r:.200} is not below {listing.root}")
+            lacking = True
+            continue
+        if (other := owner.setdefault(image, file)) != file:
+            found.faults.add(f"{file}: its image {image} is that of {other}, too; one file of boxes for an image is expected")
             continue
         number = found.image(image, size)
         lines = _lines(read_small(listing, file), len(root.findall(".//object")))
@@ -85,7 +91,12 @@ def read_voc(path: Path, classes: list[str], files: list[str], listing: Listing)
                 found.faults.add(f"{where}: an object without a name")
                 continue
             found.box(number, label, bbox, where, crowd=_text(each, "difficult") == "1")
+    found.faults.hint = listing.unnamed(owner) if lacking else ""
     return found
+
+
+def _own_name(file: str) -> str:
+    return one_form(posixpath.splitext(posixpath.basename(file))[0])
 
 
 def _text(element: ElementTree.Element, name: str) -> str:
@@ -101,9 +112,12 @@ def _size(root: ElementTree.Element) -> Size | None:
     return (height, width) if height > 0 and width > 0 else None
 
 
-def _image_of(file: str, root: ElementTree.Element, there: dict[str, str], known: set[str]) -> str | None:
-    """Return the image of an XML file: of its `filename`, else of its own name, in a folder beside or in the same one."""
-    folder, own = posixpath.split(posixpath.splitext(file)[0])
+def _image_of(file: str, root: ElementTree.Element, there: dict[str, str], known: set[str], listing: Listing) -> str | None:
+    """Return the image of an XML file: of its own name, else of its `filename`, in a folder beside or in the same one.
+
+    Its own name comes first, because tools that copy or rename files leave an old `filename` in them.
+    """
+    folder = posixpath.dirname(file)
     above, _, below = f"/{folder}/".lower().rpartition("/annotations/")
     start, end = (folder[: max(len(above) - 1, 0)], folder[len(folder) - len(below.rstrip("/")) :] if below.strip("/") else "")
     folders = [
@@ -111,12 +125,11 @@ def _image_of(file: str, root: ElementTree.Element, there: dict[str, str], known
         *(posixpath.normpath(posixpath.join(base, name, end)) for base in (start, posixpath.dirname(folder)) for name in (*IMAGES, ".")),
     ]
     given = posixpath.basename(_text(root, "filename").replace("\\", "/"))
-    for each in folders:
-        for name in (given, own):
-            path = posixpath.normpath(posixpath.join(each, name)) if name else ""
-            if path in known:
-                return path
-            if path and (image := there.get(path) or there.get(posixpath.splitext(path)[0])):
+    stem, ending = posixpath.splitext(given)
+    for name in filter(None, (_own_name(file), stem, given)):
+        for each in folders:
+            path = posixpath.normpath(posixpath.join(each, name))
+            if (image := listing.names.spelled(path + ending)) in known or (image := there.get(one_form(path), "")):
                 return image
     return None
 

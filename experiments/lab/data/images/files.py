@@ -19,7 +19,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
-from lab.base.formats import visible
+from lab.base.formats import one_form, visible
 from lab.base.paths import ROOT
 from lab.config.user import user_default, user_file
 from lab.data.images.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
@@ -69,10 +69,11 @@ UNREADABLE = (
 
 @dataclass
 class Faults:
-    """The faults of a data set, a line each."""
+    """The faults of a data set, a line each, and what helps to understand them."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
+    hint: str = ""
 
     def add(self, line: str) -> None:
         self.lines.append(f"{line}.")
@@ -86,7 +87,8 @@ class Faults:
             more = f"\n... and {len(self.lines) - NAMED} more" if len(self.lines) > NAMED else ""
             shown = "\n".join(self.lines[:NAMED])
             remedy = "data.skip_corrupt=true leaves them out" if usable else "no entry is left to use, so look at the settings, too"
-            raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}")
+            hint = f"\n{self.hint}" if self.hint else ""
+            raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}{hint}")
 
 
 def refuse_pipe(path: ImageFile) -> None:
@@ -104,40 +106,81 @@ def is_inside(path: str, folder: str | Path) -> bool:
     return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
-def leads_out(folder: Path) -> Callable[[str], bool]:
-    """Return a function that says whether a file name leads out of a folder: as an absolute path, by `..` or through a link.
+def spelling(name: str) -> str:
+    """Return the form in which names of files are compared: Unicode's composed form, and the ending in lower case.
 
-    The folder itself may be a link. Links are listed a folder at a time, because asking for a hundred thousand files
-    one by one takes minutes on a network's file system.
+    macOS writes é in file names as two characters, and cameras write .JPG.
+    """
+    stem, ending = os.path.splitext(one_form(name))
+    return stem + ending.lower()
+
+
+class Names:
+    """Names of files in a folder, as tables and files of annotations write them.
+
+    A folder is listed once, because asking for a hundred thousand files one by one takes minutes on a network's file system. What lies
+    outside of the folder is not listed.
+
+    Args:
+        folder: the folder, which may be a link.
     """
 
-    @cache
-    def links(parent: str) -> set[str] | None:
-        """Return the links in a folder; None if the folder is outside."""
-        if not is_inside(parent, folder):
-            return None
-        try:
-            with os.scandir(parent) as entries:
-                return {entry.name for entry in entries if entry.is_symlink()}
-        except OSError:
-            return set()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._listed = cache(self._list)
 
-    def leaves(name: str) -> bool:
+    def _list(self, parent: str) -> tuple[str, dict[str, str], set[str]] | None:
+        """Return a folder's real path, the names in it by themselves and by their spelling, and those of links; None if it is outside."""
+        try:
+            if not is_inside(parent, self.folder):
+                return None
+            with os.scandir(parent) as found:
+                entries = list(found)
+        except OSError:
+            entries = []
+        except ValueError:  # no system has such a name
+            return None
+        names = {spelling(entry.name): entry.name for entry in entries} | {entry.name: entry.name for entry in entries}
+        return os.path.realpath(parent), names, {entry.name for entry in entries if entry.is_symlink()}
+
+    def spelled(self, name: str) -> str:
+        """Return a name as the folder spells it, with `/` for the `\\` that Windows writes; a name of no file keeps its spelling."""
+        if self._beside(name).get(file := os.path.basename(name)) == file:
+            return name
+        found, steps = "", [step for step in name.replace("\\", "/").split("/") if step not in ("", ".")]
+        if name.startswith("/") or ".." in steps:
+            return name.replace("\\", "/")
+        for number, step in enumerate(steps):
+            names = self._beside(os.path.join(found, step))
+            if not names:
+                return os.path.join(found, *steps[number:])
+            found = os.path.join(found, names.get(step) or names.get(spelling(step), step))
+        return found or name
+
+    def _beside(self, name: str) -> dict[str, str]:
+        listed = self._listed(os.path.dirname(os.path.join(self.folder, name)))
+        return listed[1] if listed else {}
+
+    def leaves(self, name: str) -> bool:
+        """Return whether a name leads out of the folder: as an absolute path, by `..` or through a link."""
         try:
             if b"\0" in os.fsencode(name):  # no system has such a file
                 return True
         except UnicodeEncodeError:
             return True
-        parent, file = os.path.split(os.path.join(folder, name))
-        found = links(parent)
-        return found is None or (file in found and not is_inside(os.path.join(parent, file), folder))
+        parent, file = os.path.split(os.path.join(self.folder, name))
+        listed = self._listed(parent)
+        return listed is None or (file in listed[2] and not is_inside(os.path.join(parent, file), self.folder))
 
-    return leaves
-
-
-def with_slashes(name: str, folder: Path) -> str:
-    """Return a file's name in a folder, with `/` for the `\\` that Windows writes, unless the folder has a file of that very name."""
-    return name if "\\" not in name or os.path.lexists(os.path.join(folder, name)) else name.replace("\\", "/")
+    def real(self, name: str) -> str:
+        """Return the path of the file that a name leads to, by which two names of one file are found."""
+        path = os.path.join(self.folder, name)
+        parent, file = os.path.split(path)
+        listed = self._listed(parent)
+        try:
+            return os.path.join(listed[0], file) if listed and file not in listed[2] else os.path.realpath(path)
+        except ValueError:  # no system has such a name
+            return path
 
 
 def open_any_mode(path: ImageFile) -> Image.Image:

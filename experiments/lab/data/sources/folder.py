@@ -16,6 +16,7 @@ from lab.base.formats import visible
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
+from lab.data.annotations.layouts import boxes_in
 from lab.data.batch import Batch
 from lab.data.images.files import SUFFIXES, UNREADABLE, Faults, find_corrupt, unreadable
 from lab.data.images.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
@@ -169,17 +170,13 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
         UserError: a folder, an image or a setting is wrong.
     """
     root = existing_folder("data.root", absolute(config.root, ROOT / "data"))
-    folders = _folders(root, config)
-    for name, folder in folders.items():
-        if name == "train" and not folder.is_dir():
-            raise UserError(f"data.train={folder}: no such folder. Give data.train=. if the folders of the classes are in {root} itself.")
-        existing_folder(f"data.{name}", folder)
-    kinds = (*SUFFIXES, ARRAY) if config.channels else SUFFIXES
-    listed = read_class_folders(folders, kinds)
-    found: dict[str, Files] = {}
-    for name, folder in folders.items():
-        found[name] = _files(name, root, folder, listed, config, found["train"].classes if found else [])
-    seen = _seen(root, folders, listed, config)
+    try:
+        found, seen = _found(root, config)
+    except UserError as error:
+        if said := boxes_in(root):
+            remedy = "task=detection data=boxes reads them, while data=folder takes one folder of images per class"
+            raise UserError(f"data.root={root}: holds boxes ({said}); {remedy}.\n{error}") from None
+        raise
     found = dict(zip(found, without_corrupt(root, list(found.values()), config), strict=True))
     lacking = [note for files in found.values() for note in _lacking(files)]
     held_out = f"of {found['val'].folder.name}/" if "val" in found else f"of {found['train'].folder.name}/, {held_out_by(config)}"
@@ -193,6 +190,21 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     if len(data.classes) == 1:
         data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")
     return data
+
+
+def _found(root: Path, config: FolderConfig) -> tuple[dict[str, Files], list[str]]:
+    """Return the images of each part, and messages about files, folders and links; raise as folder_data."""
+    folders = _folders(root, config)
+    for name, folder in folders.items():
+        if name == "train" and not folder.is_dir():
+            raise UserError(f"data.train={folder}: no such folder. Give data.train=. if the folders of the classes are in {root} itself.")
+        existing_folder(f"data.{name}", folder)
+    kinds = (*SUFFIXES, ARRAY) if config.channels else SUFFIXES
+    listed = read_class_folders(folders, kinds)
+    found: dict[str, Files] = {}
+    for name, folder in folders.items():
+        found[name] = _files(name, root, folder, listed, config, found["train"].classes if found else [])
+    return found, _seen(root, folders, listed, config)
 
 
 def _lacking(files: Files) -> list[str]:

@@ -13,7 +13,7 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import TableConfig
 from lab.data.cells import Where, numbers, read_cells, rows_of, texts
-from lab.data.images.files import leads_out, with_slashes
+from lab.data.images.files import Names
 from lab.data.images.pixels import alpha_note
 from lab.data.samples import DIGITS, Annotations
 from lab.data.sets import Data, Norm, existing_folder
@@ -68,12 +68,14 @@ def table_data(
         if column is not None and column not in table.columns:
             raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns)
     where = rows_of(file)
-    keys = [with_slashes(key, root) for key in texts(table, config.image, where)]
+    names_of_files = Names(root)
+    keys = [names_of_files.spelled(key) for key in texts(table, config.image, where)]
     first: dict[str, int] = {}
     for number, key in enumerate(keys):
-        if first.setdefault(key, number) != number:
-            raise UserError(f"{where(number)}, column {config.image}: {key!r} is given twice.")
-    leaves = leads_out(root)
+        if (other := first.setdefault(names_of_files.real(key), number)) != number:
+            again = where(other).rpartition(", ")[2]
+            raise UserError(f"{where(number)}, column {config.image}: {key!r} is given twice: {again} names this image, too.")
+    leaves = names_of_files.leaves
     if not config.images_outside and (outside := next((i for i, key in enumerate(keys) if leaves(key)), None)) is not None:
         raise UserError(
             f"{where(outside)}, column {config.image}: {keys[outside]!r} leads out of {root}; data.root= names the folder that holds all "

@@ -1,7 +1,7 @@
 """Detection data: COCO files read by worker processes, including digit scenes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,6 +20,7 @@ from lab.base.seeds import seeded
 from lab.config.detection_schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
 from lab.data.annotations.coco_file import CocoFile, read_coco
 from lab.data.annotations.rle import decoded
+from lab.data.images.files import Names
 from lab.data.images.pixels import dark_note
 from lab.data.loading import WorkerLoader
 from lab.data.scenes import PARTS, scenes_folder
@@ -302,20 +303,38 @@ def _read(config: DetectionDataConfig, shapes: str) -> tuple[list[CocoFile], str
         if config.root is None:
             raise UserError("data.root=null: data=boxes needs the folder of the images and their boxes, or the data.yaml in it.")
         found, held_out, said = read_boxes(config, absolute(config.root, ROOT), shapes=shapes)
-        for file in found.values():
+        files, shared = _once(list(found.values()))
+        for file in files:
             _refuse_no_box(file, "data.root")
-        return list(found.values()), held_out, said
+        return files, held_out, said + shared
     parts = _parts(config)
     how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "shapes": shapes}
     if isinstance(config, CocoConfig):
         how |= {"outside": config.images_outside, "exif": config.exif}
-    files = [read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts]
+    files, shared = _once([read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts])
     for file, part in zip(files, parts, strict=True):
         _refuse_no_box(file, part.settings[0])
-    train, val = files[:2]
-    same = train.path.resolve() == val.path.resolve()
-    seen = ["data.val_annotations is data.train_annotations, too: scores say nothing of images that training did not see"] if same else []
-    return files, f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {val.path.name}", seen
+    held_out = f"of {files[1].path.name}"
+    return files, f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else held_out, shared
+
+
+def _once(files: list[CocoFile]) -> tuple[list[CocoFile], list[str]]:
+    """Remove images that a later part has, too, so that none is both learned and scored; return the parts, and messages that count them.
+
+    A part of which nothing would be left stays as it is.
+    """
+    later: set[str] = set()
+    kept, notes = [], []
+    for file in reversed(files):
+        names = Names(file.folder)
+        real = [names.real(each) for each in file.files]
+        new = [position for position, each in enumerate(real) if each not in later]
+        later.update(real)
+        if shared := len(file) - len(new):
+            said = "and are left out here" if new else "and none is left; scores say nothing of unseen images"
+            notes.append(f"{file.path}: {shared} of its {len(file)} images are scored in another part, too, {said}")
+        kept.append(replace(file.only(new), notes=file.notes) if shared and new else file)
+    return kept[::-1], notes
 
 
 def _refuse_no_box(file: CocoFile, setting: str) -> None:
