@@ -351,6 +351,21 @@ def test_normalising_is_that_of_torch(device):
     assert all(error(got, exact) < 3e-6 for got, exact in zip(found, gradients, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_unit_vectors_of_half_precision_are_rounded_once(dtype, device):
+    """Lengths, unit vectors and their gradients are float32; only the unit vectors are rounded, to the dtype that is multiplied."""
+
+    def rounded(t):
+        unit = F.normalize(t)
+        return unit + (unit.float().to(dtype).double() - unit).detach()
+
+    leaves = [(rows(48, 256, device) * 30).to(dtype).float(), (rows(48, 256, device) * 0.2).to(dtype).float()]
+    value, gradients = differentiated(lambda a, b: info_nce(rounded(a), rounded(b), temperature=0.05), leaves, torch.float64)
+    ours, found = differentiated(lambda a, b: info_nce_loss(a, b, temperature=0.05), leaves, dtype)
+    assert error(ours, value) < 5e-6
+    assert all(error(got, exact) < 2 * DTYPES[dtype] for got, exact in zip(found, gradients, strict=True))
+
+
 @OF_ONE_TILE
 def test_retained_graph_and_double_backward(name, device):
     function, oracle, leaves, args, options = CASES[name](device)

@@ -1962,7 +1962,8 @@ def cosine_embedding_loss(
 
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos =
     x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a
-    label other than 1 and -1, as in torch.
+    label other than 1 and -1, as in torch. A vector whose squares overflow
+    float32, of a length from 1.8e19, makes the row's loss nan.
 
     When to use it: Take it for pairs of embeddings that belong together (1) or
     not (-1), where their lengths must not count.
@@ -3450,7 +3451,8 @@ def box_iou_loss(
 
     Args:
         boxes1: (..., 4), of a floating dtype, in the units of an image or as
-            fractions of it; gets a gradient.
+            fractions of it, of a size up to 1e18; gets a gradient. An area that
+            float32 does not hold makes loss and gradient nan.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a union below it is eps. With log=True at most 1; an
@@ -3518,7 +3520,8 @@ def generalized_box_iou_loss(
 
     Args:
         boxes1: (..., 4), of a floating dtype, in the units of an image or as
-            fractions of it; gets a gradient.
+            fractions of it, of a size up to 1e18; gets a gradient. An area that
+            float32 does not hold makes loss and gradient nan.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it
@@ -3582,7 +3585,8 @@ def distance_box_iou_loss(
 
     Args:
         boxes1: (..., 4), of a floating dtype, in the units of an image or as
-            fractions of it; gets a gradient.
+            fractions of it, of a size up to 1e18; gets a gradient. An area that
+            float32 does not hold makes loss and gradient nan.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it
@@ -3646,7 +3650,8 @@ def complete_box_iou_loss(
 
     Args:
         boxes1: (..., 4), of a floating dtype, in the units of an image or as
-            fractions of it; gets a gradient.
+            fractions of it, of a size up to 1e18; gets a gradient. An area that
+            float32 does not hold makes loss and gradient nan.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator below it is eps. It bounds all
@@ -3708,7 +3713,8 @@ def efficient_box_iou_loss(
 
     Args:
         boxes1: (..., 4), of a floating dtype, in the units of an image or as
-            fractions of it; gets a gradient.
+            fractions of it, of a size up to 1e18; gets a gradient. An area that
+            float32 does not hold makes loss and gradient nan.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it
@@ -3771,7 +3777,8 @@ def scylla_box_iou_loss(
 
     Args:
         boxes1: (..., 4), of a floating dtype, in the units of an image or as
-            fractions of it; gets a gradient.
+            fractions of it, of a size up to 1e18; gets a gradient. An area that
+            float32 does not hold makes loss and gradient nan.
         boxes2: (..., 4), likewise; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a denominator (an area, a squared length) below it
@@ -3949,7 +3956,8 @@ def probiou_loss(
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
-            absolute value.
+            absolute value. Of a size up to 1e18, as an area beyond float32
+            makes loss and gradient nan.
         boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: above 0; a side below it is eps, and below it the root that the
@@ -4012,7 +4020,8 @@ def gwd_loss(
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
-            absolute value.
+            absolute value. Of a size up to 1e18, as an area beyond float32
+            makes loss and gradient nan.
         boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: above 0; a side below it is eps, and below it the root that the
@@ -4081,7 +4090,8 @@ def kld_loss(
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
-            absolute value.
+            absolute value. Of a size up to 1e18, as an area beyond float32
+            makes loss and gradient nan.
         boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: above 0; a side below it is eps, and below it the root that the
@@ -4147,7 +4157,8 @@ def kfiou_loss(
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
-            absolute value.
+            absolute value. Of a size up to 1e18, as an area beyond float32
+            makes loss and gradient nan.
         boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a side below it is eps. So gradients stay finite
@@ -4207,7 +4218,8 @@ def rotated_iou_loss(
         boxes1: (..., 5), of a floating dtype: centre x and y, width, height,
             and the angle in radians by which the box is turned from the x axis
             to the y axis; gets a gradient. A negative side counts as its
-            absolute value.
+            absolute value. Of a size up to 1e18, as an area beyond float32
+            makes loss and gradient nan.
         boxes2: (..., 5), as boxes1; gets a gradient, too.
         reduction: "none", "mean" over the pairs, or "sum".
         eps: of at least 0; a union below it is eps.
@@ -5155,7 +5167,8 @@ def cosine_distance_with_logits(
     numbers.
 
     L = 1 - x · t / (|x| |t|), x = input, t = target_logits; a length is at
-    least 1e-8, as in torch.nn.functional.cosine_similarity.
+    least 1e-8, as in torch.nn.functional.cosine_similarity. A row whose squares
+    overflow float32, of a length from 1.8e19, has a loss of nan.
 
     Source: Liger-Kernel's LigerFusedLinearCosineSimilarityLoss: its β is
     1 - hard_weight, and its weight of the labels hard_weight.
@@ -5885,7 +5898,9 @@ def info_nce_loss(
         symmetric: mean of this loss and that of the positives against the
             queries, as CLIP's; negatives are those of queries alone.
         offset: the row of positive that belongs to the first query.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         labels: integers, one for each positive. A positive whose label is that
             of a query's own is not its negative, as with equal texts.
         directions: what the sum is over, as sentence-transformers names it:
@@ -5957,7 +5972,9 @@ def nt_xent_loss(
         temperature: T above 0, which divides the similarities. A tensor of one
             element gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         decoupled: leave the other view of a sample out of the sum.
         gathered1: the first views of M samples, input1 among them; a view is
             compared with these and gathered2 in place of the inputs.
@@ -6022,7 +6039,9 @@ def supervised_contrastive_loss(
             element gets a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         gathered: the features of M samples, those of this device among them; a
             row is compared with these in place of `features`.
         gathered_labels: their labels, where labels are given.
@@ -6088,7 +6107,9 @@ def clip_loss_from_features(
         logit_scale: a number or a tensor of one element, which gets a gradient.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         offset: the row of text_features that belongs to the first image.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
@@ -6147,7 +6168,9 @@ def siglip_loss_from_features(
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         offset: the row of text_features that belongs to the first image.
         negative_only: there are no pairs, as with the texts of another device.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.
@@ -6284,7 +6307,9 @@ def multi_similarity_loss(
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         epsilon: ε of mining, 0.1 in the paper; None: all pairs count, as in
             pytorch-metric-learning without a miner.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         gathered: the features of M samples, those of this device among them; a
             row is compared with these in place of `features`.
         gathered_labels: their labels.
@@ -6345,7 +6370,9 @@ def circle_loss(
             below m; 0.25 for faces.
         gamma: γ above 0, the scale; 256 for faces.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         gathered: the features of M samples, those of this device among them; a
             row is compared with these in place of `features`.
         gathered_labels: their labels.
@@ -6408,7 +6435,9 @@ def proxy_anchor_loss(
         reduction: "mean" as in the formula; "none", (C,), a proxy's own: its
             term of positives times C / |P⁺|, and its term of negatives; "sum"
             adds these up, and a normalizer divides their sum.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         normalizer: number or 0-d tensor in place of the mean's divisor.

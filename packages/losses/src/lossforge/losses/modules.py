@@ -639,7 +639,9 @@ class CircleLoss(LossModule):
             below m; 0.25 for faces.
         gamma: γ above 0, the scale; 256 for faces.
         reduction: "mean" over the rows, "sum", or "none", one value a row.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -672,7 +674,9 @@ class ClipFeaturesLoss(LossModule):
 
     Args:
         reduction: "mean" over the rows, "sum", or "none", one value a row.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -2036,7 +2040,9 @@ class InfoNCELoss(LossModule):
             negatives must be given.
         symmetric: mean of this loss and that of the positives against the
             queries, as CLIP's; negatives are those of queries alone.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         directions: what the sum is over, as sentence-transformers names it:
             "query_to_doc", which must be among them; "query_to_query", qᵢ · qⱼ
             of the other queries; "doc_to_query", pᵢ · qⱼ of all queries;
@@ -3630,7 +3636,9 @@ class MultiSimilarityLoss(LossModule):
         reduction: "mean" over the rows, "sum", or "none", one value a row.
         epsilon: ε of mining, 0.1 in the paper; None: all pairs count, as in
             pytorch-metric-learning without a miner.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -3707,7 +3715,9 @@ class NTXentLoss(LossModule):
         temperature: T above 0, which divides the similarities. A tensor of one
             element gets a gradient.
         reduction: "mean" over the 2 N views, "sum", or "none", (2 N,).
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         decoupled: leave the other view of a sample out of the sum.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
@@ -4098,7 +4108,9 @@ class ProxyAnchorLoss(LossModule):
         reduction: "mean" as in the formula; "none", (C,), a proxy's own: its
             term of positives times C / |P⁺|, and its term of negatives; "sum"
             adds these up, and a normalizer divides their sum.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -4274,7 +4286,9 @@ class SigLIPFeaturesLoss(LossModule):
 
     Args:
         reduction: "mean" over the rows, "sum", or "none", one value a row.
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """
@@ -4544,7 +4558,9 @@ class SupConLoss(LossModule):
             element gets a gradient.
         base_temperature: T₀; None for T, which leaves the factor out.
         reduction: "mean" over all rows, "sum", or "none", (N,) or (N, V).
-        normalize: divide each row by its length first.
+        normalize: divide each row by its length first, in float32 (float64 for
+            float64). Unit vectors of half precision are rounded once, to its
+            dtype.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
     """

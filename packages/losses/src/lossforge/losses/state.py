@@ -27,6 +27,12 @@ def autocast_dtype(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else None
 
 
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which no product on the device of x is rounded. torch has no autocast for meta tensors."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if autocast_dtype(kind) else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Compute every loss called inside by its plain-torch reference: to compare with, or to differentiate more than twice.

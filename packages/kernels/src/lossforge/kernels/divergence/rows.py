@@ -368,9 +368,12 @@ def one_tile(x, t, formula, SWAP: tl.constexpr):
 
 @triton.jit
 def cosine_of(squares_x, squares_t, dot):
-    """Return 1 - cos of rows, and the factors of x and t in its gradient, from Σ x², Σ t² and Σ x t. A length is at least SHORTEST."""
+    """Return 1 - cos of rows, and the factors of x and t in its gradient, from Σ x², Σ t² and Σ x t. A length is at least SHORTEST.
+
+    All are nan where a square overflows.
+    """
     size_x, size_t = tl.maximum(tl.sqrt(squares_x), SHORTEST), tl.maximum(tl.sqrt(squares_t), SHORTEST)
-    cos = dot / size_x / size_t
+    cos = tl.where((squares_x < float("inf")) & (squares_t < float("inf")), dot / size_x / size_t, float("nan"))
     return 1.0 - cos, tl.where(size_x > SHORTEST, cos / size_x / size_x, 0.0), -1.0 / size_x / size_t
 
 

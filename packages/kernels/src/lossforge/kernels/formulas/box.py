@@ -189,7 +189,7 @@ def jaccard_distance(x1, y1, x2, y2, u1, v1, u2, v2, eps):
     intersection = tl.where((w > 0) & (h > 0), product(w, h), 0.0)
     union = product(length(x1, x2), length(y1, y2)) + (product(length(u1, u2), length(v1, v2)) - intersection)
     union = larger(union, eps)
-    return (union - intersection) * reciprocal(union)
+    return (union - intersection) / union  # not by a reciprocal, whose derivative underflows
 
 
 @triton.jit

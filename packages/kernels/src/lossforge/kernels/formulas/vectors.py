@@ -7,6 +7,8 @@ Cosine embedding (torch.nn.functional.cosine_embedding_loss), a = Σ x y, b = Σ
 
     cos = a / √((b + ε) (c + ε))        L = 1 - cos where the label is 1, max(0, cos - m) where it is -1, else 0
 
+cos is nan where b or c overflows.
+
 Triplet margin of p-norms (torch.nn.functional.triplet_margin_loss), a = Σ |x - y + ε|^p, b = Σ |x - z + ε|^p, c = Σ |y - z + ε|^p:
 
     L = max(0, m + a^(1/p) - b^(1/p)), with `swap` min(b, c) in place of b
@@ -28,7 +30,7 @@ def cosine_terms(x, y, z, margin):
 @triton.jit
 def cosine_value(a, b, c, label, margin):
     first, second = 1.0 / tl.sqrt_rn(b + 1e-12), 1.0 / tl.sqrt_rn(c + 1e-12)  # one after the other, because their product may overflow
-    cos = a * first * second
+    cos = tl.where((b < float("inf")) & (c < float("inf")), a * first * second, float("nan"))
     excess = tl.where(cos - margin < 0.0, 0.0, cos - margin)
     slope = tl.where(label == 1.0, -1.0, tl.where((label == -1.0) & ~(cos - margin < 0.0), 1.0, 0.0))
     value = tl.where(label == 1.0, 1.0 - cos, tl.where(label == -1.0, excess, 0.0))

@@ -106,7 +106,7 @@ def router_total_kernel(
         masks += tl.load(at + 2 * EP + 1, mask=inside, other=0.0)
     inverse = over(1.0, tl.sum(masks, 0), EMPTY_IS_ZERO)
     slope = balance * experts * inverse * (counts * inverse)
-    of_z = z_loss * inverse * tl.sum(squares, 0)
+    of_z = tl.where(z_loss == 0.0, 0.0, z_loss * inverse * tl.sum(squares, 0))  # squares may be infinite
     tl.store(loss_ptr, tl.sum(slope * shares, 0) + of_z)
     if z_ptr is not None:
         tl.store(z_ptr, of_z)

@@ -34,7 +34,7 @@ LANGUAGE: dict[str, Rule] = {
     "log2": lambda v, a, d: f"{d[0]} / (0.6931471805599453 * {a[0]})",
     "sqrt": lambda v, a, d: _over_root(v, d),
     "sqrt_rn": lambda v, a, d: _over_root(v, d),
-    "rsqrt": _scaled("(-0.5 * {v} * {v} * {v})"),
+    "rsqrt": lambda v, a, d: f"-0.5 * {v} * {d[0]} * {v} * {v}",  # one after the other, because a power of v may underflow
     "sin": _scaled("tl.cos({a})"),
     "cos": _scaled("(0.0 - tl.sin({a}))"),
     "sigmoid": _scaled("({v} * (1.0 - {v}))"),
@@ -52,7 +52,7 @@ LANGUAGE: dict[str, Rule] = {
 SHARED: dict[str, Rule] = {
     **{name: LANGUAGE[name] for name in ("exp", "exp2", "log", "log2")},
     "log2_subnormal": LANGUAGE["log2"],
-    "reciprocal": _scaled("(0.0 - {v} * {v})"),
+    "reciprocal": lambda v, a, d: f"(0.0 - {v}) * {d[0]} * {v}",
     "tanh": _scaled("(1.0 - {v} * {v})"),
     "product": lambda v, a, d: str(_product(a, d)),
     "log1p_unit": lambda v, a, d: f"{d[0]} / (1.0 + {a[0]})",

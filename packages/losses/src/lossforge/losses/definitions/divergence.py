@@ -33,7 +33,7 @@ from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
-from lossforge.losses.reference import counted, relative
+from lossforge.losses.reference import counted, or_nan, relative
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss, divergence_results
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
@@ -232,7 +232,10 @@ def total_variation_with_logits(
 @formula("cosine", DeviceFormula(None))
 def cosine_reference(x: Tensor, teacher: Tensor) -> Tensor:
     """Of logits, not of log-probabilities."""
-    return 1 - F.cosine_similarity(x, teacher, dim=1).unsqueeze(1)
+    cos = (x * teacher).sum(1, keepdim=True)
+    for t in (x, teacher):
+        cos = cos / or_nan(torch.linalg.vector_norm(t, dim=1, keepdim=True).clamp(min=1e-8))
+    return 1 - cos
 
 
 @loss(
@@ -255,6 +258,7 @@ def cosine_distance_with_logits(
     """Cosine distance of the student's logits and the teacher's, as rows of C numbers.
 
     L = 1 - x · t / (|x| |t|), x = input, t = target_logits; a length is at least 1e-8, as in torch.nn.functional.cosine_similarity.
+    A row whose squares overflow float32, of a length from 1.8e19, has a loss of nan.
 
     Source: Liger-Kernel's LigerFusedLinearCosineSimilarityLoss: its β is 1 - hard_weight, and its weight of the labels hard_weight.
 

@@ -12,6 +12,7 @@ from lossforge.losses.base.options import WeightedOptions
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import Positive, Real, Reduction
+from lossforge.losses.reference import or_nan
 from lossforge.losses.templates.vectors import VECTORS, vectors_loss
 
 
@@ -20,10 +21,9 @@ from lossforge.losses.templates.vectors import VECTORS, vectors_loss
     DeviceFormula("vectors.cosine_value", terms="vectors.cosine_terms", slopes="vectors.cosine_slopes"),
 )
 def cosine_embedding_reference(x: Tensor, y: Tensor, label: Tensor, margin: float) -> Tensor:
-    squares = ((t.square().sum(-1) + 1e-12).sqrt() for t in (x, y))
     cos = (x * y).sum(-1)
-    for size in squares:
-        cos = cos / size
+    for t in (x, y):
+        cos = cos / or_nan((t.square().sum(-1) + 1e-12).sqrt())
     return torch.where(label == 1, 1 - cos, torch.where(label == -1, (cos - margin).clamp(min=0), 0.0))
 
 
@@ -53,7 +53,7 @@ def cosine_embedding_loss(
     """Cosine embedding loss of pairs of vectors, as torch.nn.functional.cosine_embedding_loss.
 
     L = w [1 - cos if y = 1 else max(0, cos - m)] with cos = x₁ · x₂ / √((|x₁|² + ε) (|x₂|² + ε)), m = margin and ε = 1e-12; 0 for a label
-    other than 1 and -1, as in torch.
+    other than 1 and -1, as in torch. A vector whose squares overflow float32, of a length from 1.8e19, makes the row's loss nan.
 
     When to use it: Take it for pairs of embeddings that belong together (1) or not (-1), where their lengths must not count.
 

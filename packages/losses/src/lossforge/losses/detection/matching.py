@@ -15,7 +15,7 @@ from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define, launched
 from lossforge.losses.option_types import BoxFormat
 from lossforge.losses.reference import accurate, corners
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.state import KERNEL_DTYPES, kernels_apply, without_autocast
 from lossforge.losses.templates.boxes import FORMATS
 
 __all__ = ["mask_matching_cost", "matching_cost"]
@@ -210,7 +210,7 @@ def mask_matching_cost(
         y = masks.flatten(1).to(x.dtype)
         p = x.sigmoid()
         positive, negative = _focal(x, alpha, gamma) if mask_cost == "focal" else (-F.logsigmoid(x), -F.logsigmoid(-x))
-        with torch.autocast(x.device.type, enabled=False):  # which would round both factors of the products
+        with without_autocast(x):  # which would round both factors of the products
             differences, shared = (positive - negative) @ y.T, p @ y.T
         of_pixels = (differences + negative.sum(1, keepdim=True)) / max(x.shape[1], 1)
         dice = 1 - (2 * shared + 1) / (p.sum(1, keepdim=True) + y.sum(1) + 1)

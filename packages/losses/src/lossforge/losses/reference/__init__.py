@@ -44,6 +44,31 @@ def root_of(x: Tensor) -> Tensor:
     return torch.where(zero, 0.0, torch.where(zero, 1.0, x).sqrt())
 
 
+def or_nan(x: Tensor) -> Tensor:
+    """Return x, but nan where it is infinite: what is divided by a sum that overflowed is nan, not 0."""
+    return torch.where(x.isinf(), torch.nan, x)
+
+
+def size_of(x: Tensor, dim: int) -> Tensor:
+    """Return the largest size of each vector along `dim`, at least 1, without gradient: over it, no square overflows."""
+    x = x.detach().abs()
+    return x.new_ones(()) if x.numel() == 0 else x.amax(dim, keepdim=True).clamp(min=1)
+
+
+def unit_rows(x: Tensor, eps: float = 1e-12) -> Tensor:
+    """Return the rows of x over their lengths, which are at least eps, in float32 (float64 for float64)."""
+    x = accurate(x)
+    return F.normalize(x / size_of(x, 1), dim=1, eps=eps)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return softmax over dimension 1, the likeliest class as 1 less the others: so a gradient keeps its digits where that is nearly 1."""
+    p = x.softmax(1)
+    likeliest = torch.zeros_like(p, dtype=torch.bool).scatter(1, x.detach().argmax(1, keepdim=True), True)
+    others = torch.where(likeliest, 0.0, p)
+    return torch.where(likeliest, 1 - others.sum(1, keepdim=True), others)
+
+
 def one_minus_exp(t: Tensor) -> Tensor:
     """Return 1 - e^-t. torch's derivative of expm1 is its value plus 1, which loses every digit of e^-t where t is large."""
     small = t < 0.5

@@ -16,7 +16,7 @@ from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import Reduction
 from lossforge.losses.reference import accurate
 from lossforge.losses.segmentation.points import reduced_values, true_masks
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.state import KERNEL_DTYPES, kernels_apply, without_autocast
 
 __all__ = ["prototype_mask_loss"]
 
@@ -170,7 +170,7 @@ def _values(own: Tensor, maps: Tensor, boxes: Tensor, image: Tensor, target: Ten
     exists = (image < images) & (index >= 0) & (index < len(target))
     area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).to(maps.dtype)
     own = torch.where((area <= 0)[:, None], 0.0, own)  # which may be nan
-    with torch.autocast(maps.device.type, enabled=False):
+    with without_autocast(maps):
         x = torch.einsum("nk,nkhw->nhw", own, maps[torch.where(image < images, image, 0)])
     y = target[torch.where(exists, index, 0)]
     y = (y == label[:, None, None] if label is not None else y).to(x.dtype)

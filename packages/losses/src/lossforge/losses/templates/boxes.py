@@ -107,7 +107,10 @@ def _fields_first(boxes: Tensor) -> Tensor:
 
 DOCS = TemplateDocs(
     arguments={
-        "boxes1": "(..., 4), of a floating dtype, in the units of an image or as fractions of it; gets a gradient.",
+        "boxes1": (
+            "(..., 4), of a floating dtype, in the units of an image or as fractions of it, of a size up to 1e18; gets a gradient. An area "
+            "that float32 does not hold makes loss and gradient nan."
+        ),
         "boxes2": "(..., 4), likewise; gets a gradient, too.",
         "reduction": '"none", "mean" over the pairs, or "sum".',
         "eps": "of at least 0; a denominator (an area, a squared length) below it is eps. So divisions stay finite.",

@@ -102,7 +102,8 @@ DOCS = TemplateDocs(
     arguments={
         "boxes1": (
             "(..., 5), of a floating dtype: centre x and y, width, height, and the angle in radians by which the box is turned from the x "
-            "axis to the y axis; gets a gradient. A negative side counts as its absolute value."
+            "axis to the y axis; gets a gradient. A negative side counts as its absolute value. Of a size up to 1e18, as an area beyond "
+            "float32 makes loss and gradient nan."
         ),
         "boxes2": "(..., 5), as boxes1; gets a gradient, too.",
         "reduction": '"none", "mean" over the pairs, or "sum".',

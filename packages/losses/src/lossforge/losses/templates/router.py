@@ -18,7 +18,8 @@ def router_reference(a: RouterCall) -> tuple[Tensor | None, ...]:
     total = mask.sum()
     inverse = torch.where(total == 0, 0.0 if a.empty_is_zero else torch.nan, 1 / torch.where(total == 0, 1.0, total))
     taken, share = ((mask.unsqueeze(1) * t).sum(0) * inverse for t in (chosen, x.softmax(1)))
-    z_loss = a.z_loss * (mask * x.logsumexp(1).square()).sum() * inverse
+    lse = x.logsumexp(1)
+    z_loss = (mask * (a.z_loss * lse) * lse).sum() * inverse  # 0 for a coefficient of 0, where lse² is infinite, too
     loss = a.balance * x.shape[1] * (taken * share).sum() + z_loss
     return loss, z_loss.detach() if a.outputs[0] else None
 

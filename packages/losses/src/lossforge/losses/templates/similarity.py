@@ -1,6 +1,5 @@
 """The losses of similarities, of which some belong together: of a matrix, or of two sets of features. The plain-torch form."""
 
-import contextlib
 from dataclasses import replace
 
 import torch
@@ -11,7 +10,7 @@ from lossforge.kernels.contrastive.call import ContrastiveCall
 from lossforge.kernels.similarity.call import OTHERS, OWN, SAME, SimilarityCall
 from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
 from lossforge.losses.reference import accurate, reduced_call, relative
-from lossforge.losses.state import autocast_dtype
+from lossforge.losses.state import without_autocast
 from lossforge.losses.templates import rowwise
 
 NOWHERE = 2**62
@@ -44,8 +43,7 @@ def products(call: SimilarityCall) -> tuple[Tensor, float | Tensor, float | Tens
     a, b = accurate(call.a), accurate(call.b)
     scale = call.logit_scale if call.scale is None else call.logit_scale * call.scale.to(a.dtype)
     bias = call.logit_bias if call.bias is None else call.logit_bias + call.bias.to(a.dtype)
-    kind = a.device.type
-    with torch.autocast(kind, enabled=False) if autocast_dtype(kind) else contextlib.nullcontext():  # it would round the product
+    with without_autocast(a):
         return a @ b.T, scale, bias
 
 
@@ -114,7 +112,10 @@ DOCS = TemplateDocs(
     targets="pairs of features, or their labels",
     arguments={
         "reduction": '"mean" over the rows, "sum", or "none", one value a row.',
-        "normalize": "divide each row by its length first.",
+        "normalize": (
+            "divide each row by its length first, in float32 (float64 for float64). Unit vectors of half precision are rounded once, to "
+            "its dtype."
+        ),
         "group": (
             "processes over which the rows are spread, a ProcessGroup or a DeviceMesh of one dimension: each gives its own pairs, of any "
             "number, and compares them with the features of all, which go round a ring. The scalar is that of all rows, in every process; "

@@ -31,11 +31,20 @@ def _sides(b1: Tensor, b2: Tensor, eps: float) -> tuple[Tensor, ...]:
     return a1, b1_, torch.where(turned, b2_, a2), torch.where(turned, a2, b2_), square
 
 
+def _between(s1: Tensor, s2: Tensor) -> Tensor:
+    """Return (s₁ - s₂)² / 2 s₁ s₂, without a square of a length."""
+    return (s1 - s2) / s1 * ((s1 - s2) / s2) / 2
+
+
+def _uneven(a: Tensor, b: Tensor) -> Tensor:
+    """Return (a² - b²) / ab."""
+    return (a - b) / a * ((a + b) / b)
+
+
 def _spread(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor, square: Tensor) -> Tensor:
     """Return det((Σ₁ + Σ₂)/2) / √(det Σ₁ det Σ₂) - 1."""
-    across, down = (a1 - a2).square() / (2 * a1 * a2), (b1 - b2).square() / (2 * b1 * b2)
-    turn = (a1.square() - b1.square()) / (a1 * b1) * (a2.square() - b2.square()) / (a2 * b2)
-    return across + down + across * down + square * turn / 4
+    across, down = _between(a1, a2), _between(b1, b2)
+    return across + down + across * down + square * _uneven(a1, b1) * _uneven(a2, b2) / 4
 
 
 def _offset(b1: Tensor, b2: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,9 +142,10 @@ def wasserstein(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind, tau, alpha, n
 @formula("gwd", DeviceFormula(wasserstein, variables=10, heavy=True))
 def gwd_reference(b1: Tensor, b2: Tensor, eps: float, kind: float, tau: float, alpha: float, normalize: float) -> Tensor:
     a1, s1, a2, s2, square = _sides(b1, b2, eps)
-    along, crossed = a1 * a2 + s1 * s2, a1 * s2 + s1 * a2
-    coupled = (along.square() * (1 - square) + crossed.square() * square).clamp(min=1e-12 * along.detach().square()).sqrt()
-    turn = square * (a1.square() - s1.square()) * (a2.square() - s2.square()) / (along + coupled)
+    along = a1 * a2 + s1 * s2
+    crossed = (a1 * s2 + s1 * a2) / along
+    coupled = along * (1 + (1 - square * (1 - crossed) * (1 + crossed)).clamp(min=1e-12).sqrt())
+    turn = square * ((a1 - s1) * (a1 + s1)) * ((a2 - s2) * (a2 + s2) / coupled)
     shapes = (a1 - a2).square() + (s1 - s2).square() + 2 * turn
     distance = _root((b1[..., :2] - b2[..., :2]).square().sum(-1) + alpha**2 / 4 * shapes, eps)
     return _shaped(distance / (a1 * s1).sqrt().mul((a2 * s2).sqrt()).sqrt() if normalize else distance, eps, kind, tau)
@@ -203,21 +213,21 @@ def _surplus(s2: Tensor, s1: Tensor) -> Tensor:
 
     With u = r² - 1 and w = u / (2 + u) it is wu - 2w³ (1/3 + w²/5 + w⁴/7 + ...), which keeps its digits near r = 1.
     """
-    u = (s2 - s1) * (s2 + s1) / s1.square()
+    u = (s2 - s1) / s1 * ((s2 + s1) / s1)
     small = u.abs() < 0.125
     near = torch.where(small, u, 0.0)
     w = near / (2 + near)
     series = torch.zeros_like(w)
     for power in range(17, 1, -2):
         series = series * w.square() + 1 / power
-    return torch.where(small, w * near - 2 * w**3 * series, u - torch.log1p(torch.where(small, 0.0, u)))
+    return torch.where(small, w * near - 2 * w**3 * series, u - 2 * torch.where(small, 1.0, s2 / s1).log())
 
 
 @formula("kld", DeviceFormula(kullback_leibler, variables=10, heavy=True))
 def kld_reference(b1: Tensor, b2: Tensor, eps: float, kind: float, tau: float, alpha: float, rooted: float) -> Tensor:
     a1, s1, a2, s2, square = _sides(b1, b2, eps)
     p, q = _offset(b1, b2, b1[..., 4])
-    turn = square * (a1.square() - s1.square()) / a1.square() * (a2.square() - s2.square()) / s1.square()
+    turn = square * ((a1 - s1) / a1 * ((a1 + s1) / a1)) * ((a2 - s2) / s1 * ((a2 + s2) / s1))
     distance = 2 * ((p / a1).square() + (q / s1).square()) / alpha**2 + (_surplus(a2, a1) + _surplus(s2, s1) + turn) / 2
     return _shaped(_root(distance, eps) if rooted else distance, eps, kind, tau)
 
@@ -275,7 +285,8 @@ def kalman(x1, y1, w1, h1, t1, x2, y2, w2, h2, t2, eps, kind):
 @formula("kfiou", DeviceFormula(kalman, variables=10, heavy=True))
 def kfiou_reference(b1: Tensor, b2: Tensor, eps: float, kind: float) -> Tensor:
     a1, s1, a2, s2, square = _sides(b1, b2, eps)
-    areas = ((a1 - a2) * s1 + a2 * (s1 - s2)) / ((a1 * s1).sqrt() * (a2 * s2).sqrt())
+    p, q = (a1 / a2).sqrt(), (s1 / s2).sqrt()
+    areas = ((a1 - a2) / a2 * q + (s1 - s2) / s2 / q) / p
     inverse = 2 * (4 + areas.square()).sqrt() * (1 + _spread(a1, s1, a2, s2, square)).sqrt() - 1
     rest = (inverse - 1) / inverse
     return (rest, inverse.log(), rest.expm1())[int(kind)]

@@ -19,9 +19,9 @@ from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, Sh
 from lossforge.losses.base.record import CheckedCall, Finish, first
 from lossforge.losses.option_types import DeviceMesh, Direction, NonNegative, Positive, ProcessGroup, Reduction
 from lossforge.losses.parallel.contrastive import RefusedByAllError, over_processes, tell_refusal
-from lossforge.losses.reference import accurate, reduced_call
+from lossforge.losses.reference import accurate, reduced_call, unit_rows
 from lossforge.losses.run import compute
-from lossforge.losses.state import autocast_dtype
+from lossforge.losses.state import autocast_dtype, without_autocast
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
 from lossforge.losses.templates.rowwise import rowwise_loss
 from lossforge.losses.templates.similarity import CONTRASTIVE, NOWHERE, SIMILARITY
@@ -186,11 +186,8 @@ def features_of(normalize: bool, **given: Tensor) -> list[Tensor]:
             checks.beside(name, t, like, of)
             if t.shape[1] != like.shape[1]:
                 raise ValueError(f"{name} must have the {like.shape[1]} features of {of}, got shape {tuple(t.shape)}")
-        if normalize:
-            t = F.normalize(t, dim=1)
-        dtype = autocast_dtype(t.device.type)
-        if dtype and t.dtype != torch.float64:
-            t = t.to(dtype)
+        dtype = t.dtype if t.dtype == torch.float64 else autocast_dtype(t.device.type) or t.dtype
+        t = (unit_rows(t) if normalize else t).to(dtype)
         if found and t.dtype != found[0].dtype:
             raise TypeError(f"{name} must have the dtype of {of}, {found[0].dtype}, got {t.dtype}")
         found.append(t)
@@ -343,8 +340,11 @@ def info_nce_loss(
     if isinstance(directions, str) or not isinstance(directions, Sequence):
         raise TypeError(f"directions must be a tuple of names, got {type(directions).__name__}")
     several = negatives.shape[:2] if isinstance(negatives, Tensor) and negatives.ndim == 3 else None
-    others_given = {"directions": tuple(directions) != DIRECTIONS[:1], "decoupled": decoupled, "hardness": bool(hardness)}
-    group = _group_of(options, {"offset": bool(offset)}, others_given | {"negatives (N, K, D)": several is not None})
+    hardness = checks.number("hardness", hardness, 0.0)
+    others_given = {"directions": tuple(directions) != DIRECTIONS[:1], "decoupled": decoupled, "hardness": checks.nonzero(hardness)}
+    group = _group_of(
+        options, {"offset": checks.whole_number("offset", offset) != 0}, others_given | {"negatives (N, K, D)": several is not None}
+    )
     given = {"query": query, "positive": positive}
     if negatives is not None:
         given["negatives"] = negatives if several is None else negatives.flatten(0, 1)
@@ -355,8 +355,8 @@ def info_nce_loss(
     offset = whole_offset(offset, rows, columns, "positive")
     temperatures = number_of("temperature", temperature, a, 0.0)
     call = SimilarityCall("both_sides" if symmetric else "softmax", a, torch.cat([b, *others]) if others and several is None else b)
-    call = call._replace(offset=offset, reduction=reduction, decoupled=decoupled, hardness=checks.number("hardness", hardness, 0.0))
-    if hardness and (temperatures[1] is not None or symmetric or several):
+    call = call._replace(offset=offset, reduction=reduction, decoupled=decoupled, hardness=hardness)
+    if checks.nonzero(hardness) and (temperatures[1] is not None or symmetric or several):
         raise ValueError("hardness needs a temperature that is a number, symmetric=False, and no negatives (N, K, D)")
     if not in_batch:
         if negatives is None or symmetric or columns != rows or labels is not None or (several and decoupled):
@@ -368,7 +368,7 @@ def info_nce_loss(
     if labels is not None:
         call = _without_equals(call, labels, columns)
     if tuple(directions) != DIRECTIONS[:1]:
-        if not in_batch or symmetric or hardness or columns != rows or labels is not None:
+        if not in_batch or symmetric or checks.nonzero(hardness) or columns != rows or labels is not None:
             raise ValueError(
                 "directions beside query_to_doc need as many positives as queries, in_batch=True, symmetric=False, hardness=0 and no labels"
             )
@@ -392,7 +392,7 @@ def info_nce_loss(
 
 def _each_product(a: Tensor, b: Tensor) -> Tensor:
     """Return the products (N, K) of each row of a (N, D) with its own K rows of b (N, K, D), not rounded to half precision."""
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return torch.einsum("nd,nkd->nk", accurate(a), accurate(b))
 
 
@@ -498,7 +498,7 @@ def nt_xent_loss(
     """
     a, b = features_of(normalize, input1=input1, input2=input2)
     checks.fits("input2", b, len(a) == len(b), "have the shape of input1, {}", a.shape)
-    further = {"gathered1": gathered1 is not None, "gathered2": gathered2 is not None, "offset": bool(offset)}
+    further = {"gathered1": gathered1 is not None, "gathered2": gathered2 is not None, "offset": checks.whole_number("offset", offset) != 0}
     group = _group_of(options, further, {"decoupled": decoupled})
     finish: Finish = first
     if gathered1 is None or gathered2 is None:
@@ -579,7 +579,14 @@ def supervised_contrastive_loss(
     checks.whole("features", features)
     shape = tuple(features.shape)
     checks.fits("features", features, features.ndim in (2, 3), "have shape (N, D) or (N, V, D)")
-    group = _group_of(options, {"gathered": gathered is not None, "gathered_labels": gathered_labels is not None, "offset": bool(offset)})
+    group = _group_of(
+        options,
+        {
+            "gathered": gathered is not None,
+            "gathered_labels": gathered_labels is not None,
+            "offset": checks.whole_number("offset", offset) != 0,
+        },
+    )
     call = of_labels(features, labels, gathered, gathered_labels, offset, normalize)._replace(reduction=reduction)
     base = None if base_temperature is None else checks.number("base_temperature", base_temperature, 0.0, exclusive=True)
 
@@ -597,7 +604,7 @@ def of_labels(
 ) -> SimilarityCall:
     """Return a call of features (N, D) or (N, V, D) against all others, or gathered ones: those of the same label belong together."""
     (z,) = features_of(normalize, features=features.flatten(0, -2))
-    row_labels = _labels_of("labels", labels, features)
+    row_labels, offset = _labels_of("labels", labels, features), checks.whole_number("offset", offset)
     if gathered is None:
         if gathered_labels is not None or offset:
             raise ValueError(f"{'offset' if offset else 'gathered_labels'} needs gathered, got none")
@@ -670,7 +677,7 @@ def clip_loss_from_features(
         >>> clip_loss_from_features(images.requires_grad_(), texts, logit_scale=100.0).backward()
     """
     a, b = features_of(normalize, image_features=image_features, text_features=text_features)
-    group = _group_of(options, {"offset": bool(offset)})
+    group = _group_of(options, {"offset": checks.whole_number("offset", offset) != 0})
     if group is not None:
         checks.fits("text_features", b, len(a) == len(b), "have as many rows as image_features where group is given, {}", len(a))
     offset = whole_offset(offset, len(a), len(b), "text_features")
@@ -724,7 +731,7 @@ def siglip_loss_from_features(
         >>> siglip_loss_from_features(images.requires_grad_(), texts, 10.0, -10.0).backward()
     """
     a, b = features_of(normalize, image_features=image_features, text_features=text_features)
-    group = _group_of(options, {"offset": bool(offset), "negative_only": negative_only})
+    group = _group_of(options, {"offset": checks.whole_number("offset", offset) != 0, "negative_only": negative_only})
     (number, scale), (shift, bias) = number_of("logit_scale", logit_scale, a), number_of("logit_bias", logit_bias, a)
     offset = NOWHERE if negative_only else checks.whole_number("offset", offset)
     call = SimilarityCall("sigmoid", a, b, scale=scale, bias=bias, logit_scale=number, logit_bias=shift if bias is None else 0.0)

@@ -21,6 +21,7 @@ from lossforge.losses.definitions.features.contrastive import (
     whole_offset,
 )
 from lossforge.losses.option_types import MarginStrategy, NonNegative, Positive, Real, Reduction
+from lossforge.losses.reference import accurate
 from lossforge.losses.templates.similarity import SIMILARITY
 
 ROUNDING = 1e-6
@@ -102,8 +103,7 @@ def gist_embed_loss(
     checks.one_of("margin_strategy", margin_strategy, ("absolute", "relative"))
     offset = whole_offset(offset, len(a), len(b), "positive")
     own = slice(offset, offset + len(a))
-    with torch.autocast(a.device.type, enabled=False):
-        pair = (of_a.float() * of_b[own].float()).sum(1)
+    pair = (accurate(of_a) * accurate(of_b[own])).sum(1)
     below = checks.number("margin", margin) * (pair.abs() if margin_strategy == "relative" else 1.0)
     call = SimilarityCall("softmax", a, torch.cat([b, *others]), threshold=pair - below + ROUNDING, offset=offset, reduction=reduction)
     call = call._replace(row_guide=of_a, column_guide=torch.cat([of_b, *of_others]))

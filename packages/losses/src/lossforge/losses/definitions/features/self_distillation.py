@@ -15,8 +15,8 @@ from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import ANY_DEVICE, define, launched
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive
-from lossforge.losses.reference import accurate, root_of
-from lossforge.losses.state import kernels_apply
+from lossforge.losses.reference import accurate, root_of, size_of, unit_rows
+from lossforge.losses.state import kernels_apply, without_autocast
 from lossforge.losses.templates.divergence import DIVERGENCE, divergence_loss
 
 __all__ = ["sinkhorn_center"]
@@ -180,8 +180,8 @@ def koleo_loss(
     checks.whole("input", input)
     checks.fits("input", input, input.ndim == 2 and len(input) > 1, "have shape (N, D) with at least two rows")
     eps = checks.number("eps", eps, 0.0)
-    with torch.autocast(input.device.type, enabled=False):
-        x = F.normalize(accurate(input), dim=1, eps=eps)
+    with without_autocast(input):
+        x = unit_rows(input, eps)
         nearest: Tensor = OPERATORS.nearest(x.detach())
         return -(F.pairwise_distance(x, x[nearest], eps=eps) + eps).log().mean()
 
@@ -209,6 +209,14 @@ def _two_views(input1: Tensor, input2: Tensor) -> tuple[Tensor, Tensor]:
     checks.fits("input2", input2, input2.shape == input1.shape, "have the shape of input1, {}", input1.shape)
     dtype = torch.promote_types(input1.dtype, input2.dtype)
     return accurate(input1.to(dtype)), accurate(input2.to(dtype))
+
+
+def _standardised(x: Tensor, eps: float) -> Tensor:
+    """Return each column less its mean, over √(Var + ε); both over a size of the column, so that no square overflows."""
+    x = x - x.mean(0)
+    size = size_of(x, 0)
+    x = x / size
+    return x / (x.square().mean(0) + eps / size / size).sqrt()
 
 
 def _others(a: Tensor, b: Tensor) -> Tensor:
@@ -255,7 +263,7 @@ def vicreg_loss(
     a, b = _two_views(input1, input2)
     numbers = {"lambda_param": lambda_param, "mu_param": mu_param, "nu_param": nu_param, "eps": eps}
     invariance, variance, covariance, eps = [checks.number(name, value, 0.0) for name, value in numbers.items()]
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         total = invariance * F.mse_loss(a, b)
         for z in (a - a.mean(0), b - b.mean(0)):
             own = z.square().sum(0) / (len(z) - 1)
@@ -292,7 +300,7 @@ def barlow_twins_loss(
     """
     a, b = _two_views(input1, input2)
     weight, eps = checks.number("lambda_param", lambda_param, 0.0), checks.number("eps", eps, 0.0, exclusive=True)
-    with torch.autocast(a.device.type, enabled=False):
-        a, b = (F.batch_norm(t, None, None, training=True, eps=eps) for t in (a, b))
+    with without_autocast(a):
+        a, b = _standardised(a, eps), _standardised(b, eps)
         own = (a * b).mean(0)
         return (1 - own).square().sum() + weight * _others(a, b) / len(a) ** 2
