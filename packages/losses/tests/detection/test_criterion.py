@@ -169,6 +169,27 @@ def test_factors_of_layers_with_denoising_and_groups(device):
     torch.testing.assert_close(both - without, distance)
 
 
+@pytest.fixture
+def default_dtype():
+    yield torch.set_default_dtype
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("class_loss", ["focal", "varifocal", "mal", "ia_bce", "cross_entropy"])
+def test_float64_whatever_the_default_dtype(class_loss, default_dtype, device):
+    """No count, factor or constant is of float32: with a default of float64 the digits are the same."""
+    logits, boxes, labels, targets = problem(device)
+    box = torch.tensor([[0, 1, 2] * 2, [-1] * 6, [3, 4, -1] * 2], device=device)
+    denoising = None if class_loss == "cross_entropy" else DenoisingQueries(logits[:, :, :6], boxes[:, :, :6], box, 3)
+    for counts in (COUNTS, torch.tensor(COUNTS, device=device)):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            default_dtype(dtype)
+            losses = DetrCriterion(class_loss, class_coef=1.5)(logits, boxes, labels, targets, counts, denoising=denoising)
+            found.append(torch.cat([t.detach().flatten() for t in (*losses.values(), *gradients(losses, logits, boxes))]))
+        torch.testing.assert_close(*found, rtol=1e-14, atol=1e-14)
+
+
 def test_denoising_places_that_do_not_exist(device):
     """On CPU they raise. Elsewhere, and where the values are not known yet, the loss and gradient of their queries are nan."""
     logits, boxes, labels, targets = problem(device, dtype=torch.float32)

@@ -85,6 +85,15 @@ def test_as_monai(loss, activation, device):
                     assert error(g, wanted) < bound
 
 
+def test_float64_losses_have_distances_of_float64(device):
+    x, target = 4 * torch.randn(2, 3, 9, 13, dtype=torch.float64, device=device), torch.randint(0, 3, (2, 9, 13), device=device)
+    p, mask = x.softmax(1), F.one_hot(target, 3).movedim(-1, 1).bool()
+    inside, outside, predicted = scipys(mask), scipys(~mask), p > 0.5
+    far = (inside + outside) ** 3 + (scipys(predicted) + scipys(~predicted)) ** 3
+    assert error(hausdorff_loss(x, target, 3.0), ((p - mask.double()).square() * far).mean()) < 1e-14
+    assert error(boundary_loss(x, target), (p * torch.where(mask, 1 - inside, outside)).mean()) < 1e-14
+
+
 def test_maps_of_a_data_loader(device):
     x = torch.randn(2, 3, 9, 13, device=device)
     masks = F.one_hot(torch.randint(0, 3, (2, 9, 13), device=device), 3).movedim(-1, 1).bool()

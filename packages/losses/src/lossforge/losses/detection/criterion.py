@@ -59,7 +59,7 @@ class QueryTargets(NamedTuple):
         labels: (R,), int64: the class of each query's box. Without one -1, or the last class with class_loss="cross_entropy".
         boxes: (R, 4), the box, zeros without one.
         matched: (R,), bool: whether a query has a box.
-        weight: (R,), float32: the factor of each row's losses; None for 1.
+        weight: (R,), float32 (float64 for float64): the factor of each row's losses; None for 1.
         box: (R,), int64: the box itself, counted over the boxes of all layers. Its remainder by the number of boxes is its place in
             `labels` and `target_boxes`. -1 without one.
     """
@@ -104,7 +104,7 @@ class DetrCriterion(nn.Module):
         background_weight: of "cross_entropy": the weight of a query without a box, DETR's eos_coef.
         num_groups: into how many groups of equal size the queries are cut in training (Group-DETR, arXiv 2207.13085). In evaluation mode
             they are one group.
-        layer_weights: a factor of each layer's losses; None for 1.
+        layer_weights: a factor of each layer's losses, a buffer in torch's default dtype; None for 1.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -200,7 +200,7 @@ class DetrCriterion(nn.Module):
             every_box = torch.cat([every_box, denoising.boxes.flatten(0, 2)])
         if normalizer is None:
             normalizer = counts.sum() if isinstance(counts, Tensor) else len(labels)
-        divisor = _at_least_one(self._groups() * normalizer)
+        divisor = _at_least_one(normalizer, self._groups(), _wide(logits))
         losses = {}
         if self.class_coef:
             losses["loss_class"] = self._of_classes(every_logits, every_box, found, len(logits), divisor)
@@ -277,7 +277,7 @@ class DetrCriterion(nn.Module):
             gamma=self.cost_gamma,
         )
         box = hungarian_assign(cost.reshape(groups, queries // groups, *cost.shape[1:]), of_image).flatten()
-        weight = self._weights(layers, layers, images * queries)
+        weight = self._weights(layers, layers, images * queries, _wide(logits))
         if denoising is not None:
             box, weight = self._joined(box, weight, denoising, logits, len(labels))
         # the last place, which -1 names, stands for no box
@@ -287,12 +287,12 @@ class DetrCriterion(nn.Module):
     def _groups(self) -> int:
         return self.num_groups if self.training else 1
 
-    def _weights(self, layers: int, last: int, rows: int) -> Tensor | None:
+    def _weights(self, layers: int, last: int, rows: int, dtype: torch.dtype) -> Tensor | None:
         """Return the factor of each row (last · rows,) of the last layers, or None for 1."""
         if self.layer_weights is None:
             return None
         checks.fits("layer_weights", self.layer_weights, len(self.layer_weights) == layers, "have one number for each of {} layers", layers)
-        return self.layer_weights[layers - last :].repeat_interleave(rows)
+        return self.layer_weights[layers - last :].to(dtype).repeat_interleave(rows)
 
     def _joined(
         self, queries: Tensor, weight: Tensor | None, denoising: DenoisingQueries, logits: Tensor, total: int
@@ -315,14 +315,14 @@ class DetrCriterion(nn.Module):
         if checks.known(box) and box.device.type == "cpu":
             checks.in_range("denoising.box", box, -1, total, None)
         box = box.long()
-        exists = (box >= -1) & (box < total)
-        box, factor = torch.where(exists, box, -1), torch.where(exists, 1.0, torch.nan)
+        exists, dtype = (box >= -1) & (box < total), _wide(logits)
+        box, factor = torch.where(exists, box, -1), torch.where(exists, 1.0, torch.nan).to(dtype)
         times = checks.whole_number("denoising.groups", times)
         if times < 1:
             raise ValueError(f"denoising.groups must be at least 1, got {times}")
         weight, own = (
-            logits.new_ones(n, dtype=torch.float32) if w is None else w
-            for n, w in ((len(queries), weight), (box.numel() * len(x), self._weights(layers, len(x), box.numel())))
+            logits.new_ones(n, dtype=dtype) if w is None else w
+            for n, w in ((len(queries), weight), (box.numel() * len(x), self._weights(layers, len(x), box.numel(), dtype)))
         )
         own = own * factor.flatten().repeat(len(x)) * (self._groups() / times)
         return torch.cat([queries, box.flatten().repeat(len(x))]), torch.cat([weight, own])
@@ -331,7 +331,7 @@ class DetrCriterion(nn.Module):
         """Return the classes' loss of all rows (R, C)."""
         loss, options = OF_CLASSES[self.class_loss]
         if self.class_loss == "cross_entropy":
-            weight = torch.where(found.matched, 1.0, self.background_weight)
+            weight = torch.full_like(logits[:, 0], self.background_weight, dtype=_wide(logits)).masked_fill_(found.matched, 1.0)
             # all layers have as many queries with a box; without queries the loss is 0
             mean = weight.sum() / (layers * self.class_coef) if len(weight) else 1.0
             return loss(logits, found.labels, token_weight=weight if found.weight is None else weight * found.weight, normalizer=mean)
@@ -356,5 +356,11 @@ def _with_layers(logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     return (logits, boxes) if logits.ndim == 4 else (logits.unsqueeze(0), boxes.unsqueeze(0))
 
 
-def _at_least_one(normalizer: float | Tensor) -> float | Tensor:
-    return normalizer.clamp(min=1) if isinstance(normalizer, Tensor) else max(checks.number("normalizer", normalizer), 1.0)
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _at_least_one(normalizer: float | Tensor, groups: int, dtype: torch.dtype) -> float | Tensor:
+    if isinstance(normalizer, Tensor):
+        return (normalizer.to(dtype) * groups).clamp(min=1)
+    return max(checks.number("normalizer", normalizer) * groups, 1.0)

@@ -75,8 +75,11 @@ def signed_distance_map(mask: Tensor, *, spacing: Sequence[float] | None = None)
         >>> signed_distance_map(torch.tensor([[[0, 0, 1, 1, 1]]]))
         tensor([[[ 2.,  1.,  0., -1., -2.]]])
     """
-    region, spacings = _mask(mask), _spacing(mask, spacing)
-    outside, inside = _distance(region, spacings, True), _distance(region, spacings, False)
+    return _signed(_mask(mask), _spacing(mask, spacing), torch.float32)
+
+
+def _signed(region: Tensor, spacing: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    outside, inside = _distance(region, spacing, True, dtype), _distance(region, spacing, False, dtype)
     found = torch.where(inside > 0, 1 - inside, outside)
     return found.masked_fill_(found.isinf(), 0.0)
 
@@ -130,8 +133,8 @@ def boundary_loss(
         raise ValueError("spacing must be None where target has the distance maps themselves, which are floating")
     if not target.is_floating_point():
         call = checked_regions(input, target, {"activation": activation, "include_background": include_background})
-        input, target = kept_pixels(call), signed_distance_map(dense_target(call) > 0.5, spacing=spacing)
-        target = _without_ignored(call, target)
+        spacings, dtype = _spacing(input, spacing), torch.promote_types(input.dtype, torch.float32)
+        input, target = kept_pixels(call), _without_ignored(call, _signed(dense_target(call) > 0.5, spacings, dtype))
     call = checked_regions(input, target, {"activation": activation, "include_background": include_background})
     values = region_sums(call)[0] / math.prod(input.shape[2:])
     return values if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
@@ -192,7 +195,7 @@ def hausdorff_loss(
     predicted = p.detach() > 0.5
     if not call.target.is_floating_point():
         predicted = predicted & ~ignored_pixels(call)
-    far = _without_ignored(call, _to_boundary(predicted, spacings) ** alpha + _to_boundary(y > 0.5, spacings) ** alpha)
+    far = _without_ignored(call, _to_boundary(predicted, spacings, p.dtype) ** alpha + _to_boundary(y > 0.5, spacings, p.dtype) ** alpha)
     if reduction == "none":
         return ((p - y).square() * far).flatten(2).mean(2)
     total = mse_loss(p, y, weight=far, reduction="sum")
@@ -206,9 +209,9 @@ def _without_ignored(call: OverlapCall, maps: Tensor) -> Tensor:
     return maps.masked_fill(ignored_pixels(call), 0.0).masked_fill_(unknown_pixels(call), torch.nan)
 
 
-def _to_boundary(mask: Tensor, spacing: tuple[float, ...]) -> Tensor:
+def _to_boundary(mask: Tensor, spacing: tuple[float, ...], dtype: torch.dtype) -> Tensor:
     """Return the distance of each pixel to the nearest of the other kind; 0 without one."""
-    found = _distance(mask, spacing, False) + _distance(mask, spacing, True)
+    found = _distance(mask, spacing, False, dtype) + _distance(mask, spacing, True, dtype)
     return found.masked_fill_(found.isinf(), 0.0)
 
 
@@ -230,17 +233,17 @@ def _spacing(mask: Tensor, spacing: Sequence[float] | None) -> tuple[float, ...]
 
 
 @torch.no_grad()
-def _distance(mask: Tensor, spacing: tuple[float, ...], background: bool) -> Tensor:
+def _distance(mask: Tensor, spacing: tuple[float, ...], background: bool, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the distance to the nearest pixel that is not in the mask; with `background` to the nearest that is."""
-    if mask.numel() and kernels_apply(torch.empty(1, device=mask.device)):
+    if dtype == torch.float32 and mask.numel() and kernels_apply(torch.empty(1, device=mask.device)):
         found: Tensor = OPERATORS.distance_transform(mask.view(torch.uint8), list(spacing), background)
         return found
-    return distance_reference(mask, spacing, background)
+    return distance_reference(mask, spacing, background, dtype)
 
 
-def distance_reference(mask: Tensor, spacing: Sequence[float], background: bool) -> Tensor:
+def distance_reference(mask: Tensor, spacing: Sequence[float], background: bool, dtype: torch.dtype = torch.float32) -> Tensor:
     """Compute a transform in plain torch: along each dimension the least over all shifts."""
-    found = torch.where(mask != background, torch.inf, 0.0).to(torch.float32)
+    found = torch.where(mask != background, torch.inf, 0.0).to(dtype)
     for dim, size in enumerate(spacing, 2):
         best = found
         for shift in range(1, mask.shape[dim]):
