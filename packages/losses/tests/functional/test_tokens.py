@@ -1,5 +1,6 @@
 """Log-probabilities of tokens and their entropy, from logits as models give them."""
 
+import contextlib
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from lossforge.losses import (
     cross_entropy,
     linear_entropy,
     linear_selective_log_softmax,
+    plain_torch,
     selective_log_softmax,
     sequence_logps,
 )
@@ -265,6 +267,22 @@ def every_output(x, layer, index, temperature, softcap, scale):
         "log_p2": (2 * log_p).logsumexp(-1),
         "mean_logit": z.mean(-1),
     }
+
+
+@pytest.mark.parametrize("reference", [False, True], ids=["kernels", "plain torch"])
+@pytest.mark.parametrize("classes", [33, 9001], ids=["one tile", "two sweeps"])
+def test_a_row_of_minus_infinity_has_no_slope(classes, reference, device):
+    """Its log-sum-exp is -inf, with gradient 0, as of a row that a mask leaves nothing of; the row beside it has its own."""
+    x = torch.randn(2, classes, device=device)
+    x[1] = -INF
+    x.requires_grad_()
+    with plain_torch() if reference else contextlib.nullcontext():
+        found = selective_log_softmax(x, torch.zeros(2, dtype=torch.int64, device=device), return_lse=True, return_z_loss=True)
+        (g,) = torch.autograd.grad((found.lse + found.z_loss).sum(), x)
+    assert found.lse[1] == -INF
+    assert not g[1].any()
+    exact = x[0].detach().double()
+    assert error(g[0], exact.softmax(0) * (1 + 2 * exact.logsumexp(0))) < 5e-6
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])

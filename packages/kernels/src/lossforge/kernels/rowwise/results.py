@@ -111,8 +111,9 @@ def row_shares(stats, terms, grad_outputs, entropy_ptr, target, loss, scale, pla
         p_share += of_z * 2.0 * loss.z_loss * (top + ls)
     p_share = tl.where(terms.keep, tl.where(terms.valid, p_share, float("nan")), 0.0)
     q_share = tl.where(terms.keep, q_share, 0.0)
-    if grad_outputs.lse is not None:
-        p_share += tl.load(grad_outputs.lse + place, mask=inside, other=0.0).to(tl.float32)
+    if grad_outputs.lse is not None:  # a row of -inf has no slope: there e^-ls is infinite
+        of_lse = tl.load(grad_outputs.lse + place, mask=inside, other=0.0).to(tl.float32)
+        p_share += tl.where(ls == float("-inf"), 0.0, of_lse)
     inverse = exp(-ls)  # nan in a row of nan, which has gradient 0 where none of its results has one
     p_share = tl.where(p_share == 0.0, 0.0, p_share * inverse)
     h_share = tl.full([config.BR], 0.0, tl.float32)
