@@ -1,5 +1,6 @@
 """Losses of overlapping regions: against MONAI's and segmentation_models_pytorch's formulas, by hand, at their edges, and their errors."""
 
+import contextlib
 import math
 
 import pytest
@@ -18,6 +19,7 @@ from lossforge.losses import (
     dice_loss,
     focal_tversky_loss,
     jaccard_loss,
+    plain_torch,
     tversky_loss,
 )
 from lossforge.losses.registry import LOSSES
@@ -485,3 +487,17 @@ def test_a_module_names_itself_at_an_unknown_option():
 def test_a_leaf_is_not_overwritten():
     with pytest.raises(ValueError, match="inplace=True needs logits that are an intermediate result"):
         dice_loss(torch.rand(2, 3, 4, requires_grad=True), torch.zeros(2, 4, dtype=torch.long), inplace=True)
+
+
+@pytest.mark.parametrize("reference", [False, True], ids=["kernels", "plain torch"])
+@pytest.mark.parametrize("classes", [2, 3, 21, 300])
+def test_gradients_of_saturated_pixels_keep_their_digits(classes, reference, device):
+    """Of each pixel, up to a probability of 1 - 1e-13, also where the likeliest class is not the right one."""
+    generator = torch.Generator().manual_seed(0)
+    x, target = torch.randn(1, classes, 4, 4, generator=generator), torch.randint(0, classes, (2, 1, 4, 4), generator=generator)
+    x = x.scatter_add(1, target[:1], torch.linspace(0, 30, 16).view(1, 1, 4, 4)).to(device)
+    for index in target[:, 0].unsqueeze(1).to(device):
+        (exact,) = gradient_of(dice_loss, x.double(), index)[1:]
+        with plain_torch() if reference else contextlib.nullcontext():
+            (found,) = gradient_of(dice_loss, x, index)[1:]
+        assert ((found - exact).norm(dim=1) < 1e-5 * exact.norm(dim=1)).all()

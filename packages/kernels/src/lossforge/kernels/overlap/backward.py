@@ -56,25 +56,39 @@ def slope(p, y, a, b, config):
 
 
 @triton.jit
-def softmax_tile(images, place, labels, pixels, tile, first, region, STORE: tl.constexpr):
-    """With STORE write the gradient of a tile. Without it add the tile to Σ p h of its pixels, and subtract the cross entropy's Σ e y."""
+def softmax_tile(images, place, labels, pixels, sums, tile, first, region, STORE: tl.constexpr):
+    """With STORE write the gradient of a tile. Without it add the tile to the sums of its pixels.
+
+    p (h - Σ p h) would lose its digits where p is nearly 1. It is p (h - k - Σ p (h - k)) too, with h = k of the likeliest class, which
+    then adds nothing to the sum.
+
+    Args:
+        pixels: the maximum, and 1 / Σ exp(x - maximum).
+        sums: Σ p h of all but the likeliest class, less the cross entropy's Σ e y; Σ p of these; Σ h of the likeliest, of which there are
+            several at a tie. With STORE the first is Σ p (h - k), the last k.
+    """
     BC: tl.constexpr = tile.shape[0]
-    top, share, dot = pixels
+    top, share = pixels
+    dot, others, peak = sums
     c = first + tl.arange(0, BC)
     a, b, e = coefficients_of(region, first, images.config, BC)
     y = target_tile(images, place, labels, c)
     p = exp2((tile - top) * LOG2E) * share
     h = slope(p, y, a, b, images.config)
     if STORE:
-        g = p * (h - dot)
+        g = p * ((h - peak) - dot)
         if images.config.CE:
             g -= e * y
         store_gradient(images, place, c, labels.keep, g)
     else:
+        likeliest = tile == top
+        p = tl.where(likeliest, 0.0, p)
         dot += tl.sum(p * h, 0)[None, :]
+        others += tl.sum(p, 0)[None, :]
+        peak += tl.sum(tl.where(likeliest, h, 0.0), 0)[None, :]
         if images.config.CE:
             dot -= tl.sum(e * y, 0)[None, :]
-    return dot
+    return dot, others, peak
 
 
 @triton.jit
@@ -86,17 +100,23 @@ def softmax_gradient(images, place, region):
     else:
         top, total, _ = swept_softmax(images, place, labels.keep)
     share = reciprocal(total)
-    dot = share * 0.0
+    pixels = top, share
+    none = share * 0.0
+    sums = none, none, none
     for sweep in tl.static_range(2):
+        if sweep == 1:
+            dot, others, peak = sums
+            peak = peak / tl.floor((1.0 - others) / share + 0.5)  # by the number of the likeliest
+            sums = dot - peak * others, others, peak
         if len(images.config.HELD) > 0:
             first = 0
             for k in tl.static_range(len(images.config.HELD)):
-                dot = softmax_tile(images, place, labels, (top, share, dot), held[k], first, region, sweep == 1)
+                sums = softmax_tile(images, place, labels, pixels, sums, held[k], first, region, sweep == 1)
                 first += images.config.HELD[k]
         else:
             for first in range(0, images.classes, images.config.BC):
                 tile = logit_tile(images, place, first + tl.arange(0, images.config.BC), labels.keep, "")
-                dot = softmax_tile(images, place, labels, (top, share, dot), tile, first, region, sweep == 1)
+                sums = softmax_tile(images, place, labels, pixels, sums, tile, first, region, sweep == 1)
 
 
 @triton.jit

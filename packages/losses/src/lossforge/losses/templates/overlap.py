@@ -11,7 +11,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, checked_call, rows_of, weights_of_classes
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.reference import accurate, reduced, softmax
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -85,7 +85,7 @@ def elements(a: OverlapCall) -> Elements:
         x = torch.where(counts, x, 0.0)
     else:
         y = a.target.to(x.dtype)
-    p = x.softmax(1) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
+    p = softmax(x) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
     if hard:
         p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0).to(p.dtype), 0.0)
     return Elements(x, p, y, counts)
