@@ -116,6 +116,7 @@ def mixed(x, y, positive, alpha, gamma):
     """Return p^α of a positive and p^γ of a negative, 1 - p, p - t, the factor of |x| in H, and ln(1 + e^-|x|)."""
     p, not_p, log1p = logistic(x)
     modulation = power(p, tl.where(positive, alpha, gamma))
+    modulation = tl.where((gamma == 2.0) & ~positive, p * p, modulation)  # the powers of many negatives would add up their bias
     t = tl.where(positive, hold(tl.maximum(modulation * y, 0.01, propagate_nan=tl.PropagateNan.ALL)), y)  # of a negative 0, or nan
     return modulation, not_p, p - p * t - not_p * t, tl.where(x >= 0, 1.0 - t, t), log1p
 
