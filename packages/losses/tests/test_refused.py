@@ -1,15 +1,19 @@
-"""What no public function takes, whatever the argument: numbers that float32 does not hold, and tensors that are not strided."""
+"""What no public function takes, whatever the argument: numbers beyond float32, tensors of other layouts and dtypes, other kinds.
 
+And what float32 cannot compute of huge numbers that it does hold: a result is right, or it is not finite.
+"""
+
+import contextlib
 import inspect
 import math
+import re
 
 import pytest
 import torch
 
 from lossforge import losses
 from lossforge.kernels import INTERPRETED
-from lossforge.losses import LinearTeacher, TopKTeacher, fuse_linear
-from lossforge.losses.base.declare import DECLARED
+from lossforge.losses import LinearTeacher, TopKTeacher, fuse_linear, plain_torch
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
@@ -17,7 +21,7 @@ generator = torch.Generator().manual_seed(0)
 X, INDEX = torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 2])
 MASK, SQUARE = (X > 0).float(), torch.randn(3, 3, generator=generator)
 BOXES, LOGPS = torch.tensor([[0.0, 0, 2, 2], [1, 1, 3, 4]]), -torch.rand(4, generator=generator)
-LABELS = torch.zeros(1, 2, dtype=torch.long)
+LABELS, PLANES = torch.zeros(1, 2, dtype=torch.long), torch.randn(2, 3, 4, 5, generator=generator)
 CALLS = {
     "selective_log_softmax": (X, INDEX),
     "linear_cross_entropy": (X, X, INDEX),
@@ -53,7 +57,20 @@ CALLS = {
     "matching_cost": (torch.rand(1, 4, 5), torch.rand(1, 4, 4), LABELS[0], BOXES, torch.tensor([2])),
     "mask_matching_cost": (torch.rand(1, 4, 5), torch.rand(2, 5), torch.tensor([2])),
     "hungarian_assign": (torch.rand(3, 5), torch.tensor([2, 3])),
-    "hungarian_match": (torch.rand(2, 3, 3), torch.tensor([2, 3])),
+    "hungarian_match": (torch.rand(2, 3, 5), torch.tensor([2, 3])),
+    "max_iou_assign": (BOXES, LABELS, BOXES[None]),
+    "atss_assign": (BOXES, [2], LABELS, BOXES[None]),
+    **dict.fromkeys(
+        ("simota_assign", "rtmdet_assign"),
+        (torch.rand(1, 4, 5), torch.rand(1, 4, 4), torch.rand(4, 2), torch.ones(4), LABELS, BOXES[None]),
+    ),
+    **dict.fromkeys(("rotated_box_iou", "probabilistic_box_iou"), (torch.rand(2, 5), torch.rand(3, 5))),
+    **dict.fromkeys(("generalized_dice_loss", "mcc_loss", "boundary_loss", "hausdorff_loss"), (PLANES, (PLANES[:, 0] > 0).long())),
+    **dict.fromkeys(("distance_transform", "signed_distance_map"), (PLANES,)),
+    "silog_loss": (PLANES.exp(), PLANES.abs()),
+    "sample_uncertain_points": (PLANES[:, :1], 3),
+    "point_mask_loss": (PLANES[:, 0], PLANES[:, 0] > 0, torch.rand(2, 3, 2)),
+    "prototype_mask_loss": (X[:, :2], PLANES[:, :2], PLANES[:, 0].repeat(2, 1, 1)[:3] > 0, torch.ones(3, 4), torch.tensor([1, 2])),
 }
 for entry in LOSSES.values():
     sample = plain_sample(entry)
@@ -68,8 +85,9 @@ def parameters(name):
 
 
 def test_every_public_function_is_here():
-    taken = [name for name in losses.__all__ if name in DECLARED or name in CALLS]
-    assert sorted(taken) == sorted(CALLS)
+    of_functions = {"backend", "plain_torch", "fuse_linear", "elementwise", "rowwise", "boxes", "grad_cache_backward", "check"}
+    taken = {name for name in losses.__all__ if inspect.isfunction(getattr(losses, name))}
+    assert taken - of_functions == {*CALLS}
 
 
 @EACH
@@ -103,34 +121,105 @@ def words(annotation):
     return str(annotation).replace("'>", "").replace("<class '", "").replace("|", " ").replace(",", " ").split()
 
 
-def layouts(t):
-    """Return a tensor in every layout that is not strided."""
-    yield "layout torch.sparse_coo", t.to_sparse()
+def other_tensors(t):
+    """Return a tensor in every layout that is not strided, and in a dtype of a byte, each with what the error says."""
+    yield r"got .*layout torch\.sparse_coo", t.to_sparse()
     if t.ndim == 2:
-        yield "layout torch.sparse_csr", t.to_sparse_csr()
+        yield r"got .*layout torch\.sparse_csr", t.to_sparse_csr()
     if t.ndim > 1:
-        yield "a nested tensor", torch.nested.nested_tensor(list(t))
-        yield "a nested tensor", torch.nested.nested_tensor(list(t), layout=torch.jagged)
+        yield "got a nested tensor", torch.nested.nested_tensor(list(t))
+        yield "got a nested tensor", torch.nested.nested_tensor(list(t), layout=torch.jagged)
     if t.is_floating_point():
-        yield "a quantized one of torch.qint8", torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8)
+        yield r"got a quantized one of torch\.qint8", torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8)
+        yield r"got torch\.float8_e5m2", t.to(torch.float8_e5m2)
     if t.dtype == torch.float32:
-        yield "layout torch._mkldnn", t.to_mkldnn()
+        yield r"got .*layout torch\._mkldnn", t.to_mkldnn()
 
 
 @EACH
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
-def test_layouts(name):
+def test_layouts_and_dtypes(name):
     function, names = getattr(losses, name), list(parameters(name))
     given = dict(zip(names, CALLS[name], strict=False))
     tried = 0
     for argument, t in {**{n: t for n, t in FURTHER.items() if n in names}, **given}.items():
         if not isinstance(t, torch.Tensor) or not t.ndim:
             continue
-        for kind, other in layouts(t):
-            with pytest.raises(TypeError, match=f"^{argument} must be a strided tensor, got .*{kind}"):
+        for told, other in other_tensors(t):
+            with pytest.raises(TypeError, match=f"^{argument} must be (a strided tensor|float64, float32, bfloat16 or float16).*{told}"):
                 function(**{**given, argument: other})
             tried += 1
     assert tried
+
+
+@EACH
+def test_other_kinds(name):
+    """The error is ours, and names the argument; of a tensor that does not fit, perhaps the argument that it does not fit."""
+    function, names = getattr(losses, name), parameters(name)
+    given = dict(zip(names, CALLS[name], strict=False))
+    for argument in {*names} - {"shift"}:
+        for kind in (object(), torch.ones(7, 3), torch.ones((), device="meta"), None):
+            try:
+                with plain_torch():
+                    function(**{**given, argument: kind})
+            except (TypeError, ValueError, IndexError) as error:
+                told = {*re.findall(r"\w+", str(error))}
+                assert argument in told or (isinstance(kind, torch.Tensor) and told & {*names}), (argument, kind, str(error))  # noqa: PT017
+
+
+@EACH
+def test_on_meta(name):
+    """Shapes without values: results without values, unless the host needs some."""
+
+    def moved(t):
+        return t.to("meta") if isinstance(t, torch.Tensor) else t
+
+    try:
+        found = getattr(losses, name)(*map(moved, CALLS[name]))
+    except ValueError as error:
+        assert name in ("hungarian_match", "mask_matching_cost")
+        assert re.search("^(cost|counts) must hold values, got a tensor on meta", str(error))  # noqa: PT017
+        return
+    assert all(t.is_meta for t in (found if isinstance(found, tuple) else (found,)) if isinstance(t, torch.Tensor))
+
+
+def of_size(name, size, dtype):
+    """Return what a function gives, and the gradient of its first floating argument, where the first two are as large as `size`."""
+    inputs = [i for i, t in enumerate(CALLS[name]) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    given = [t.to(dtype) if i in inputs else t for i, t in enumerate(CALLS[name])]
+    for i in inputs[:2]:
+        given[i] = given[i] * size
+    if inputs:
+        given[inputs[0]].requires_grad_()
+    found = getattr(losses, name)(*given)
+    results = [t for t in (found if isinstance(found, tuple) else (found,)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    graded = [t for t in results if t.requires_grad]
+    gradient = torch.autograd.grad(sum(t.sum() for t in graded), given[inputs[0]])[0] if graded else torch.zeros(0)
+    return torch.cat([t.detach().double().flatten() for t in results]), gradient.double().flatten()
+
+
+CHOOSES = {"max_iou_assign", "atss_assign", "simota_assign", "rtmdet_assign", "task_aligned_assign", "hungarian_assign", "hungarian_match"}
+ANGLES = {
+    "rotated_box_iou",
+    "probabilistic_box_iou",
+    *(entry.function.__name__ for entry in LOSSES.values() if entry.template.name == "rotated"),
+}
+"""Functions of boxes with an angle, which has no digits where it is huge."""
+
+
+@pytest.mark.parametrize("plain", [pytest.param(False, marks=pytest.mark.slow, id="kernels"), pytest.param(True, id="plain torch")])
+@pytest.mark.parametrize("name", sorted({*CALLS} - CHOOSES - ANGLES - {"sample_uncertain_points", "sinkhorn_center", "linear_objective"}))
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_huge_numbers(name, plain):
+    """What overflows shows: no loss is finite and wrong, nor is the gradient of a finite one."""
+    for size in (1e12, 1e25):
+        with plain_torch() if plain else contextlib.nullcontext():
+            ours = of_size(name, size, torch.float32)
+        for found, exact in zip(ours, of_size(name, size, torch.float64), strict=True):
+            right = (found - exact).abs() <= 1e-3 * exact.abs() + 1e-4
+            assert (right | ~found.isfinite() | exact.isnan()).all(), (size, found, exact)
+            if not found.isfinite().all():
+                break
 
 
 def test_layouts_within_a_teacher_and_of_a_fused_loss():

@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar, Unpack, cast, get_origin
@@ -99,6 +100,24 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
         return function(*with_flags(flags, args, kwargs), **kwargs)
 
     return with_own_code(call, function.__name__)
+
+
+def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function's errors name its arguments as it does. names: by the name in the checks that losses share."""
+    shared = re.compile(rf"\b({'|'.join(names)})\b")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except (TypeError, ValueError, IndexError) as error:
+                raise type(error)(shared.sub(lambda found: names[found[0]], str(error))) from None
+
+        call.definition = call  # type: ignore[attr-defined]  # what a fused loss checks its arguments by
+        return with_own_code(call, function.__name__)
+
+    return decorate
 
 
 def with_own_code(wrapper: Callable[P, R], name: str) -> Callable[P, R]:
@@ -264,7 +283,9 @@ def real(name: str, value: object) -> Tensor:
 
 
 def strided(name: str, t: Tensor) -> None:
-    """Refuse a tensor whose memory does not hold its elements by strides."""
+    """Refuse a tensor whose memory does not hold its elements by strides, or holds floating numbers of a byte."""
+    if t.is_floating_point() and t.itemsize < 2:
+        raise TypeError(f"{name} must be float64, float32, bfloat16 or float16 where it is floating, got {t.dtype}: convert it first")
     if t.layout is torch.strided and not (t.is_nested or t.is_quantized):
         return
     if t.is_nested:
@@ -284,6 +305,12 @@ def all_strided(names: Sequence[str], args: Sequence[Any], named: Mapping[str, A
     for name, t in named.items():
         if isinstance(t, Tensor):
             strided(name, t)
+
+
+def with_values(name: str, t: Tensor) -> None:
+    """Refuse a tensor of the meta device, where the host needs its values."""
+    if t.device.type == "meta":
+        raise ValueError(f"{name} must hold values, got a tensor on meta, which has a shape and no values")
 
 
 def floating(name: str, t: object) -> None:

@@ -157,8 +157,8 @@ def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callab
         plan = None if key is None else CALLS.get(key)
         if plan is not None:
             return plan.finish(plan.executor.results(plan.tensors((*args, *kwargs.values()) if kwargs else args)))
+        checks.all_strided(names, args, kwargs)
         if key is None:
-            checks.all_strided(names, args, kwargs)  # a key has ordinary tensors alone
             return function(*checks.with_flags(flags, args, kwargs), **kwargs)
         with _recorded(key, (*args, *kwargs.values())) as made:
             made.returned = function(*checks.with_flags(flags, args, kwargs), **kwargs)

@@ -281,6 +281,7 @@ def focal_reference(x: Tensor, y: Tensor, gamma: float, alpha: Tensor | float) -
     like="torchvision.ops:sigmoid_focal_loss",
     paper="arXiv 1708.02002",
 )
+@checks.renamed(input="inputs", target="targets")
 def sigmoid_focal_loss(
     inputs: Tensor,  # any shape
     targets: Tensor,  # as inputs, or class indices: as inputs without dim

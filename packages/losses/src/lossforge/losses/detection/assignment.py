@@ -146,7 +146,7 @@ def task_aligned_assign(
     narrow = all(t.dtype in KERNEL_DTYPES for t in (tensors[1], tensors[2], tensors[4]))
     by_kernels = narrow and kernels_apply(tensors[0]) and tensors[4].numel()
     # traced, plain torch runs within the operator, because the number of its pairs depends on the data
-    if (by_kernels or torch.compiler.is_compiling()) and not any(isinstance(n, Tensor) for n in numbers):
+    if (by_kernels or torch.compiler.is_compiling() or scores.is_meta) and not any(isinstance(n, Tensor) for n in numbers):
         found = OPERATORS.task_aligned_assign(*tensors, *numbers)
     else:
         found = assignment_reference(*tensors, numbers=numbers)

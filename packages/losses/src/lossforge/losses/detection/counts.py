@@ -12,6 +12,7 @@ def counts_on_host(counts: Sequence[int] | Tensor, images: int | None, total: in
     """Return the counts as numbers, which waits for the device of a tensor. images: how many; None for any number."""
     if isinstance(counts, Tensor):
         _check(counts, images)
+        checks.with_values("counts", counts)
         counts = counts.tolist()
     numbers = [checks.whole_number("counts", n) for n in checks.several("counts", counts)]
     images = len(numbers) if images is None else images

@@ -50,7 +50,7 @@ def hungarian_assign(cost: Tensor, counts: Sequence[int] | Tensor) -> Tensor:
     of_image = counts_on_device(counts, None, cost.shape[-1], cost, "cost")
     costs = cost.detach().resolve_neg()
     costs = costs if cost.ndim == 3 else costs.unsqueeze(0)
-    if kernels_apply(costs) or torch.compiler.is_compiling():  # traced, scipy runs within the operator
+    if kernels_apply(costs) or torch.compiler.is_compiling() or cost.is_meta:  # traced, scipy runs within the operator
         found: Tensor = OPERATORS.hungarian_assign(costs, of_image)
     else:
         found = _assign(costs, of_image)
@@ -84,6 +84,7 @@ def hungarian_match(cost: Tensor, counts: Sequence[int] | Tensor) -> list[tuple[
     """
     checks.whole("cost", cost)
     checks.fits("cost", cost, cost.ndim in (2, 3), "have shape (Q, T) or (G, Q, T)")
+    checks.with_values("cost", cost)
     numbers = counts_on_host(counts, None, cost.shape[-1])
     found = []
     for box, first in zip(hungarian_assign(cost, numbers).flatten(1).cpu(), itertools.accumulate(numbers, initial=0), strict=False):

@@ -60,7 +60,7 @@ def sample_uncertain_points(
     count = checks.whole_number("num_points", num_points)
     if count < 1:
         raise ValueError(f"num_points must be at least 1, got {count}")
-    many = int(count * checks.number("oversample_ratio", oversample_ratio, 1.0))
+    many = checks.whole_number("num_points · oversample_ratio", int(count * checks.number("oversample_ratio", oversample_ratio, 1.0)))
     few = int(count * checks.number("importance_sample_ratio", importance_sample_ratio, 0.0, 1.0))
     masks, device = x.shape[0], x.device
     points = torch.rand(masks, many, 2, device=device, generator=generator)

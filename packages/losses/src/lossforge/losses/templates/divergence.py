@@ -86,7 +86,7 @@ def _capping(options: Any) -> dict[str, Any]:
     """Return the fields of a call that say how logits are scaled and capped."""
     given = {"scale": options.get("scale", 1.0), "softcap": options.get("softcap")}
     given |= {"target_scale": options.get("target_scale", 1.0), "target_softcap": options.get("target_softcap")}
-    found = {name: None if v is None else checks.number(name, v, 0.0, exclusive=True) for name, v in given.items()}
+    found = {name: None if v is None and "softcap" in name else checks.number(name, v, 0.0, exclusive=True) for name, v in given.items()}
     return {"logit_scale" if name == "scale" else name: v for name, v in found.items()}
 
 

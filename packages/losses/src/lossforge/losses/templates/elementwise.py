@@ -23,7 +23,7 @@ BATCH_REDUCTIONS = (*checks.REDUCTIONS, "batchmean")
 
 def of_dim(dim: int, x: Tensor) -> None:
     if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for an input of shape {tuple(x.shape)}, got {dim}")
+        raise ValueError(f"dim must be at least {-x.ndim} and below {x.ndim} for input of shape {tuple(x.shape)}, got {dim}")
 
 
 def with_parameter(
@@ -118,7 +118,7 @@ def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, 
     rows = rows_of(x, dim)
     if target.shape != rows:
         raise ValueError(
-            f"target must have shape {rows}, got {tuple(target.shape)}: an integer target holds class indices along "
+            f"target must have shape {rows}, got {tuple(target.shape)}: one of integers holds class indices along "
             f"dim {dim}, or has the shape of input, {tuple(x.shape)}"
         )
     allowed = checks.Allowed(-1, x.shape[dim], IGNORED, options.get("validate"))

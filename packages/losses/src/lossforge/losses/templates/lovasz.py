@@ -41,7 +41,7 @@ def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: Checked
 def _listed(classes: Sequence[int], channels: int, x: Tensor) -> Tensor:
     """Return how often each class is listed, made on the device alone."""
     often = torch.zeros(channels, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-    if len(classes) == 0:
+    if len(checks.several("classes", classes)) == 0:
         raise ValueError('classes must be "present", "all", or a list of at least one class index, got an empty list')
     for each in classes:
         c = checks.whole_number("classes", each)

@@ -109,6 +109,19 @@ LINEAR = TemplateDocs(
 )
 
 
+CROSS_ENTROPY, KL, TOP_K, JS, TOTAL_VARIATION, COSINE = map(
+    checks.renamed(weight="loss_weight", target_logits="teacher"),
+    (
+        cross_entropy,
+        kl_div_with_logits,
+        topk_kl_div_with_logits,
+        js_div_with_logits,
+        total_variation_with_logits,
+        cosine_distance_with_logits,
+    ),
+)
+"""The losses of logits, whose errors name arguments as here, where `weight` is the layer's."""
+
 SEE = " The layer's tensors belong to the call."
 
 
@@ -190,7 +203,7 @@ def linear_cross_entropy(
         **own,
         **shards,
     }
-    return fused(cross_entropy, layer_of(*layer), given, linear, ("target",))
+    return fused(CROSS_ENTROPY, layer_of(*layer), given, linear, ("target",))
 
 
 @public(LINEAR)
@@ -435,10 +448,10 @@ def linear_kl_div(
         if reverse:
             raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
         given |= {"renormalize": renormalize, "tail": tail}
-        return by_teacher(topk_kl_div_with_logits, (input, weight, bias), teacher, options, **given)
+        return by_teacher(TOP_K, (input, weight, bias), teacher, options, **given)
     if renormalize or tail:
         raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
-    return by_teacher(kl_div_with_logits, (input, weight, bias), teacher, options, reverse=reverse, **given)
+    return by_teacher(KL, (input, weight, bias), teacher, options, reverse=reverse, **given)
 
 
 @public(LINEAR, Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE))
@@ -468,7 +481,7 @@ def linear_js_div(
         >>> linear_js_div(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
     return by_teacher(
-        js_div_with_logits,
+        JS,
         (input, weight, bias),
         teacher,
         options,
@@ -506,7 +519,7 @@ def linear_total_variation(
         >>> linear_total_variation(hidden, head.weight, torch.randn(6, 100), head.bias).backward()
     """
     return by_teacher(
-        total_variation_with_logits,
+        TOTAL_VARIATION,
         (input, weight, bias),
         teacher,
         options,
@@ -543,4 +556,4 @@ def linear_cosine_distance(
     for name in ("group", "classes"):
         if options.get(name) is not None:
             raise ValueError(f"{name} is not served by linear_cosine_distance, which takes all classes in one process")
-    return by_teacher(cosine_distance_with_logits, (input, weight, bias), teacher, options, reduction=reduction, weight=loss_weight)
+    return by_teacher(COSINE, (input, weight, bias), teacher, options, reduction=reduction, weight=loss_weight)

@@ -44,6 +44,7 @@ class TokenLogps(NamedTuple):
 
 
 @public(ROWWISE.docs, repeats=True)
+@checks.renamed(input="logits")
 def selective_log_softmax(
     logits: Tensor,  # (..., V)
     index: Tensor,  # (...), or (..., K)
