@@ -80,6 +80,29 @@ def test_inputs_of_several_tensors_and_one_encoder_for_both(device):
     assert gradients(frozen) == [None] * 4
 
 
+def test_an_encoder_that_writes_into_its_input(device):
+    """As sentence-transformers' pooling does, which clears the prompt's places in the attention mask."""
+    encoder, x, mask = Encoder().to(device), drawn(5, 6, device=device), torch.ones(5, 4, device=device)
+
+    def writing(x, mask):
+        features = encoder(x, mask.clone())
+        mask[:, :2] = 0
+        return features
+
+    exact = torch.autograd.grad(multi_similarity_loss(encoder(x, mask), torch.arange(5) % 2), [*encoder.parameters()])
+    for given in ([{"x": x, "mask": mask}], [(x, mask)]):
+        before = x.clone(), mask.clone()
+        encoder.zero_grad()
+        grad_cache_backward(lambda z: multi_similarity_loss(z, torch.arange(5) % 2), [writing], given, 2)
+        close(gradients(encoder), [*exact])
+        assert all(map(torch.equal, (x, mask), before))
+    encoder.zero_grad()
+    exact = torch.autograd.grad(info_nce_loss(encoder(x), encoder(x)), [*encoder.parameters()])
+    halved = lambda x: encoder(x.mul_(0.5) * 2)  # noqa: E731
+    grad_cache_backward(info_nce_loss, [halved, halved], [x, x], 2)
+    close(gradients(encoder), [*exact])
+
+
 def test_a_scaled_loss(device):
     encoder, inputs = Encoder().to(device), [drawn(5, 6, device=device) for _ in range(2)]
     whole = info_nce_loss(*map(encoder, inputs))

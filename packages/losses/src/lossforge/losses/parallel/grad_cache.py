@@ -34,7 +34,7 @@ def grad_cache_backward(
     The encoders run twice. First without a graph, chunk by chunk, for the features of the whole batch; the loss gives these their
     gradients. Then each chunk runs again with a graph, with the same random numbers, and the gradients of its features go back through
     it. So memory holds the activations of one chunk. Gradients are those of the loss of the whole batch, added to `.grad` as by
-    `backward()`: a chunk does not change which negatives count.
+    `backward()`: a chunk does not change which negatives count. Each run has a copy of its chunk, so that an encoder may write into it.
 
     Under DistributedDataParallel, give the module that wraps an encoder: gradients are averaged over the processes once, in its last
     chunk. Give the loss `group=`, so that features are compared with those of all processes. Batches may differ in size, but each must
@@ -139,8 +139,13 @@ def _chunks(name: str, given: Chunk, size: int) -> list[Chunk]:
 
 
 def _encoded(encoder: Callable[..., Tensor], chunk: Chunk) -> Tensor:
-    """Return the features of a chunk."""
-    found = encoder(chunk) if isinstance(chunk, Tensor) else encoder(**chunk) if isinstance(chunk, Mapping) else encoder(*chunk)
+    """Return the features of a copy of a chunk: what an encoder writes into its input does not reach the next run."""
+    if isinstance(chunk, Tensor):
+        found = encoder(chunk.clone())
+    elif isinstance(chunk, Mapping):
+        found = encoder(**{key: t.clone() for key, t in chunk.items()})
+    else:
+        found = encoder(*[t.clone() for t in chunk])
     if not isinstance(found, Tensor):
         raise TypeError(f"an encoder must return a tensor of features (N, D), got {type(found).__name__}")
     return found
