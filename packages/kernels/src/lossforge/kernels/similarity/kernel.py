@@ -122,10 +122,12 @@ class Kept(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """What the gradient's kernel writes: the gradient of x, (rows, columns), and of a sigmoid its sum in each program, or None."""
+    """What the gradient's kernel writes: the gradient g of x, (rows, columns), perhaps in half precision; and of each program, from g in
+    float32, the sum of g times the products of features, which scale's gradient takes, and of a sigmoid the sum of g, or None."""
 
     gradient: Any
-    sums_ptr: Any = None
+    scale_ptr: Any = None
+    bias_ptr: Any = None
     end: Any = END
 
 
@@ -388,10 +390,11 @@ def slope_of_rows(kept, row, rows, config):
 
 
 @triton.jit
-def write_gradient(x, counts, together, of, tile, scale, kept, gradient, rows, columns, config):
-    """Write the gradient of a tile of x, of which `counts` count and `together` belong together, and return it."""
-    here, there = tile.row < rows, tile.column < columns
+def gradient_of(x, counts, together, of, tile, scale, bias, kept, columns, config):
+    """Return the gradient of a tile of products x, of which `counts` count and `together` belong together."""
+    there = tile.column < columns
     if config.SIGMOID:
+        x = x * scale + bias
         e = decay(x)
         wrong = tl.where((x >= 0.0) == together, e, 1.0) / (1.0 + e)
         g = tl.where(together, -wrong, wrong)
@@ -413,10 +416,7 @@ def write_gradient(x, counts, together, of, tile, scale, kept, gradient, rows, c
         if config.EACH:
             q *= tl.load(kept.column_grad + tile.column, mask=there, other=0.0).to(tl.float32)[None, :]
         g = 0.5 * (g + q)
-    g = tl.where(counts, g, 0.0)
-    to = gradient.ptr + tile.row.to(tl.int64)[:, None] * gradient.s0 + tile.column[None, :]
-    tl.store(to, g, mask=here[:, None] & there[None, :])
-    return g
+    return tl.where(counts, g, 0.0)
 
 
 @triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
@@ -433,20 +433,26 @@ def similarity_gradient_kernel(given, kept, out, rows, columns, offset, pairs, c
     below = below_threshold(given.guide, tile, rows, columns, config)
     x = products(given.a, given.b, tile, rows, columns, given.depth, config)
     of = slope_of_rows(kept, tile.row, rows, config)
-    if config.SIGMOID:
-        counts, together = related(given.labels, below, tile, rows, columns, offset, pairs, config)
-        g = write_gradient(x * scale + bias, counts, together, of, tile, scale, kept, out.gradient, rows, columns, config)
-        if out.sums_ptr is not None:
-            tl.store(out.sums_ptr + tl.program_id(0), tl.sum(tl.sum(g, 1), 0))
-    else:
-        if config.HARD:
-            x, scale = pair_scaled(x, given.affine, scale, tile, offset)
-        HALF: tl.constexpr = config.BC // 2
-        halves = halves_of(x)
-        for i in tl.static_range(2):
-            half = Tile(tile.i, tile.j, tile.row, tile.j * config.BC + i * HALF + tl.arange(0, HALF))
-            here_below = below
-            if config.GUIDED:
-                here_below = halves_of(below)[i]
-            counts, together = related(given.labels, here_below, half, rows, columns, offset, pairs, config)
-            write_gradient(halves[i], counts, together, of, half, scale, kept, out.gradient, rows, columns, config)
+    if config.HARD:
+        x, scale = pair_scaled(x, given.affine, scale, tile, offset)
+    QUARTER: tl.constexpr = config.BC // 4  # a part after the other takes fewer registers
+    halves = halves_of(x)
+    for_scale, for_bias = 0.0, 0.0
+    for i in tl.static_range(4):
+        x = halves_of(halves[i // 2])[i % 2]
+        part = Tile(tile.i, tile.j, tile.row, tile.j * config.BC + i * QUARTER + tl.arange(0, QUARTER))
+        here_below = below
+        if config.GUIDED:
+            here_below = halves_of(halves_of(below)[i // 2])[i % 2]
+        counts, together = related(given.labels, here_below, part, rows, columns, offset, pairs, config)
+        g = gradient_of(x, counts, together, of, part, scale, bias, kept, columns, config)
+        if out.scale_ptr is not None:  # with HARD the scale is a number
+            for_scale += tl.sum(tl.sum(g * x, 1), 0)
+        if out.bias_ptr is not None:
+            for_bias += tl.sum(tl.sum(g, 1), 0)
+        to = out.gradient.ptr + part.row.to(tl.int64)[:, None] * out.gradient.s0 + part.column[None, :]
+        tl.store(to, g, mask=(part.row < rows)[:, None] & (part.column < columns)[None, :])
+    if out.scale_ptr is not None:
+        tl.store(out.scale_ptr + tl.program_id(0), for_scale)
+    if out.bias_ptr is not None:
+        tl.store(out.bias_ptr + tl.program_id(0), for_bias)

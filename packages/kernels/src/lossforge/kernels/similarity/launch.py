@@ -222,13 +222,14 @@ def _join(call: SimilarityCall, side: Side, places: tuple[int, int, int, int]) -
 class Block(NamedTuple):
     """Rows `start` to `end` of the gradient of the similarities, without the loss's own factor; its memory is the next block's too.
 
-    total: its sums, one a tile, where they were asked for.
+    of_scale, of_bias: sums, one a tile, of the gradient times the products of features, and of the gradient, where asked for.
     """
 
     start: int
     end: int
     gradient: Tensor
-    total: Tensor | None
+    of_scale: Tensor | None
+    of_bias: Tensor | None
 
 
 class Upstream(NamedTuple):
@@ -238,13 +239,13 @@ class Upstream(NamedTuple):
     columns: Tensor | None
 
 
-def _blocks(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, totals: bool) -> Iterator[Block]:
+def _blocks(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, totals: tuple[bool, bool]) -> Iterator[Block]:
     """Write the gradient of the similarities a block of rows at a time.
 
     Args:
         kept: log-sum-exp of rows, shares (of pairs that are mined, extremes) and log-sum-exp of columns, as forward keeps them.
         upstream: None: 1.
-        totals: whether each tile's sum is wanted.
+        totals: whether each tile's sums for scale and for bias are wanted.
     """
     row_lse, share, column_lse = kept
     rows, columns = call.a.shape[0], call.b.shape[0]
@@ -259,7 +260,7 @@ def _blocks(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, tota
         part = call._replace(offset=call.offset + start, **of_rows)
         lse, shares = (None if t is None else t[..., start:end].contiguous() for t in (row_lse, share))
         programs, gradient = math.prod(_programs(part, tiles)), memory[: end - start]
-        total = torch.empty(programs, dtype=torch.float32, device=call.a.device) if totals else None
+        sums = [torch.empty(programs, dtype=torch.float32, device=call.a.device) if wanted else None for wanted in totals]
         own_upstream = None if upstream is None else upstream.rows[start:end]
         config, sizes, of_gradient = _config(part, tiles, EACH=upstream is not None), _sizes(part), _features(gradient)
         arguments: tuple[Any, ...]
@@ -270,12 +271,12 @@ def _blocks(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, tota
             kernel, lean = similarity_gradient_kernel, upstream is None and call.threshold is None
             lean = lean and not (call.row_labels is not None and call.loss == "both_sides")
             kept_part = Kept(lse, shares, column_lse, own_upstream, of_columns)
-            arguments = (_given(part), kept_part, Slopes(of_gradient, total), *sizes, config)
+            arguments = (_given(part), kept_part, Slopes(of_gradient, *sums), *sizes, config)
         Launch(kernel, (programs,), arguments, **_options(tiles, lean)).start()
-        yield Block(start, end, gradient, total)
+        yield Block(start, end, gradient, *sums)
 
 
-def blocks_of(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, totals: bool) -> Iterator[Block]:
+def blocks_of(call: SimilarityCall, kept: Tensors, upstream: Upstream | None, totals: tuple[bool, bool]) -> Iterator[Block]:
     """Do as _blocks, for features in any layout: one part of the columns that a loss has."""
     return _blocks(_prepared(call), kept, upstream, totals)
 
@@ -289,25 +290,24 @@ def _differentiate(call: SimilarityCall, formulas: None, kept: Tensors, grad_out
     total = None if of_b is None else torch.empty((columns, depth), dtype=torch.float32, device=call.a.device)
     of_products: list[Tensor] = []
     of_all: list[Tensor] = []
+    totals = of_scale is not None, of_bias is not None
     factor = _factor(call, grad_output if each is None else None)
     of_similarity = call.logit_scale * factor if call.scale is None else call.logit_scale * call.scale * factor
-    for start, end, gradient, sums in _blocks(call, kept, upstream, of_bias is not None):
-        a = call.a[start:end]
-        if sums is not None:
-            of_all.append(sums)
-        if of_a is not None or of_scale is not None:
+    for start, end, gradient, for_scale, for_bias in _blocks(call, kept, upstream, totals):
+        if for_scale is not None:
+            of_products.append(for_scale)
+        if for_bias is not None:
+            of_all.append(for_bias)
+        if of_a is not None:
             product = torch.empty((end - start, depth), dtype=torch.float32, device=call.a.device)
             add_product(product, gradient, call.b, True)
-            if of_a is not None:
-                torch.mul(product[:, : of_a.shape[1]], of_similarity, out=of_a[start:end])
-            if of_scale is not None:  # Σ g a bᵀ = Σ (g b) a
-                of_products.append((product * a).sum())
+            torch.mul(product[:, : of_a.shape[1]], of_similarity, out=of_a[start:end])
         if total is not None:
-            add_product(total, gradient.t(), a, start == 0)
+            add_product(total, gradient.t(), call.a[start:end], start == 0)
     if of_b is not None and total is not None:
         torch.mul(total[:, : of_b.shape[1]], of_similarity, out=of_b)
     if of_scale is not None:
-        of_scale.copy_(torch.stack(of_products).sum() * (call.logit_scale * factor))
+        of_scale.copy_(torch.cat(of_products).sum() * (call.logit_scale * factor))
     if of_bias is not None:
         of_bias.copy_(torch.cat(of_all).sum() * factor)
 

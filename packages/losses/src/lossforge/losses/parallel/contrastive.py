@@ -149,10 +149,11 @@ def _first_graded(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """The gradients of a, b and bias without the factors that all of their elements share, in float32; None where not wanted."""
+    """The gradients of a, b, scale and bias without the factors that all of their elements share, in float32; None where not wanted."""
 
     of_a: Tensor | None
     of_b: Tensor | None
+    of_scale: Tensor | None
     of_bias: Tensor | None
 
 
@@ -192,9 +193,9 @@ class _OverProcesses(torch.autograd.Function):
         for place, of_features in ((0, sums.of_a), (1, sums.of_b)):
             if wanted[place] and of_features is not None:
                 found[place] = torch.mul(of_features, of_similarity, out=torch.empty_like(of_features, dtype=a.dtype))
-        if wanted[2] and sums.of_a is not None:  # Σ g a bᵀ = Σ (g b) a
-            found[2] = ((sums.of_a * a).sum() * (call.logit_scale * factor)).to(scale.dtype)
-        if wanted[3] and sums.of_bias is not None:
+        if sums.of_scale is not None:
+            found[2] = (sums.of_scale * (call.logit_scale * factor)).to(scale.dtype)
+        if sums.of_bias is not None:
             found[3] = (sums.of_bias * factor).to(bias.dtype)
         return None, *found
 
@@ -269,15 +270,16 @@ class _Gradient:
     """The gradients of a round, summed over the parts.
 
     Attributes:
-        of_a: (N, D), None where neither a nor the scale needs it.
+        of_a: (N, D), None where a needs none.
+        of_numbers: of scale and of bias, 0-d, None where they need none.
     """
 
     def __init__(self, spread: Spread, kept: Kept, each: Tensor | None, wanted: Sequence[bool]) -> None:
         self.spread, self.kept, self.each = spread, kept, each
         a = spread.call.a
         self.dtype = wide(a)
-        self.of_a = torch.zeros(a.shape, dtype=self.dtype, device=a.device) if wanted[0] or wanted[2] else None
-        self.of_bias = torch.zeros((), dtype=self.dtype, device=a.device) if wanted[3] else None
+        self.of_a = torch.zeros(a.shape, dtype=self.dtype, device=a.device) if wanted[0] else None
+        self.of_numbers = [torch.zeros((), dtype=self.dtype, device=a.device) if want else None for want in wanted[2:]]
 
     def step(self, origin: int, part: Part) -> Tensor | None:
         """Add the gradients of this process's rows against a part, and return that of the part."""
@@ -287,17 +289,19 @@ class _Gradient:
         if own is None:
             return of_part
         upstream = None if self.each is None else (self.each, self.each if part.grads is None else part.grads)
-        for start, end, gradient, total in _blocks_of(spread, own, (*self.kept[:2], part.lse), upstream, self.of_bias is not None):
+        totals = [t is not None for t in self.of_numbers]
+        for start, end, gradient, *sums in _blocks_of(spread, own, (*self.kept[:2], part.lse), upstream, totals):
             if self.of_a is not None:
                 add_product(self.of_a[start:end], gradient, features.to(gradient.dtype), False)
             if of_part is not None:
                 add_product(of_part, gradient.t(), own.a[start:end].to(gradient.dtype), False)
-            if self.of_bias is not None and total is not None:
-                self.of_bias += total.sum()
+            for number, each in zip(self.of_numbers, sums, strict=True):
+                if number is not None:
+                    number += each.sum()
         return of_part
 
     def sums(self, of_b: Tensor | None) -> Sums:
-        return Sums(self.of_a, of_b, self.of_bias)
+        return Sums(self.of_a, of_b, *self.of_numbers)
 
 
 def _nothing(planes: int, length: int, like: Tensor) -> Tensor:
@@ -346,25 +350,25 @@ def _parts_of(spread: Spread, call: SimilarityCall, own: Tensor | None) -> tuple
 
 
 def _blocks_of(
-    spread: Spread, call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None, totals: bool
-) -> Iterator[tuple[int, int, Tensor, Tensor | None]]:
-    """Return blocks of rows of the gradient of the similarities: their first row and last, the gradient, and its sums.
+    spread: Spread, call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None, totals: Sequence[bool]
+) -> Iterator[Any]:
+    """Return blocks of rows of the gradient of the similarities: their first row and last, the gradient, and sums for scale and bias.
 
     Args:
         kept: log-sum-exp of rows, shares, and log-sum-exp of columns.
         upstream: the gradients of each row's loss, and of that of each column.
-        totals: whether sums are wanted.
+        totals: whether the sums for scale and for bias are wanted.
     """
     if spread.by_kernels:
         launches = kernels.of_folder("similarity")
         found: Iterator[Any] = launches.blocks_of(call, kept, None if upstream is None else launches.Upstream(*upstream), totals)
         return found
-    g = _gradient_by_reference(call, kept, upstream)
-    return iter([(0, len(g), g, g.sum() if totals else None)])
+    g, x = _gradient_by_reference(call, kept, upstream)
+    return iter([(0, len(g), g, (g * x).sum() if totals[0] else None, g.sum())])
 
 
-def _gradient_by_reference(call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return the gradient of the similarities, as kernels/similarity/kernel.py has it."""
+def _gradient_by_reference(call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the similarities, as kernels/similarity/kernel.py has it, and the products of features."""
     x, scale, bias = products(call)
     counts, together = related(call, x)
     row_lse, share, column_lse = kept
@@ -379,4 +383,4 @@ def _gradient_by_reference(call: SimilarityCall, kept: Kept, upstream: tuple[Ten
         m, ls = column_lse.unsqueeze(1)
         q = ((x - m) * scale - ls).exp() - together.to(x.dtype)
         g = 0.5 * (g + (q if upstream is None else q * upstream[1]))
-    return torch.where(counts, g, 0.0)
+    return torch.where(counts, g, 0.0), x
