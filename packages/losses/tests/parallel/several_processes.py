@@ -380,6 +380,23 @@ def check_layouts_of_logits(group: Any) -> None:
             found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), **outputs, group=group)
             grads = [*torch.autograd.grad(found.loss + found.entropy[:2].sum(), own)]
         compare("masked", [found.loss, found.lse], [expected.loss, expected.lse], grads, [layout.of_own(wanted, 1)])
+    x, bias = torch.randn(4, PADDED), torch.randn(2, PADDED)
+    x[0, 2] = x[1, : PADDED // 2] = x[2, PADDED // 2 :] = x[3] = torch.nan  # of one class, of all classes of a process, of all
+    bias[0, 3], bias[1, : PADDED // 2] = torch.nan, torch.nan
+    for each in (layout, layouts()["uneven"], layouts()["padding alone"]):
+        known = {"return_argmax": True, "return_correct": True, "group": group, "classes": each.classes}
+        for several in (contextlib.nullcontext(), plain_torch()):
+            with several:
+                target = x[:, : each.classes].nan_to_num(-torch.inf).argmax(1)
+                found = cross_entropy(each.part(x[:, : each.classes], 1), target, **known)
+                assert torch.equal(found.argmax, target)
+                assert torch.equal(found.correct, ~x[:, : each.classes].isnan().any(1))
+                for of_classes in bias[:, : each.classes]:
+                    target = of_classes.nan_to_num(-torch.inf).argmax().expand(2)
+                    own = torch.zeros(2, FEATURES), each.part(torch.ones(each.classes, FEATURES))
+                    found = linear_cross_entropy(*own, target, each.part(of_classes), **known)
+                    assert torch.equal(found.argmax, target)
+                    assert torch.equal(found.correct, ~of_classes.isnan().any().expand(2))
 
 
 def check_compiled(group: Any) -> None:
