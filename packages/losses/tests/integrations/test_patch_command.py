@@ -1,14 +1,21 @@
 """`python -m lossforge.patch`: libraries are patched, and a script, a module or a program runs unedited."""
 
 import importlib
+import importlib.util
+import pkgutil
 import subprocess
 import sys
+from inspect import signature
+from types import FunctionType
 
 import pytest
 
+from lossforge import integrations
+from lossforge.patch import patching
 from lossforge.patch.__main__ import main, patchable, run
 
 SCRIPT = """
+import logging
 import sys
 
 import torch
@@ -17,6 +24,10 @@ from trl.trainer.utils import selective_log_softmax
 if __name__ == "__main__":
     from beside import NAME
     print(selective_log_softmax.__module__, NAME, sys.argv[1:])
+    logging.basicConfig(level=logging.INFO, format="[own] %(message)s")
+    logging.info("a step")
+    logging.warning("a slow step")
+    logging.getLogger("lossforge.integrations").warning("ours")
     sys.exit(3)
 """
 
@@ -59,6 +70,35 @@ def test_every_integration_with_a_patch_is_there():
         assert callable(importlib.import_module(f"lossforge.integrations.{library}").patch)
 
 
+ENTRIES = {"transformers": ["fuse", "loss_function"], "transformers_detection": ["loss_function", "patch"], "torchtitan": ["Loss"]}
+"""What an integration has beside its classes, and compares its library with what was tested; elsewhere `patch` alone."""
+OF_OURS = {"megatron": ["vocab_parallel_cross_entropy"]}
+"""What needs nothing of its library but a process group."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(integrations.__path__)])
+def test_every_entry_compares_its_library(name, monkeypatch):
+    imported = importlib.import_module(f"lossforge.integrations.{name}")
+    module = importlib.util.module_from_spec(imported.__spec__)
+    imported.__spec__.loader.exec_module(module)  # a copy, which has compared nothing yet
+    entries = ENTRIES.get(name, ["patch"])
+    public = {key for key, value in vars(module).items() if isinstance(value, FunctionType) and value.__module__ == module.__name__}
+    assert {key for key in public if not key.startswith("_")} | {*entries} == {*entries, *OF_OURS.get(name, [])}
+    monkeypatch.setattr(patching, "signature_of", lambda function: "(changed)")
+    refused = []
+    for each in entries:
+        try:
+            entry = getattr(module, each)  # torchtitan's is made, and compared, here
+            entry(*[None for p in signature(entry).parameters.values() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD])
+        except ModuleNotFoundError as error:
+            pytest.skip(str(error))
+        except patching.IntegrationError as error:
+            refused.append(str(error))
+    assert len(refused) == len(entries)
+    assert all(" takes (changed), tested with " in each for each in refused)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "script"), [(".", ["scripts/train.py"]), ("scripts", ["-m", "train"])], ids=["script", "module"])
 def test_a_script_runs_unedited(where, script, tmp_path):
@@ -70,7 +110,9 @@ def test_a_script_runs_unedited(where, script, tmp_path):
     done = command(tmp_path / where, "trl", "--", *script, "--steps", "2")
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[-1] == "lossforge.integrations.trl beside ['--steps', '2']"
-    assert "lossforge: trl 1." in done.stderr
+    of_patch, *of_script = [line for line in done.stderr.splitlines() if "lossforge: " in line or "[own]" in line]
+    assert of_patch.startswith("lossforge: trl 1.")
+    assert of_script == ["[own] a step", "[own] a slow step", "[own] ours"]
 
 
 STARTER = """

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from lossforge.patch.patching import IntegrationError, Names, Patch, Replacement, or_theirs, patch
+from lossforge.patch.patching import _SAID, IntegrationError, Names, Patch, Replacement, once, or_theirs, patch
 
 OWN = """
 def loss(input, target, *, reduction="mean"):
@@ -30,6 +30,7 @@ class Sub(Trainer):
 def library(tmp_path, monkeypatch):
     """Install a package `drifting` of a given source, with its metadata, and import it anew."""
     monkeypatch.syspath_prepend(tmp_path)
+    _SAID.clear()
 
     def install(source=OWN, version="1.2.0"):
         (tmp_path / "drifting").mkdir(exist_ok=True)
@@ -156,6 +157,39 @@ def test_other_parameters_are_refused_by_what_differs(library):
     assert core.Trainer().step(1.0) == 0.9
     with patch("drifting", "1.2", [LOSS], force=True):
         assert core.loss(3, 1) == ("ours", 2)
+
+
+def test_an_untested_version_is_a_warning(library, caplog):
+    library(version="1.3.0")
+    for _ in range(2):
+        with patch("drifting", "1.2", [LOSS]):
+            pass
+    said = "drifting 1.3.0 was not tested (1.2 was): compare the first losses with those of the library's own"
+    assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == [said]
+
+
+def test_a_name_that_is_only_called_is_compared(library):
+    core, _ = library()
+    called = Replacement("drifting.core:Trainer.step", None, "(self, x, rate=0.1)")
+    with patch("drifting", "1.2", [LOSS, called]) as handle:
+        assert handle.replaced == ("drifting.core:loss",)
+        assert core.Trainer().step(1.0) == 0.9
+    with pytest.raises(IntegrationError, match=r"Trainer\.step takes \(self, x, rate=0\.1\), tested with \(self, x\)"):
+        patch("drifting", "1.2", [LOSS, Replacement("drifting.core:Trainer.step", None, "(self, x)")])
+    assert core.loss(3, 1) == 2
+
+
+def test_once_compares_until_nothing_differs(library):
+    core, _ = library()
+    compare, step = once("drifting", "1.2", [STEP]), core.Trainer.step
+    core.Trainer.step = lambda self, x: x
+    for _ in range(2):
+        with pytest.raises(IntegrationError, match=r"Trainer\.step takes \(self, x\)"):
+            compare()
+    core.Trainer.step = step
+    compare()
+    core.Trainer.step = lambda self, x: x
+    compare()
 
 
 def test_missing_names_are_refused_and_forced_past(library):

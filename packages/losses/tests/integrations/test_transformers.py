@@ -1,6 +1,8 @@
 """Fused language models of transformers against their own loss: value, gradients, auxiliary losses, and the Trainer's numbers."""
 
 import copy
+import dataclasses
+import functools
 import io
 import logging
 
@@ -13,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 transformers = pytest.importorskip("transformers")
 
 from lossforge.integrations import transformers as ours  # noqa: E402
+from lossforge.patch.patching import IntegrationError, once  # noqa: E402
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
 TOKENS = {"vocab_size": 53, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -38,7 +41,7 @@ def make(name, **changes):
     if not hasattr(transformers, f"{name}ForCausalLM"):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     named = f"{name}Text" if name == "Gemma3" else name
-    config = getattr(transformers, f"{named}Config")(**SIZES, **TOKENS, **MODELS[name][0] | changes)
+    config = getattr(transformers, f"{named}Config")(**SIZES | TOKENS | MODELS[name][0] | changes)
     return getattr(transformers, f"{name}ForCausalLM")(config).train()
 
 
@@ -124,11 +127,18 @@ def test_a_vision_language_model():
     compare(vision_language_model(), {**inputs, "pixel_values": torch.randn(2, 3, 8, 8)})
 
 
-def test_a_model_of_masked_tokens():
+@pytest.mark.parametrize("given", [{}, {"num_items_in_batch": 5}, {"ignore_index": 7}, {"shift_labels": torch.tensor(-100)}], ids=str)
+def test_a_model_of_masked_tokens(given):
+    """Its own loss does not read shift_labels."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes, pad_token_id=0, sparse_prediction=False)).train()
-    compare(model, batch())
+    inputs = batch()
+    if "ignore_index" in given:
+        inputs["labels"][inputs["labels"] == -100] = 7
+    if "shift_labels" in given:
+        given = {"shift_labels": inputs["labels"].roll(-2, 1)}
+    compare(model, {**inputs, **given})
 
 
 def test_logits_come_in_eval_without_labels_and_where_asked_for():
@@ -222,7 +232,7 @@ class OwnLoss(transformers.LlamaForCausalLM):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [(Doubling, r"does something else: 0 → 1\.5, 1 → 2\.5"), (OwnLoss, "calls self.loss_function|failed")],
+    [(Doubling, r"does something else: 0 → 1\.5, 1 → 2\.5"), (OwnLoss, r"this model computes its loss itself$")],
     ids=["scale", "loss"],
 )
 def test_a_model_that_does_more_to_its_logits_is_refused(kind, said):
@@ -234,6 +244,35 @@ def test_a_model_that_does_more_to_its_logits_is_refused(kind, said):
     assert not {"_loss_function"} & vars(model).keys()
     assert "forward" not in vars(model.model)
     model(**batch()).loss.backward()
+
+
+def test_models_that_compute_their_loss_themselves_are_named():
+    sizes = {"vocab_size": 53, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bart = transformers.BartConfig(vocab_size=53, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16)
+    for model in (
+        transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
+        transformers.AlbertForMaskedLM(transformers.AlbertConfig(**sizes, embedding_size=8)),
+        transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes)),
+        transformers.BartForCausalLM(bart),
+        transformers.ProphetNetForCausalLM(transformers.ProphetNetConfig(vocab_size=53, hidden_size=16, num_decoder_layers=1)),
+    ):
+        name = type(model).__name__
+        with pytest.raises(TypeError, match=rf"^{name} cannot be fused: .* self\.loss_function, and this model computes its loss itself$"):
+            ours.fuse(model)
+
+
+def test_a_layer_between_body_and_head():
+    sizes = {"vocab_size": 53, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ElectraConfig(**sizes, embedding_size=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    torch.manual_seed(0)
+    compare(transformers.ElectraForCausalLM(config).train(), batch())
+
+
+def test_a_vocabulary_of_three_tokens():
+    """Fewer than the logits by which the scale is measured."""
+    model = make("Granite", vocab_size=3, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    inputs = batch()
+    compare(model, {**inputs, "input_ids": inputs["input_ids"] % 3, "labels": inputs["labels"].clamp(max=2)})
 
 
 def test_a_model_without_memory_is_fused():
@@ -263,9 +302,15 @@ def test_fusing_twice_is_harmless():
 
 def test_what_cannot_be_fused_is_named():
     model = make("Llama")
-    model.loss_function = lambda *args, **kwargs: torch.zeros(())
-    with pytest.raises(TypeError, match=r"knows the losses ForCausalLMLoss, .*, the model has <lambda>"):
-        ours.fuse(model)
+    for name in ("loss_function", "ForCausalLMLoss"):  # of the user
+
+        def own(*args, **kwargs):
+            return torch.zeros(())
+
+        own.__name__ = own.__qualname__ = name
+        model.loss_function = own
+        with pytest.raises(TypeError, match=rf"knows ForCausalLMLoss and .*; the model's loss is .*test_transformers\.{name}$"):
+            ours.fuse(model)
     model = make("Llama")
     model.lm_head.register_forward_hook(lambda *args: None)
     with pytest.raises(TypeError, match="a head without hooks"):
@@ -301,6 +346,19 @@ def test_the_loss_of_logits_is_theirs(dtype):
         torch.testing.assert_close(
             results[1], results[0], rtol=1e-5 if dtype == torch.float32 else 2**-6, atol=1e-6
         )  # the interpreter truncates bf16
+
+
+def test_the_loss_of_logits_is_compiled_with_its_comparison(monkeypatch):
+    monkeypatch.setattr(ours, "_check", once("transformers", ours.TESTED, ours.STANDS_FOR))
+    compiled = torch.compile(functools.partial(ours.loss_function, vocab_size=53), backend="aot_eager", fullgraph=True)
+    x, labels = torch.randn(2, 9, 53), batch()["labels"]
+    torch.testing.assert_close(compiled(x, labels), ours.loss_function(x, labels, 53))
+    torch._dynamo.reset()
+    changed = [dataclasses.replace(each, signature="(logits)") for each in ours.STANDS_FOR[:1]]
+    monkeypatch.setattr(ours, "_check", once("transformers", ours.TESTED, changed))
+    for call in (lambda: ours.loss_function(x, labels, 53), lambda: ours.fuse(make("Llama"))):
+        with pytest.raises(IntegrationError, match=r"ForCausalLMLoss takes \(logits, labels, .*\), tested with \(logits\)"):
+            call()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="fake tensors of a second GPU need two, or none")

@@ -13,7 +13,7 @@ from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatche
 from transformers.loss.loss_lw_detr import LwDetrHungarianMatcher  # noqa: E402
 
 from lossforge.integrations import transformers_detection as ours  # noqa: E402
-from lossforge.patch.patching import _SAID  # noqa: E402
+from lossforge.patch.patching import _SAID, IntegrationError, once  # noqa: E402
 
 BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "layer_type": "basic"}
 TRANSFORMER = {
@@ -179,6 +179,18 @@ def test_the_number_of_boxes_of_all_processes(name, monkeypatch):
     expected, *_ = step(model, inputs())
     model.loss_function = ours.loss_function
     torch.testing.assert_close(step(model, inputs())[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_another_version_is_refused_at_the_first_call(monkeypatch):
+    """As transformers 4.57, whose RT-DETR has another loss, and which lacks the losses of DEIMv2 and LW-DETR."""
+    model, given = make("RTDetr"), inputs()
+    model.loss_function = ours.loss_function
+    monkeypatch.setattr(ours, "_check", once("transformers", ours.TESTED, ours.REPLACED))
+    monkeypatch.delattr(loss_rt_detr.RTDetrLoss, "loss_labels_vfl")
+    with pytest.raises(IntegrationError, match=r"RTDetrLoss\.loss_labels_vfl is missing .* Install a version that was tested"):
+        model(**given)
+    monkeypatch.undo()
+    assert model(**given).loss.isfinite()
 
 
 def test_models_without_a_criterion():

@@ -19,6 +19,7 @@ from lossforge.patch.patching import Patch, Replacement, or_theirs
 from lossforge.patch.patching import patch as patch_names
 
 TESTED = "3.3"
+GATHERED = "(image_features, text_features, local_loss=False, gather_with_grad=False, rank=0, world_size=1, use_horovod=False)"
 
 
 def _overridden(self: Any, library: type, *names: str) -> str:
@@ -92,5 +93,6 @@ def patch(force: bool = False) -> Patch:
     replacements = [
         Replacement("open_clip.loss:ClipLoss.forward", or_theirs("open_clip", _clip), clip),
         Replacement("open_clip.loss:SigLipLoss._loss", or_theirs("open_clip", _siglip), siglip),
+        Replacement("open_clip.loss:gather_features", None, GATHERED),
     ]
     return patch_names("open_clip_torch", TESTED, replacements, force=force)

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lossforge.losses import linear_cross_entropy
-from lossforge.patch.patching import IntegrationError, say_once, signature_of
+from lossforge.patch.patching import Replacement, check, say_once
 
 TESTED = "0.3"
 CALL = "(self, pred, labels, global_valid_tokens=None, **loss_inputs)"
@@ -65,11 +65,8 @@ def _why_not(head: Any, hidden: Tensor) -> str:
 
 @functools.cache
 def _loss_class() -> Any:
+    check("torchtitan", TESTED, [Replacement("torchtitan.components.loss:ChunkedLossWrapper.__call__", None, CALL)])
     from torchtitan.components.loss import ChunkedLossWrapper
-
-    found = signature_of(ChunkedLossWrapper.__call__)
-    if found != CALL:
-        raise IntegrationError(f"torchtitan is not as tested ({TESTED}): ChunkedLossWrapper is called with {found}, tested with {CALL}")
 
     class Loss(ChunkedLossWrapper):
         """Cross entropy of a language model, from hidden states and the head."""

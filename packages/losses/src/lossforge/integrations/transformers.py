@@ -21,10 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lossforge.losses import cross_entropy, linear_cross_entropy
-from lossforge.patch.patching import LOG, Patch, say_once
+from lossforge.patch.patching import LOG, Patch, Replacement, once, say_once
 
-LABELS_OF = {"ForCausalLMLoss": True, "ForMaskedLMLoss": False, "loss_function": True}
-"""Whether a loss of transformers compares a token's logits with the next label."""
+TESTED = "4.57, 5.23"
+OF_NEXT = "(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs)"
+OF_MASKED = "(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, **kwargs)"
+STANDS_FOR = (
+    Replacement("transformers.loss.loss_utils:ForCausalLMLoss", None, OF_NEXT),
+    Replacement("transformers.loss.loss_utils:ForMaskedLMLoss", None, OF_MASKED),
+    Replacement("transformers:PreTrainedModel.loss_function", None),
+)
+"""What `fuse` and `loss_function` stand for or read."""
+_check = once("transformers", TESTED, STANDS_FOR)
 
 
 def loss_function(
@@ -47,7 +55,11 @@ def loss_function(
 
     Returns:
         a scalar in float32.
+
+    Raises:
+        IntegrationError: transformers' names or parameters are not those that were tested.
     """
+    _check()
     target = _next(labels, ignore_index) if shift_labels is None else shift_labels
     logits = logits if vocab_size is None else logits.reshape(-1, vocab_size)
     return cross_entropy(
@@ -137,6 +149,8 @@ class _How:
 
 
 PASSED = ("num_items_in_batch", "ignore_index", "shift_labels")
+PROBES = (0.0, 1.0, -3.0, 40.0, 1e9)
+"""Logits by which scale and softcap are measured."""
 
 
 @functools.cache
@@ -229,6 +243,7 @@ def fuse(model: nn.Module, **options: Any) -> Patch:
 
     Raises:
         TypeError: the model's head or loss is none that can be fused; the message says what its forward did.
+        IntegrationError: transformers' names or parameters are not those that were tested.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -238,6 +253,7 @@ def fuse(model: nn.Module, **options: Any) -> Patch:
         >>> tokens = torch.randint(50, (2, 8))
         >>> model(input_ids=tokens, labels=tokens).loss.backward()
     """
+    _check()
     return _fuse(getattr(model, "get_base_model", lambda: model)(), options)
 
 
@@ -273,8 +289,8 @@ def _unfuse(model: Any) -> None:
     model.__class__, head.__class__ = own, nn.Linear
 
 
-def _refuse(model: Any, why: str) -> NoReturn:
-    raise TypeError(f"{type(model).__name__} cannot be fused: fuse {why}")
+def _refuse(model: Any, why: str, cause: Exception | None = None) -> NoReturn:
+    raise TypeError(f"{type(model).__name__} cannot be fused: fuse {why}") from cause
 
 
 class _LossReached(BaseException):  # which no handler of a model catches
@@ -306,55 +322,76 @@ def _measure(model: Any, head: nn.Linear, options: dict[str, Any]) -> _How:
         _refuse(model, "needs a model whose body is a module of its own (base_model_prefix)")
     if not hasattr(type(model), "loss_function"):
         _refuse(model, "needs a model of transformers with a loss_function")
-    name = getattr(model.loss_function, "__name__", type(model.loss_function).__name__)
-    if name not in LABELS_OF:
-        _refuse(model, f"knows the losses {', '.join(LABELS_OF)}, the model has {name}")
+    from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
+
+    own_loss = model.loss_function
+    known = [each for each in (ForCausalLMLoss, ForMaskedLMLoss, loss_function) if own_loss is each]
+    if not known:
+        name = f"{own_loss.__module__}.{getattr(own_loss, '__qualname__', type(own_loss).__qualname__)}"
+        _refuse(model, f"knows ForCausalLMLoss and ForMaskedLMLoss of transformers, and ours of logits; the model's loss is {name}")
     device = "cpu" if head.weight.is_meta else head.weight.device
-    probes = torch.tensor([0.0, 1.0, -3.0, 40.0, 1e9], dtype=torch.float64, device=device)
-    tokens = torch.zeros((1, 1), dtype=torch.int64, device=device)
-    hidden = torch.zeros((1, 1, head.in_features), dtype=head.weight.dtype, device=device)
+    length = -(-len(PROBES) // head.out_features)
+    probes = torch.tensor(PROBES, dtype=torch.float64, device=device)
+    probes = probes.repeat(head.out_features)[: length * head.out_features].view(1, length, -1)
+    tokens = torch.zeros((1, length), dtype=torch.int64, device=device)
     sent = {"num_items_in_batch": torch.ones((), device=device), "ignore_index": -7, "shift_labels": tokens + 1}
+    widths = head.in_features, getattr(model.config.get_text_config(), "hidden_size", head.in_features)  # a layer may stand before the head
+    for width in dict.fromkeys(widths):
+        hidden = torch.zeros((1, length, width), dtype=head.weight.dtype, device=device)
+        with _forward(body, lambda *args, hidden=hidden, **kwargs: _Hidden(hidden)), _forward(head, lambda input: probes):
+            seen = _call_of_loss(model, {"input_ids": tokens, "labels": tokens, **sent})
+        if not isinstance(seen, Exception):
+            break
+    if seen is None or (isinstance(seen, Exception) and "loss_function" not in inspect.unwrap(type(model).forward).__code__.co_names):
+        _refuse(model, "needs a forward that calls self.loss_function, and this model computes its loss itself", seen)
+    if isinstance(seen, Exception):
+        why = f"{type(seen).__name__}: {seen}"
+        _refuse(model, f"runs its forward once with stand-ins for its body and head, and this failed ({why})", seen)
+    given = dict(zip(("logits", "labels"), seen.args, strict=False)) | seen.kwargs
+    logits, labels = given.get("logits"), given.get("labels")
+    if labels is not tokens or not isinstance(logits, Tensor) or logits.numel() != probes.numel():
+        _refuse(model, "needs a forward that gives its loss the head's logits and the call's labels, and this one gives others")
+    scale, softcap = _fit(probes.flatten(), logits.flatten().double(), model)
+    taken = inspect.signature(own_loss).parameters  # a masked model hands shift_labels on to a loss that does not read them
+    passed = frozenset(name for name in PASSED if name in taken and given.get(name) is sent[name])
+    return _How(scale, softcap, passed, own_loss is not ForMaskedLMLoss, options)
+
+
+def _call_of_loss(model: Any, given: dict[str, Any]) -> _LossReached | Exception | None:
+    """Run the model's own forward up to its loss, and return the loss's arguments; None if it calls none, or the forward's error."""
 
     def record(*args: Any, **kwargs: Any) -> NoReturn:
         raise _LossReached(*args, **kwargs)
 
     own = model.__dict__.get("_loss_function")
-    with _forward(body, lambda *args, **kwargs: _Hidden(hidden)), _forward(head, lambda input: probes.view(1, 1, -1)):
-        model.loss_function = record
-        try:
-            type(model).forward(model, input_ids=tokens, labels=tokens, **sent)
-        except _LossReached as called:
-            seen = called
-        except Exception as error:
-            _refuse(model, f"ran its forward up to the loss with a few numbers as logits, and it failed: {type(error).__name__}: {error}")
-        else:
-            _refuse(model, "needs a forward that calls self.loss_function, and this one does not")
-        finally:
-            del model._loss_function
-            if own is not None:
-                model._loss_function = own
-    given = dict(zip(("logits", "labels"), seen.args, strict=False)) | seen.kwargs
-    logits, labels = given.get("logits"), given.get("labels")
-    if labels is not tokens or not isinstance(logits, Tensor) or logits.numel() != probes.numel():
-        _refuse(model, "needs a forward that gives its loss the head's logits and the call's labels, and this one gives others")
-    scale, softcap = _fit(probes.tolist(), logits.flatten().double().tolist(), model)
-    passed = frozenset(name for name in PASSED if given.get(name) is sent[name])
-    return _How(scale, softcap, passed, LABELS_OF[name], options)
+    model.loss_function = record
+    try:
+        type(model).forward(model, **given)
+    except _LossReached as called:
+        return called
+    except Exception as error:
+        return error
+    finally:
+        del model._loss_function
+        if own is not None:
+            model._loss_function = own
+    return None
 
 
-def _fit(probes: list[float], found: list[float], model: Any) -> tuple[float, float | None]:
+def _fit(probes: Tensor, found: Tensor, model: Any) -> tuple[float, float | None]:
     """Return scale and softcap by which softcap · tanh(scale · x / softcap), or scale · x, is what was found for each probe."""
-    one, last = probes.index(1.0), len(probes) - 1
-    scale, softcap = found[one], None
-    if not math.isclose(found[last], scale * probes[last], rel_tol=1e-5):
-        softcap = found[last]
-        scale = math.atanh(found[one] / softcap) * softcap if softcap > 0 and abs(found[one]) < softcap else math.nan
+    of_one, of_last = (found[PROBES.index(x)].item() for x in (1.0, PROBES[-1]))
+    scale, softcap = of_one, None
+    if not math.isclose(of_last, scale * PROBES[-1], rel_tol=1e-5):
+        softcap = of_last
+        scale = math.atanh(of_one / softcap) * softcap if softcap > 0 and abs(of_one) < softcap else math.nan
         scale = round(scale, 6) if math.isclose(scale, round(scale, 6), rel_tol=1e-6) else scale
-    for x, y in zip(probes, found, strict=True):
-        expected = scale * x if softcap is None else softcap * math.tanh(scale * x / softcap)
-        if not scale > 0 or not math.isclose(y, expected, rel_tol=1e-5, abs_tol=1e-9):
-            made = ", ".join(f"{x:g} → {y:g}" for x, y in zip(probes, found, strict=True))
-            _refuse(model, f"knows a scale and a softcap of logits, and this model's forward does something else: {made}")
+    expected = scale * probes if softcap is None else softcap * torch.tanh(scale * probes / softcap)
+    other = ~torch.isclose(found, expected, rtol=1e-5, atol=1e-9)
+    if not scale > 0 or other.any():
+        shown = slice(len(PROBES)) if other[: len(PROBES)].any() else other
+        made = ", ".join(f"{x:g} → {y:g}" for x, y in list(zip(probes[shown].tolist(), found[shown].tolist(), strict=True))[: len(PROBES)])
+        _refuse(model, f"knows a scale and a softcap of logits, and this model's forward does something else: {made}")
     return scale, softcap
 
 

@@ -10,7 +10,7 @@ Methods of transformers' criteria are replaced, so their classes, their attribut
 
 computes all layers of one model at once, so that nothing waits for the device. Its loss_dict has the sums over the layers.
 
-Tested with transformers 5.23.
+Both compare transformers with what was tested, `loss_function` at its first call. Tested with transformers 5.23.
 """
 
 import functools
@@ -42,7 +42,7 @@ from lossforge.losses import (
     varifocal_loss,
 )
 from lossforge.losses.detection.counts import to_device
-from lossforge.patch.patching import Patch, Replacement, or_theirs
+from lossforge.patch.patching import Patch, Replacement, once, or_theirs
 from lossforge.patch.patching import patch as patch_names
 
 TESTED = "5.23"
@@ -267,8 +267,10 @@ def loss_function(
         the loss; its parts summed over the layers, "loss_class", "loss_bbox" and "loss_giou"; and the auxiliary layers' predictions.
 
     Raises:
+        IntegrationError: transformers' names or parameters are not those that were tested.
         ValueError: the model is another one, or its config has use_focal_loss=False.
     """
+    _check()
     kind = config.model_type
     if kind not in CLASS_LOSSES:
         raise ValueError(f"config.model_type must be one of {', '.join(map(repr, CLASS_LOSSES))}, got {kind!r}")
@@ -385,6 +387,8 @@ NAMES: dict[str, tuple[Any, str]] = {
     "models.mask2former.modeling_mask2former:dice_loss": (_dice, "(inputs, labels, num_masks)"),
     "models.mask2former.modeling_mask2former:sigmoid_cross_entropy_loss": (_bce_of_masks, "(inputs, labels, num_masks)"),
 }
+REPLACED = [Replacement(f"transformers.{name}", or_theirs("transformers", ours), signature) for name, (ours, signature) in NAMES.items()]
+_check = once("transformers", TESTED, REPLACED)
 
 
 def patch(force: bool = False) -> Patch:
@@ -400,7 +404,4 @@ def patch(force: bool = False) -> Patch:
         ModuleNotFoundError: transformers is not installed.
         IntegrationError: transformers' names or parameters are not those that were tested. Nothing was replaced.
     """
-    replacements = [
-        Replacement(f"transformers.{name}", or_theirs("transformers", ours), signature) for name, (ours, signature) in NAMES.items()
-    ]
-    return patch_names("transformers", TESTED, replacements, force=force)
+    return patch_names("transformers", TESTED, REPLACED, force=force)

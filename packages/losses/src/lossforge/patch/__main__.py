@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lossforge import integrations
-from lossforge.patch.patching import IntegrationError, say_once
+from lossforge.patch.patching import LOG, IntegrationError, say_once
 
 USAGE = """python -m lossforge.patch LIBRARY[,LIBRARY…] [--force] --
        SCRIPT.py | -m MODULE | PROGRAM [ARGUMENT …]"""
@@ -91,8 +91,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"no integration for {', '.join(unknown)}; there are {', '.join(patchable())}")
     if not target or target == ["-m"]:
         parser.error("say what to run after --: a .py file, -m MODULE or an installed program")
-    logging.basicConfig(format="lossforge: %(message)s")
-    logging.getLogger("lossforge").setLevel(logging.INFO)
+    say = logging.StreamHandler()
+    say.setFormatter(logging.Formatter("lossforge: %(message)s"))
+    say.addFilter(lambda record: not logging.getLogger().handlers)  # once the program has handlers of its own, these have our lines
+    LOG.addHandler(say)
+    LOG.setLevel(logging.INFO)
     for name in names:
         try:
             importlib.import_module(f"lossforge.integrations.{name}").patch(force=given.force)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
+
 LOG = logging.getLogger("lossforge.integrations")
 
 
@@ -24,7 +26,7 @@ class Replacement:
 
     Attributes:
         name: "package.module:name" or "package.module:Class.method".
-        make: from the original to ours, so that ours can call the original.
+        make: from the original to ours, so that ours can call the original; None for a name that ours only calls, or stands for.
         signature: the parameters of the original with which ours was tested, as `signature_of` writes them. Several where versions
             differ; none where the original is not called.
         method: for a class: its method whose parameters are compared, such as "forward"; "__self__.forward" for its `apply`.
@@ -32,7 +34,7 @@ class Replacement:
     """
 
     name: str
-    make: Callable[[Any], Any]
+    make: Callable[[Any], Any] | None
     signature: str | tuple[str, ...] | None = None
     method: str | None = None
     here_only: bool = False
@@ -134,6 +136,56 @@ class Patch:
         return f"<lossforge in {self.library}{state}: {', '.join(self.replaced)}>"
 
 
+def check(library: str, tested: str, names: Sequence[Replacement], *, force: bool = False) -> list[tuple[Replacement, Any, str, Any]]:
+    """Compare names of a library with those that were tested, and say once where its version is another.
+
+    Args:
+        library: its distribution, as pip names it.
+        tested: the versions with which the names were tested: "1.16, 1.17".
+        names: what is compared.
+        force: go on where something differs.
+
+    Returns:
+        of each name that is there: the name, its owner, its name there and the original.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+        IntegrationError: names are missing or have other parameters, and force is not set.
+    """
+    installed = version_of(library)
+    places, differences = [], []
+    for each in names:
+        try:
+            owner, name = _owner_of(each.name)
+            original = inspect.getattr_static(owner, name)
+            differences += _difference(each, getattr(owner, name))
+            places.append((each, owner, name, original))
+        except (ImportError, AttributeError) as error:
+            differences.append(f"{each.name} is missing ({error})")
+    if differences and not force:
+        raise IntegrationError(
+            f"{library} {installed} is not as tested ({tested}): {'; '.join(differences)}. Nothing was replaced. Install a version that "
+            "was tested, or go on with force=True, where a function has it, and compare the training numbers"
+        )
+    if not _covers(tested, installed):
+        say_once(f"{library} {installed} was not tested ({tested} was): compare the first losses with those of the library's own")
+    return places
+
+
+def once(library: str, tested: str, names: Sequence[Replacement]) -> Callable[[], None]:
+    """Return a function that does as `check` when it is called first, outside of the graph of torch.compile, and again after an error."""
+
+    @functools.cache
+    def compare() -> None:
+        check(library, tested, names)
+
+    @torch.compiler.assume_constant_result
+    def compare_once() -> None:
+        compare()
+
+    return compare_once
+
+
 _INHERITED = object()
 _ACTIVE: dict[str, tuple[Any, Patch]] = {}
 
@@ -153,39 +205,28 @@ def patch(library: str, tested: str, replacements: Sequence[Replacement], *, opt
         IntegrationError: names are missing or have other parameters, and force is not set. Nothing was replaced.
         ValueError: the library is patched with other options.
     """
-    installed = version_of(library)
     if library in _ACTIVE and _ACTIVE[library][1].active:
         before, handle = _ACTIVE[library]
         if before != options:
             raise ValueError(f"{library} is patched with other options: call undo() of the handle {handle!r} first")
         handle._uses += 1
         return handle
-    places, differences = [], []
-    for each in replacements:
-        try:
-            owner, name = _owner_of(each.name)
-            original = inspect.getattr_static(owner, name)
-            differences += _difference(each, getattr(owner, name))
-            places.append((each, owner, name, original))
-        except (ImportError, AttributeError) as error:
-            differences.append(f"{each.name} is missing ({error})")
-    if differences and not force:
-        raise IntegrationError(
-            f"{library} {installed} is not as tested ({tested}): {'; '.join(differences)}. Nothing was replaced. Install a version that "
-            "was tested, or go on with force=True and compare the training numbers"
-        )
-    made = [(each.make(getattr(owner, name)), owner, name, original, each.here_only) for each, owner, name, original in places]
+    places = check(library, tested, replacements, force=force)
+    made = [
+        (each.name, each.make(getattr(owner, name)), owner, name, original, each.here_only)
+        for each, owner, name, original in places
+        if each.make is not None
+    ]
     done: list[tuple[Any, str, Any, Any]] = []
-    for ours, owner, name, original, here_only in made:
+    for _, ours, owner, name, original, here_only in made:
         if isinstance(original, (staticmethod, classmethod)):
             ours = staticmethod(ours)
         for other in _holders(owner, name, original, here_only):
             done.append((other, name, original if name in vars(other) else _INHERITED, ours))
             setattr(other, name, ours)
-    handle = Patch(library, [each.name for each, *_ in places], functools.partial(_restore, library, done))
+    handle = Patch(library, [each for each, *_ in made], functools.partial(_restore, library, done))
     _ACTIVE[library] = options, handle
-    untested = "" if _covers(tested, installed) else f" (tested with {tested})"
-    LOG.info("%s %s%s: %s", library, installed, untested, ", ".join(handle.replaced))
+    LOG.info("%s %s: %s", library, version_of(library), ", ".join(handle.replaced))
     return handle
 
 
