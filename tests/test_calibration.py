@@ -120,6 +120,17 @@ def test_the_preset_probes_the_classes_left_out(tmp_path, capsys):
     assert "linear probe on the classes 5, 6, 7, 8, 9" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_probe_is_fitted_where_mlflow_is_slow_to_import(clone, tmp_path):
+    """sklearn reads pandas' classes, which a module that another thread is importing does not have yet. MLflow imports pandas."""
+    slow = f"import sys, time\ntime.sleep(15)\nsys.path.remove({str(tmp_path)!r})\ndel sys.modules['pandas']\nimport pandas\n"
+    (tmp_path / "pandas.py").write_text(slow, encoding="utf-8")
+    words = ["experiment=label_smoothing", "trainer.epochs=2", "trainer.device=cpu", "tracking=none", "tracking.system_seconds=0.1"]
+    done = clone.run(*words, fresh=True, OMP_NUM_THREADS="1", PYTHONPATH=str(tmp_path))
+    assert done.status == 0, done.output
+    assert done.output.count("linear probe on the classes 5, 6, 7, 8, 9") == 2
+
+
 def test_a_probe_needs_classes_that_were_left_out(tmp_path, capsys):
     import train
 

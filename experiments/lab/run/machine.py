@@ -15,6 +15,7 @@ import torch
 from lab.base.errors import UserError, unknown
 from lab.base.paths import ROOT
 from lab.base.ranks import launched, launched_here, local_rank
+from lab.base.threads import Background
 from lab.config.schema import TrainConfig
 from lab.processes import distributed
 from lab.run.folder import RunFolder
@@ -142,14 +143,16 @@ def memory(device: torch.device) -> dict[str, float]:
     return values
 
 
-class SystemSampler(threading.Thread):
+class SystemSampler(Background):
     """Write the machine's load into the run folder every few seconds: what MLflow's own recorder collects, under its names.
 
     MLflow would send the load itself, and lose it while a server is down.
     """
 
+    modules = ("mlflow.system_metrics.system_metrics_monitor",)  # which imports them all
+
     def __init__(self, folder: RunFolder, seconds: float, device: torch.device) -> None:
-        super().__init__(name="system", daemon=True)
+        super().__init__("system")
         self.folder, self.seconds, self.device = folder, seconds, device
         self.stopped = threading.Event()
         self.step = folder.history.next_step("system/")

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from lab.base.files import read_text, try_lock, write_text
 from lab.base.formats import markdown_code, visible
 from lab.base.masks import MASK, masked
 from lab.base.records import identity_of, lines_of
+from lab.base.threads import Background
 from lab.config.schema import TrackingConfig
 from lab.config.user import VARIABLES, chosen_uri, has_key, is_sealed, seal
 from lab.tracking.names import valid_name
@@ -105,7 +105,7 @@ def print_now(text: str) -> None:
     print(visible(text), flush=True)
 
 
-class MlflowUploader(threading.Thread):
+class MlflowUploader(Background):
     """Send the records of a run folder to an MLflow store, in order, each until it is stored.
 
     tracking.json holds how far it has come, so that another uploader can continue there; a lock on tracking.lock allows one at a time.
@@ -135,7 +135,8 @@ class MlflowUploader(threading.Thread):
         own: bool = True,
         say: Callable[[str], None] = print_now,
     ) -> None:
-        super().__init__(name="mlflow", daemon=True)
+        super().__init__("mlflow")
+        self.modules = ("mlflow.tracking", *(["IPython"] if uri.startswith("http") else []))  # MLflow's first request imports IPython
         self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, tracking.experiment, tracking.patience_seconds, say
         self.place, self.own, self.registered = masked(uri), own, tracking.register
         self.ended, self.over = threading.Event(), threading.Event()  # nothing more will be written; nothing more will be sent
@@ -158,12 +159,6 @@ class MlflowUploader(threading.Thread):
 
     def start(self) -> None:
         set_environment(self.uri, writes=True)
-        with contextlib.suppress(ImportError):  # MLflow imports it where it is installed, and its import changes the environment
-            importlib.import_module("polars")
-        if self.uri.startswith("http"):
-            # MLflow's first request imports IPython. Do it here, because matplotlib fails while another thread imports IPython.
-            with contextlib.suppress(Exception):
-                importlib.import_module("IPython")
         super().start()
 
     def close(self) -> str | None:

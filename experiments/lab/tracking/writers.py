@@ -12,6 +12,7 @@ from lab.base.errors import UserError
 from lab.base.files import read_text, write_text
 from lab.base.formats import markdown_text
 from lab.base.masks import masked
+from lab.base.threads import Background
 from lab.config.schema import TrackingConfig
 from lab.tracking.uploader import print_now, records_from, run_key
 
@@ -108,7 +109,7 @@ def check_writers(config: TrackingConfig) -> None:
             raise UserError("tracking.writers=[wandb]: not logged in. Run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline.")
 
 
-class WriterThread(threading.Thread):
+class WriterThread(Background):
     """Send a run folder's records to a writer; `<name>.json` holds how far it has come, so that a continued run goes on there.
 
     Args:
@@ -119,7 +120,8 @@ class WriterThread(threading.Thread):
     """
 
     def __init__(self, folder: Path, name: str, project: str, *, say: Callable[[str], None] = print_now) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name)
+        self.modules = ("torch.utils.tensorboard" if name == "tensorboard" else name,)
         self.folder, self.project, self.say = folder, project, say
         self.state = folder / f"{name}.json"
         self.ended = threading.Event()

@@ -1,0 +1,26 @@
+"""Threads beside the main one, which import nothing."""
+
+import contextlib
+import importlib
+import threading
+
+
+class Background(threading.Thread):
+    """A daemon thread whose modules are imported by the thread that starts it.
+
+    sklearn and matplotlib look into sys.modules for pandas and others, and fail where they meet one that another thread is importing.
+
+    Attributes:
+        modules: what the thread needs. One that does not import is left to the thread, which tells.
+    """
+
+    modules: tuple[str, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+
+    def start(self) -> None:
+        for name in self.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        super().start()
