@@ -70,6 +70,21 @@ def test_what_a_training_changes_is_given_back():
     assert surroundings() == before
 
 
+def test_pillows_limit_is_given_back(monkeypatch):
+    from PIL import Image
+
+    from lab.data.images.files import most_pixels
+    from lab.training.surroundings import left_as_found
+
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12345)
+    monkeypatch.setenv("LOSSFORGE_MAX_PIXELS", "777")
+    most_pixels.cache_clear()
+    for _ in range(2):
+        with left_as_found():
+            assert most_pixels() == Image.MAX_IMAGE_PIXELS == 777
+        assert Image.MAX_IMAGE_PIXELS == 12345
+
+
 @pytest.mark.slow
 def test_a_config_folder_is_of_one_call():
     for name, rate in (("first", 0.01), ("second", 0.02)):

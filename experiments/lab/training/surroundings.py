@@ -12,10 +12,12 @@ LOGGERS = ("alembic", "mlflow")
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """Restore after the block: handlers of SIGINT and SIGTERM, generators, torch's modes, the environment and MLflow's loggers."""
+    """Restore after the block: signals' handlers, generators, torch's modes, Pillow's limit, the environment and MLflow's loggers."""
     import torch
+    from PIL import Image
 
     from lab.base.seeds import host_state, set_host_state  # it loads torch
+    from lab.data.images.files import most_pixels
 
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
@@ -29,6 +31,8 @@ def left_as_found() -> Iterator[None]:
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         for name in ("benchmark", "allow_tf32"):
             stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+        stack.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+        stack.callback(most_pixels.cache_clear)  # so that the next training sets it again
         for name in LOGGERS:
             stack.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
         stack.callback(_set_environment, dict(os.environ))

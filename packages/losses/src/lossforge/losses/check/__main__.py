@@ -40,8 +40,9 @@ def main() -> int:
         known = f"Did you mean {near[0]}?" if near else f"In the registry: {', '.join(LOSSES)}."
         print(f"{given.loss}: {problem}. {known}", file=sys.stderr)
         return 2
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\..*interpreter")  # numpy's, of infinities on purpose
-    report = check(loss, device=given.device, seed=given.seed, quick=given.quick, show=functools.partial(print, flush=True))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\..*interpreter")  # numpy's, of infinities on purpose
+        report = check(loss, device=given.device, seed=given.seed, quick=given.quick, show=functools.partial(print, flush=True))
     print(f"\n{report.counts}")
     return 0 if report else 1
 
