@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.language import sigmoid
 from triton.language.extra import libdevice
 
+from lossforge.kernels.math import exp
 from lossforge.losses import FormulaError, elementwise
 
 PLAIN = 0.5
@@ -97,6 +98,30 @@ def test_what_the_compiler_refuses_is_refused_without_a_gpu():
     def of_variable(x, y):
         return 2.0**x - y
 
+    @triton.jit
+    def one_too_few(x, y):
+        return tl.abs(x - y) * of_variable(x)
+
+    @triton.jit
+    def one_too_many(x, y):
+        return exp(x, y)
+
+    @triton.jit
+    def imaginary(x, y):
+        return x * (-2.0) ** 0.5 - y
+
+    @triton.jit
+    def without_end(x, y):
+        return x * 0.0 ** (-1) - y
+
+    @triton.jit
+    def misnamed(x, y):
+        return tl.exp2(x - y, typo=1), 1.0
+
+    @triton.jit
+    def bits(x, y):
+        return (x - y) & 1, 1.0
+
     instead = r"write PLAIN = tl.constexpr\(0.5\), or make it a hyper-parameter: hyper=\{'PLAIN': 0.5\}, in `PLAIN` \(.*test_source.py:"
     for formula, message in (
         (reads_global, f"reads_global: PLAIN is a float from outside of the function, which Triton does not compile; {instead}"),
@@ -119,6 +144,12 @@ def test_what_the_compiler_refuses_is_refused_without_a_gpu():
         (of_one_maker, "of_one_maker: calls libdevice.tanh, which is neither .*; write tl.tanh"),
         (fifth, r"fifth: an exponent must be one of 2, 3, 4, as a constant; write tl.sqrt\(a\) for a \*\* 0.5"),
         (of_variable, "of_variable: an exponent must be one of 2, 3, 4"),
+        (one_too_few, r"one_too_few: of_variable takes \(x, y\): missing a required argument: 'y', in `of_variable\(x\)`"),
+        (one_too_many, r"one_too_many: exp takes \(x\): too many positional arguments, in `exp\(x, y\)`"),
+        (imaginary, r"imaginary: a power must be a real number, in `\(-2.0\) \*\* 0.5`"),
+        (without_end, r"without_end: .*negative power.*, in `0.0 \*\* \(?-1\)?`"),
+        (misnamed, "misnamed: Triton refuses it: .*typo"),
+        (bits, "bits: Triton refuses it: .*invalid operands of type"),
     ):
         with pytest.raises(FormulaError, match=message):
             elementwise(formula)

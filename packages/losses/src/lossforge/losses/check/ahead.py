@@ -12,18 +12,17 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import triton
 import triton.language as tl
 
 from lossforge import kernels
 from lossforge.losses.check.report import Report
-from lossforge.losses.custom.source import Source, compiled, is_device_function, parsed
+from lossforge.losses.custom.error import FormulaError
+from lossforge.losses.custom.load import load
+from lossforge.losses.custom.source import Source, is_device_function, jit, parsed
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.registry import Loss
 
 SECTION, NAME = "compiled ahead of time", "for sm_90, without a GPU"
-GLOBALS = {"__name__": __name__, "tl": tl}
-"""Names that Triton needs among a function's globals, because it reads each global's module."""
 REFUSED = 3
 """Exit status of the process if the compiler refuses the formula."""
 
@@ -91,47 +90,19 @@ def unpack(packed: list[dict[str, Any]]) -> Any:
         return getattr(importlib.import_module(module), name)
 
     for entry in packed:
-        names = {**GLOBALS, **{name: value(meaning) for name, meaning in entry["names"].items()}}
+        names = {"tl": tl, **{name: value(meaning) for name, meaning in entry["names"].items()}}
         definition = ast.parse(entry["text"]).body[0]
         assert isinstance(definition, ast.FunctionDef)
-        made.append(triton.jit(compiled(definition, names, entry["name"])[0]))
+        made.append(jit(definition, names, entry["name"], f"packed_{len(made)}"))
     return made[-1]
-
-
-def compile_ahead(formula: Any, tensors: int, numbers: int, results: int) -> None:
-    """Compile a kernel that loads a formula's tensors, inlines the formula and stores its results.
-
-    Raises:
-        CompilationError: the compiler refuses it.
-    """
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    inputs, scalars = [f"x{i}_ptr" for i in range(tensors)], [f"h{i}" for i in range(numbers)]
-    loads = [f"tl.load({pointer} + at)" for pointer in inputs]
-    values = [f"value{i}" for i in range(results)]
-    lines = [
-        "at = tl.arange(0, 128)",
-        f"{', '.join(values)} = formula({', '.join([*loads, *scalars])})",
-        *(f"tl.store(out_ptr + {i} * 128 + at, {value} + tl.zeros((128,), tl.float32))" for i, value in enumerate(values)),
-    ]
-    text = f"def kernel({', '.join([*inputs, 'out_ptr', *scalars])}):\n" + "".join(f"    {line}\n" for line in lines)
-    definition = ast.parse(text).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    kernel = triton.jit(compiled(definition, {**GLOBALS, "formula": formula}, "kernel of a formula")[0])
-    signature = {**dict.fromkeys([*inputs, "out_ptr"], "*fp32"), **dict.fromkeys(scalars, "fp32")}
-    triton.compile(ASTSource(kernel, signature, {}), target=GPUTarget("cuda", 90, 32))
 
 
 def main() -> int:
     sent = json.load(sys.stdin)
     try:
-        compile_ahead(unpack(sent["functions"]), sent["tensors"], sent["numbers"], sent["results"])
-    except triton.CompilationError as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        print(" ".join(str(cause).split()))
+        load(unpack(sent["functions"]), sent["tensors"], sent["numbers"], sent["results"])
+    except FormulaError as problem:
+        print(problem)
         return REFUSED
     return 0
 

@@ -116,9 +116,7 @@ class _Forward:
     lines: list[str] = field(default_factory=list)
 
     def assign(self, expression: str, slope: bool = False) -> str:
-        name = f"{'slope' if slope else 'term'}_{len(self.lines)}"
-        while name in self.names or name in self.source.arguments:
-            name += "_"
+        name = self.source.unused(f"{'slope' if slope else 'term'}_{len(self.lines)}")
         self.lines.append(f"{name} = {expression}")
         return name
 
@@ -203,7 +201,7 @@ class _Forward:
         if slope is None:
             return made, [None] * len(made)
         base, gamma = values
-        name = f"powers_{len(self.lines)}"
+        name = self.source.unused(f"powers_{len(self.lines)}")
         self.names[name] = math.powers
         slopes: list[str | None] = []
         for exponent in (each.format(gamma) for each in exponents):
@@ -219,7 +217,7 @@ class _Forward:
         if not any(depends):
             return self.unpack(text, count), [None] * count
         derived, varies = _derived(function, depends)
-        name = f"{function.__name__}_derived_{len(self.lines)}"
+        name = self.source.unused(f"{function.__name__}_derived_{len(self.lines)}")
         self.names[name] = derived
         arguments: list[ast.expr] = [ast.Name(v) for v in (*(slope for slope in slopes if slope is not None), *values)]
         made = self.unpack(ast.unparse(ast.Call(ast.Name(name), arguments, keywords)), count + sum(varies))
@@ -230,7 +228,7 @@ class _Forward:
         if count == 1:
             return [self.assign(text)]
         start = len(self.lines)
-        made = [f"part_{start}_{i}" for i in range(count)]
+        made = [self.source.unused(f"part_{start}_{i}") for i in range(count)]
         self.lines.append(f"{', '.join(made)} = {text}")
         return made
 
@@ -244,9 +242,6 @@ class _Forward:
         return [value], [slope]
 
     def statement(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.AugAssign):
-            load = ast.Name(ast.unparse(statement.target))
-            statement = ast.Assign([statement.target], ast.BinOp(load, statement.op, statement.value), lineno=statement.lineno)
         if isinstance(statement, ast.AnnAssign):
             assert statement.value is not None
             targets: list[ast.expr] = [statement.target]
@@ -276,7 +271,9 @@ def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]
     """
     source = read(function)
     names = {**source.names, "tl": tl}
-    slopes: dict[str, str | None] = {name: f"slope_of_{name}" for name, one in zip(source.arguments, depends, strict=False) if one}
+    slopes: dict[str, str | None] = {
+        name: source.unused(f"slope_of_{name}") for name, one in zip(source.arguments, depends, strict=False) if one
+    }
     forward = _Forward(source, names, dict(slopes))
     *body, last = source.statements
     for statement in body:
@@ -291,7 +288,7 @@ def _derived(function: Any, depends: tuple[bool, ...]) -> tuple[Any, list[bool]]
         [*map(str, slopes.values()), *source.arguments],
         [*forward.lines, f"return {returned}"],
     )
-    return jit(definition, names, f"{source.name}, derived"), [g is not None for g in gradients]
+    return jit(definition, names, f"{source.name}, derived", source.space), [g is not None for g in gradients]
 
 
 def _definition(source: Source, name: str, arguments: list[str], lines: list[str]) -> ast.FunctionDef:
@@ -325,11 +322,12 @@ def with_gradients(function: Any, variables: int = 1) -> Any:
     source = read(function)
     names, given = source.arguments, ", ".join(source.arguments)
     seen: dict[str, Any] = {**source.names, "tl": tl}
-    lines, slopes = [f"nothing = {ZEROS.format(names[0])}"], []
+    nothing, value = source.unused("nothing"), source.unused("value")
+    lines, slopes = [f"{nothing} = {ZEROS.format(names[0])}"], []
     for i in range(variables):
-        derived, (varies,) = _derived(function, tuple(i == k for k in range(len(names))))
-        seen[f"derived_{i}"] = derived
-        slopes.append(f"slope_{i}" if varies else "nothing")
-        lines.append(f"{f'value, slope_{i}' if varies else 'value'} = derived_{i}(nothing + 1.0, {given})")
-    definition = _definition(source, source.name, names, [*lines, f"return value + nothing, {', '.join(slopes)}"])
-    return jit(definition, seen, f"{source.name} with its gradient")
+        name, slope = source.unused(f"derived_{i}"), source.unused(f"slope_{i}")
+        seen[name], (varies,) = _derived(function, tuple(i == k for k in range(len(names))))
+        slopes.append(slope if varies else nothing)
+        lines.append(f"{f'{value}, {slope}' if varies else value} = {name}({nothing} + 1.0, {given})")
+    definition = _definition(source, source.name, names, [*lines, f"return {value} + {nothing}, {', '.join(slopes)}"])
+    return jit(definition, seen, f"{source.name} with its gradient", source.space)

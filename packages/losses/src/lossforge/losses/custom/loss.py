@@ -294,6 +294,7 @@ def _made(
     hyper = dict(given_hyper or {})
     kernels.load("math")
     from lossforge.losses.custom.derive import differentiated
+    from lossforge.losses.custom.load import load
     from lossforge.losses.custom.source import read, results
 
     source = read(formula)
@@ -302,6 +303,7 @@ def _made(
     kernel, given = differentiated(formula, template.slopes), results(source) > 1
     if given and template is ROWWISE:
         source.without("zeros_like", "the kernel of long rows has none; write tl.where(z == z, 0.0, 0.0)")
+    load(kernel, len(template.variables), len(hyper), 1 + template.slopes)
     name = _new_name(formula)
     enter_formula(name, DeviceFormula(kernel, heavy=True))(_in_torch(source, formula, given, template, reference))
 

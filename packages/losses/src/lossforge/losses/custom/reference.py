@@ -135,7 +135,7 @@ def _translated(function: Any, hold: Callable[..., Any]) -> Callable[..., Any]:
     body = [translate.visit(statement) for statement in source.statements]
     given = source.definition.args
     arguments = ast.arguments([], [ast.arg("like_"), *(ast.arg(a) for a in source.arguments)], None, [], [], None, given.defaults)
-    return compiled(ast.FunctionDef(source.name, arguments, body, []), names, f"{source.name} in torch")[0]
+    return compiled(ast.FunctionDef(source.name, arguments, body, []), names, f"{source.name} in torch")
 
 
 def torch_of(function: Any, hold: Callable[[Tensor, Any], Any] = _hold) -> Callable[..., Any]:

@@ -58,6 +58,7 @@ class Source:
     names: dict[str, Any]
     file: str
     first_line: int
+    module: str
 
     @property
     def arguments(self) -> list[str]:
@@ -69,6 +70,23 @@ class Source:
         body = self.definition.body
         documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
         return body[1:] if documented else body
+
+    @functools.cached_property
+    def locals(self) -> set[str]:
+        """Return the names of its arguments and variables."""
+        stored = {n.id for n in ast.walk(self.definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return {*self.arguments} | stored
+
+    def unused(self, name: str) -> str:
+        """Return the name, with underscores behind it where the function uses it."""
+        while name in self.locals or name in self.names:
+            name += "_"
+        return name
+
+    @property
+    def space(self) -> str:
+        """Return the module of functions made from this one. It differs for two of one name, whose results Triton would confuse."""
+        return f"made_from_{self.module}_{self.first_line}"
 
     def fault(self, node: ast.AST, problem: str) -> FormulaError:
         line = self.first_line + getattr(node, "lineno", 1) - 1
@@ -146,11 +164,10 @@ def parsed(function: Any) -> Source:
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
     outer = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
-    local = {a.arg for a in definition.args.args}
-    local |= {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    seen = {name: value for name, value in outer.items() if name not in local}
-    source = Source(plain.__name__, definition, seen, inspect.getfile(plain), first)
-    if not any(value is tl for value in seen.values()):
+    source = Source(plain.__name__, definition, outer, inspect.getfile(plain), first, str(plain.__module__))
+    for name in source.locals & {*outer}:
+        del outer[name]
+    if not any(value is tl for value in outer.values()):
         raise FormulaError(
             f"{source.name}: Triton wants its language as a name in the formula's file: import triton.language as tl ({source.file})"
         )
@@ -229,6 +246,13 @@ def _check_call(source: Source, call: ast.Call) -> None:
         raise source.fault(call, f"{found} is over a tile of elements, and a formula sees one element{instead}")
     if kind == "method" and not hasattr(tl.tensor, found):
         raise source.fault(call, f"elements have no method {found}{nearest(found, LANGUAGE_NAMES, 'tl.')}")
+    function = found if kind == "function" else getattr(math, found) if kind == "shared" else None
+    if function is not None and not any(isinstance(given, ast.Starred) for given in call.args):
+        taken = inspect.signature(function.fn)
+        try:
+            taken.bind(*call.args, **{str(word.arg): word.value for word in call.keywords})
+        except TypeError as problem:
+            raise source.fault(call, f"{function.__name__} takes {taken}: {problem}") from None
 
 
 def _check_global(source: Source, node: ast.Name) -> None:
@@ -253,16 +277,25 @@ class _WriteOut(ast.NodeTransformer):
     def __init__(self, source: Source) -> None:
         self.source, self.changed = source, False
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """Write x += y as x = x + y: in plain torch, x += y would write to the tensor that x names, perhaps the caller's."""
+        self.changed = True
+        value = ast.copy_location(ast.BinOp(ast.Name(ast.unparse(node.target), ast.Load()), node.op, node.value), node)
+        return self.generic_visit(ast.copy_location(ast.Assign([node.target], value), node))
+
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        if not isinstance(node.op, ast.Pow) or (self._number(node.left) is not None and self._number(node.right) is not None):
-            self.generic_visit(node)
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Pow):
             return node
-        exponent = self._number(node.right)
+        base, exponent = self._number(node.left), self._number(node.right)
+        if base is not None and exponent is not None:  # a variable of -2.0 is a tensor to Triton, and tensors have no operator **
+            self.changed = True
+            return ast.copy_location(ast.Constant(self._constant_power(node, base, exponent)), node)
         if exponent is None or exponent not in powers.WHOLE:
             taken = ", ".join(map(str, powers.WHOLE))
             instead = "write tl.sqrt(a) for a ** 0.5, 1 / a for a ** -1, tl.exp2(b * tl.log2(a)) for a ** b with a above 0"
             raise self.source.fault(node, f"an exponent must be one of {taken}, as a constant; {instead}")
-        return self._call(powers.WHOLE[int(exponent)], node, [self.visit(node.left)])
+        return self._call(powers.WHOLE[int(exponent)], node, [node.left])
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         kind, found = self.source.operation(node)
@@ -272,6 +305,15 @@ class _WriteOut(ast.NodeTransformer):
         if kind == "function" and written_out(found) is not found:
             return self._call(written_out(found), node, node.args, node.keywords)
         return node
+
+    def _constant_power(self, node: ast.expr, base: float, exponent: float) -> float:
+        try:
+            value = base**exponent
+        except ArithmeticError as problem:
+            raise self.source.fault(node, f"{problem}") from None
+        if not isinstance(value, (int, float)):
+            raise self.source.fault(node, "a power must be a real number")
+        return value
 
     def _number(self, node: ast.expr) -> float | None:
         """Return the value of a constant; None if the expression depends on arguments."""
@@ -319,7 +361,7 @@ def written_out(function: Any) -> Any:
         source, changed = parsed(function), False
         if all(isinstance(statement, STRAIGHT) for statement in source.statements):
             changed = _check_and_write_out(source)
-        made = jit(source.definition, {**source.names, "tl": tl}, source.name) if changed else function
+        made = jit(source.definition, {**source.names, "tl": tl}, source.name, source.space) if changed else function
         known = _written[id(function)] = function, made
     return known[1]
 
@@ -340,15 +382,17 @@ def results(source: Source) -> int:
     return 1
 
 
-def compiled(definition: ast.FunctionDef, names: dict[str, Any], origin: str) -> tuple[Callable[..., Any], str]:
-    """Compile a definition with these names. Returns the function and its source, which inspect can find, because Triton needs it."""
+def compiled(definition: ast.FunctionDef, names: dict[str, Any], origin: str) -> Callable[..., Any]:
+    """Compile a definition with these names. inspect finds the function's source, because Triton needs it."""
     text = ast.unparse(ast.fix_missing_locations(definition)) + "\n"
     file = f"<lossforge {next(_numbers)}: {origin}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     made: dict[str, Any] = dict(names)
     exec(compile(text, file, "exec"), made)  # our own translation of a formula
-    return made[definition.name], text
+    function: Callable[..., Any] = made[definition.name]
+    return function
 
 
-def jit(definition: ast.FunctionDef, names: dict[str, Any], origin: str) -> Any:
-    return triton.jit(compiled(definition, names, origin)[0])
+def jit(definition: ast.FunctionDef, names: dict[str, Any], origin: str, module: str) -> Any:
+    """Make a device function of `module`; Triton takes functions of one module and name for one."""
+    return triton.jit(compiled(definition, {**names, "__name__": module}, origin))
