@@ -26,7 +26,7 @@ def scipys(mask, spacing=None):
 def test_as_scipy(shape, share, device):
     mask = torch.rand(shape, device=device) > share
     mask[..., -1] = False  # scipy's distances to no background are undefined
-    for spacing in (None, [0.5, 2.0, 1.3][: len(shape) - 2]):
+    for spacing in (None, [0.5, 2.0, 1.3][: len(shape) - 2], [3e-30, 2e-30, 2e-30][: len(shape) - 2], [2e30] * (len(shape) - 2)):
         wanted = scipys(mask, spacing)
         for given in (mask, mask.long() * 3, mask.transpose(0, -1).contiguous().transpose(0, -1)):
             found = distance_transform(given, spacing=spacing)
@@ -52,7 +52,8 @@ def test_compiled(device):
     mask = torch.rand(2, 3, 9, 11, device=device) > 0.2
     torch._dynamo.reset()  # which counts the compiled functions of all tests before
     compiled = torch.compile(signed_distance_map, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(mask), signed_distance_map(mask))
+    for spacing in (None, (0.3, 2.5)):
+        assert torch.equal(compiled(mask, spacing=spacing), signed_distance_map(mask, spacing=spacing))
 
 
 @pytest.mark.parametrize("loss", ["boundary", "hausdorff"])
@@ -100,10 +101,26 @@ def test_maps_of_a_data_loader(device):
     for spacing in (None, [2.0, 0.7]):
         maps = signed_distance_map(masks, spacing=spacing)
         torch.testing.assert_close(boundary_loss(x, maps), boundary_loss(x, masks, spacing=spacing))
-    assert error(signed_distance_map(masks), torch.where(masks, 1 - scipys(masks), scipys(~masks))) < 2e-7
     p = x.softmax(1)
     torch.testing.assert_close(boundary_loss(p, masks, activation=None), boundary_loss(x, masks))
     torch.testing.assert_close(hausdorff_loss(p, masks, activation=None), hausdorff_loss(x, masks))
+
+
+@pytest.mark.parametrize("spacing", [None, (1.0, 2.5), (0.5, 0.5), (0.3, 2.0), (20.0, 7.0)])
+def test_signs_at_any_spacing(spacing, device):
+    """The authors' one_hot2dist in units of the smallest spacing. A step down the gradient raises the probability of the inside."""
+    masks = torch.zeros(2, 1, 9, 13, dtype=torch.bool, device=device)
+    masks[0, :, 2:6, 3:11], masks[1, :, 4:, 5] = True, True
+    unit = min(spacing or (1.0,))
+    steps = None if spacing is None else [s / unit for s in spacing]
+    wanted = unit * torch.where(masks, 1 - scipys(masks, steps), scipys(~masks, steps))
+    found = signed_distance_map(masks, spacing=spacing)
+    assert error(found, wanted) < 3e-7
+    assert (found[masks] <= 0).all()
+    assert (found[~masks] > 0).all()
+    x = torch.zeros(masks.shape, device=device, requires_grad=True)
+    (g,) = torch.autograd.grad(boundary_loss(x, masks, activation="sigmoid", spacing=spacing), x)
+    assert error(g, wanted / (4 * masks.numel())) < 1e-6
 
 
 @pytest.mark.parametrize("loss", [boundary_loss, hausdorff_loss])

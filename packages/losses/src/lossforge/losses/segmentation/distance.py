@@ -54,10 +54,13 @@ def distance_transform(mask: Tensor, *, spacing: Sequence[float] | None = None) 
 
 @checks.named
 def signed_distance_map(mask: Tensor, *, spacing: Sequence[float] | None = None) -> Tensor:
-    """Signed distance of each pixel to a region's boundary, as `boundary_loss` takes it: the authors' one_hot2dist.
+    """Signed distance of each pixel to a region's boundary, as `boundary_loss` takes it.
 
-    Outside of the region it is the distance to the region, inside 1 minus the distance to the background. It is 0 where a mask is empty or
-    has no background.
+    Outside of the region it is the distance to the region. Inside it is s minus the distance to the background, where s is the smallest
+    spacing: so it is never positive. It is 0 where a mask is empty or has no background.
+
+    With s = 1 it is the authors' one_hot2dist, which subtracts the distance from 1 at any spacing: below 1 the inside then has the sign of
+    the outside.
 
     Args:
         mask: (N, C, d…), of any dtype: 0 is background, all else the region.
@@ -80,7 +83,7 @@ def signed_distance_map(mask: Tensor, *, spacing: Sequence[float] | None = None)
 
 def _signed(region: Tensor, spacing: tuple[float, ...], dtype: torch.dtype) -> Tensor:
     outside, inside = _distance(region, spacing, True, dtype), _distance(region, spacing, False, dtype)
-    found = torch.where(inside > 0, 1 - inside, outside)
+    found = torch.where(inside > 0, (min(spacing) - inside).clamp(max=0.0), outside)
     return found.masked_fill_(found.isinf(), 0.0)
 
 
@@ -235,10 +238,13 @@ def _spacing(mask: Tensor, spacing: Sequence[float] | None) -> tuple[float, ...]
 @torch.no_grad()
 def _distance(mask: Tensor, spacing: tuple[float, ...], background: bool, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the distance to the nearest pixel that is not in the mask; with `background` to the nearest that is."""
+    unit = 2.0 ** (math.frexp(max(spacing))[1] - 1)  # by which squares of any spacing are in float32's range, and no digit changes
+    steps = [s / unit for s in spacing]
     if dtype == torch.float32 and mask.numel() and kernels_apply(torch.empty(1, device=mask.device)):
-        found: Tensor = OPERATORS.distance_transform(mask.view(torch.uint8), list(spacing), background)
-        return found
-    return distance_reference(mask, spacing, background, dtype)
+        found: Tensor = OPERATORS.distance_transform(mask.view(torch.uint8), steps, background)
+    else:
+        found = distance_reference(mask, steps, background, dtype)
+    return found if unit == 1.0 else found * unit
 
 
 def distance_reference(mask: Tensor, spacing: Sequence[float], background: bool, dtype: torch.dtype = torch.float32) -> Tensor:
