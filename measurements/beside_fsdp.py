@@ -61,11 +61,12 @@ class Model(nn.Module):
     def __init__(self, sizes: Sizes, dtype: torch.dtype) -> None:
         super().__init__()
         self.blocks = nn.Sequential(*[Block(sizes.features) for _ in range(sizes.blocks)], nn.LayerNorm(sizes.features))
-        self.head = nn.Linear(sizes.features, sizes.classes, bias=False)
+        self.head, self.classes = nn.Linear(sizes.features, sizes.classes, bias=False), sizes.classes
         self.to(dtype)
 
     def forward(self, x: Tensor, target: Tensor, group: Any) -> Tensor:
-        found: Tensor = linear_cross_entropy(self.blocks(x), self.head.weight, target, group=group)
+        spread = {} if group is None else {"group": group, "classes": self.classes}
+        found: Tensor = linear_cross_entropy(self.blocks(x), self.head.weight, target, **spread)
         return found
 
 

@@ -136,7 +136,7 @@ def part_of(weight: Tensor) -> Tensor:
 
 def cross_entropies(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     input, weight, target, _ = data(shape)
-    part = part_of(weight).requires_grad_()
+    part, spread = part_of(weight).requires_grad_(), {"group": dist.group.WORLD, "classes": len(weight)}
     upstream = torch.full((len(input),), 1 / len(input), device=input.device)
     right = expected(input, weight, lambda z, start, end: F.cross_entropy(z, target[start:end], reduction="sum") / len(input))
     loss = functools.partial(linear_cross_entropy, target=target)
@@ -144,7 +144,7 @@ def cross_entropies(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     for form, options in FORMS.items():
         of_rows = upstream if options.get("reduction") == "none" else None
         one = functools.partial(gradients, loss, (input, weight), of_rows, **options)
-        several = functools.partial(gradients, loss, (input, part), of_rows, **options, group=dist.group.WORLD)
+        several = functools.partial(gradients, loss, (input, part), of_rows, **options, **spread)
         found.append(shown(shape, form, row_of(one, several, right)))
     return found
 
@@ -152,6 +152,7 @@ def cross_entropies(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
 def divergences(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     input, weight, _, generator = data(shape)
     part, dtype = part_of(weight).requires_grad_(), torch.float64
+    spread = {"group": dist.group.WORLD, "classes": len(weight)}
     teacher = torch.randn(weight.shape, device=input.device, generator=generator, dtype=weight.dtype)
     wide = teacher.double()
 
@@ -170,7 +171,7 @@ def divergences(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
         right = expected(input, weight, functools.partial(exact, formula))
         given = [LinearTeacher(input.detach(), w) for w in (teacher, part_of(teacher))]
         one = functools.partial(gradients, functools.partial(loss, teacher=given[0]), (input, weight), None)
-        several = functools.partial(gradients, functools.partial(loss, teacher=given[1]), (input, part), None, group=dist.group.WORLD)
+        several = functools.partial(gradients, functools.partial(loss, teacher=given[1]), (input, part), None, **spread)
         found.append(shown(shape, form, row_of(one, several, right)))
     return found
 

@@ -285,7 +285,9 @@ def test_without_softening_nothing_changes(device):
     assert all(map(torch.equal, got, plain))
     dense = torch.rand(5, 7, device=device)
     got = gradient_of(smoothed_binary_cross_entropy, x, dense)
-    assert all(map(torch.equal, got, gradient_of(binary_cross_entropy_with_logits, x, dense, label_smoothing=0.3)))
+    assert all(map(torch.equal, got, gradient_of(binary_cross_entropy_with_logits, x, dense)))
+    with pytest.raises(ValueError, match="label_smoothing must be 0 where target is dense: smooth the target yourself"):
+        binary_cross_entropy_with_logits(x, dense, label_smoothing=0.3)
     torch.testing.assert_close(got, gradient_of(F.binary_cross_entropy_with_logits, x, dense))
 
 

@@ -321,7 +321,7 @@ def check_precision(group: Any) -> None:
     x, w, target = torch.randn(64, 32).bfloat16(), torch.randn(2 * PADDED, 32).bfloat16(), torch.randint(2 * PADDED, (64,))
     teacher = torch.randn(64, 2 * PADDED)
     layout = Layout(len(w), len(w) // dist.get_world_size(), True)
-    own_teacher, known = layout.part(teacher, 1), {"group": group}
+    own_teacher, known = layout.part(teacher, 1), {"group": group, "classes": len(w)}
     upstream = torch.linspace(0.5, 2.0, 64)
     torch.set_default_device(None)  # a mode, under which no product writes a gradient in forward
     for name, one, several, exact in (
@@ -357,7 +357,7 @@ def check_layouts_of_logits(group: Any) -> None:
         dim = min(x.ndim - 1, 1)
         whole, own = x.double().requires_grad_(), layout.part(x, dim).requires_grad_()
         options = {**OUTPUTS, "reduction": "none", "label_smoothing": 0.1}
-        expected, found = cross_entropy(whole, target, **options), cross_entropy(own, target, group=group, **options)
+        expected, found = cross_entropy(whole, target, **options), cross_entropy(own, target, group=group, classes=PADDED, **options)
         compare("layout", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], dim)])
     x, target = torch.randn(4, PADDED), torch.tensor([1, PADDED - 1, -100, 2])
     x[1, 0] = -torch.inf  # a class that is left out
@@ -367,7 +367,9 @@ def check_layouts_of_logits(group: Any) -> None:
         if "token_weight" in options:
             x[3] = torch.nan
         whole, own = torch.where(x.isnan(), 0.0, x).double().requires_grad_(), layout.part(x, 1).requires_grad_()
-        expected, found = (cross_entropy(t, target, **options, **more) for t, more in ((whole, {}), (own, {"group": group})))
+        expected, found = (
+            cross_entropy(t, target, **options, **more) for t, more in ((whole, {}), (own, {"group": group, "classes": PADDED}))
+        )
         compare(f"not finite, {options}", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
     x = torch.randn(4, PADDED)
     x[0, PADDED // 2 :] = x[2] = -torch.inf  # all classes of a process, and of an ignored row
@@ -377,7 +379,7 @@ def check_layouts_of_logits(group: Any) -> None:
     wanted = torch.autograd.grad(expected.loss + expected.entropy[:2].sum(), whole)[0]
     for several in (contextlib.nullcontext(), plain_torch()):
         with several:
-            found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), **outputs, group=group)
+            found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), **outputs, group=group, classes=PADDED)
             grads = [*torch.autograd.grad(found.loss + found.entropy[:2].sum(), own)]
         compare("masked", [found.loss, found.lse], [expected.loss, expected.lse], grads, [layout.of_own(wanted, 1)])
     x, bias = torch.randn(4, PADDED), torch.randn(2, PADDED)
@@ -406,7 +408,7 @@ def check_compiled(group: Any) -> None:
     leaves = [x.requires_grad_(), layout.part(w).requires_grad_()]
 
     def loss(x: Tensor, w: Tensor) -> Tensor:
-        return linear_cross_entropy(x, w, target, group=group, z_loss=0.1)
+        return linear_cross_entropy(x, w, target, group=group, classes=PADDED, z_loss=0.1)
 
     found = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves)
     torch.testing.assert_close(found, loss(*leaves))
@@ -415,7 +417,7 @@ def check_compiled(group: Any) -> None:
     target[::3] = -100
 
     def skipping(x: Tensor, w: Tensor) -> Tensor:  # whose graph breaks, to wait for the number of rows
-        return linear_cross_entropy(x, w, target, group=group, skip_ignored=True)
+        return linear_cross_entropy(x, w, target, group=group, classes=PADDED, skip_ignored=True)
 
     found = torch.compile(skipping, backend="aot_eager")(*leaves)
     torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(skipping(*leaves), leaves))
@@ -423,7 +425,7 @@ def check_compiled(group: Any) -> None:
     teacher = torch.randn(ROWS, len(leaves[1]))
 
     def divergence(x: Tensor, w: Tensor) -> Tensor:  # whose graph breaks
-        return 2 * linear_js_div(x, w, teacher, group=group)
+        return 2 * linear_js_div(x, w, teacher, group=group, classes=PADDED)
 
     found = torch.compile(divergence, backend="aot_eager")(*leaves)
     torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(divergence(*leaves), leaves))
@@ -501,7 +503,13 @@ def check_errors(mesh: Any) -> None:
     group, x = mesh.get_group(), torch.randn(ROWS, 6)
     target = torch.zeros(ROWS, dtype=torch.int64)
     most = 6 * dist.get_world_size()
-    refused(IndexError, f"target must hold 0 to {most - 1}", cross_entropy, x, target + most, group=group)
+    spread = {"group": group, "classes": most}
+    refused(IndexError, f"target must hold 0 to {most - 1}", cross_entropy, x, target + most, **spread)
+    for function, given, name in ((cross_entropy, (x,), "input"), (linear_cross_entropy, (x, torch.randn(6, 6)), "weight")):
+        refused(
+            ValueError, f"group needs classes, the number of all classes, because {name} of 6 may", function, *given, target, group=group
+        )
+    refused(ValueError, "ignore_index needs class indices as target", cross_entropy, x, x.softmax(1), ignore_index=0, **spread)
     refused(ValueError, f"input must have {most // 6 + 6} of", cross_entropy, x, target, group=group, classes=most + (most // 6) ** 2)
     refused(ValueError, "classes must be at least 1, got 0", cross_entropy, x, target, group=group, classes=0)
     weight = distribute_tensor(torch.randn(most, 6), mesh, [Replicate()])
@@ -510,11 +518,11 @@ def check_errors(mesh: Any) -> None:
     more = {"group": group, "classes": most + 1}
     refused(ValueError, f"at most those of weight, {most}, got {most + 1}", linear_cross_entropy, x, weight, target, **more)
     refused(TypeError, "weight must be a whole tensor, got a DTensor", linear_cross_entropy, x, weight, target)
-    refused(ValueError, "served from a layer's input", cross_entropy, x, target, group=group, gradient="forward")
+    refused(ValueError, "served from a layer's input", cross_entropy, x, target, gradient="forward", **spread)
     several = target[:, None].expand(ROWS, 2)
-    refused(ValueError, "one token a row where group is given", linear_selective_log_softmax, x, x, several, group=group)
+    refused(ValueError, "one token a row where group is given", linear_selective_log_softmax, x, x[:6], several, **spread)
     whole, needed = torch.randn(6, 6), "teacher must give logits of shape (7, 6), got (7, 9)"
-    refused(ValueError, needed, linear_kl_div, x, whole, LinearTeacher(x, torch.randn(9, 6)), group=group)
+    refused(ValueError, needed, linear_kl_div, x, whole, LinearTeacher(x, torch.randn(9, 6)), **spread)
     refused(
         ValueError,
         "teacher has no gradient, got a tensor that requires grad",
@@ -522,14 +530,14 @@ def check_errors(mesh: Any) -> None:
         x,
         whole,
         x.clone().requires_grad_(),
-        group=group,
+        **spread,
     )
-    refused(ValueError, "hard_weight needs labels", linear_kl_div, x, whole, x, group=group, hard_weight=0.5)
-    more = {"group": group, "hard_weight": 0.5, "labels": target + most}
+    refused(ValueError, "hard_weight needs labels", linear_kl_div, x, whole, x, hard_weight=0.5, **spread)
+    more = {**spread, "hard_weight": 0.5, "labels": target + most}
     refused(IndexError, f"labels must hold 0 to {most - 1}", linear_kl_div, x, whole, x, **more)
     topk = TopKTeacher(torch.randn(ROWS, 2), torch.zeros(ROWS, 2, dtype=torch.int64))
-    refused(TypeError, "group needs all of the teacher's logits", linear_kl_div, x, whole, topk, group=group)
-    twice = cross_entropy(x.requires_grad_(), target, group=group)
+    refused(TypeError, "group needs all of the teacher's logits", linear_kl_div, x, whole, topk, **spread)
+    twice = cross_entropy(x.requires_grad_(), target, **spread)
     (gradient,) = torch.autograd.grad(twice, x, create_graph=True)
     refused(RuntimeError, "once_differentiable", gradient.sum().backward)
 

@@ -53,9 +53,8 @@ def vocab_parallel_cross_entropy(
     smoothing = label_smoothing * classes / max(classes - 1, 1)  # of which the target has a part, too
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to (V - 1) / V with the V = {classes} classes, got {label_smoothing}")
-    loss: Tensor = cross_entropy(
-        logits, flat, ignore_index=NO_CLASS, reduction="none", label_smoothing=smoothing, group=tp_group, validate=False
-    )
+    options: dict[str, Any] = {"label_smoothing": smoothing, "group": tp_group, "classes": classes, "validate": False}
+    loss: Tensor = cross_entropy(logits, flat, ignore_index=NO_CLASS, reduction="none", **options)
     return loss.view(target.shape)
 
 

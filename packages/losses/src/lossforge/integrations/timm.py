@@ -141,6 +141,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits."""
         given: dict[str, Any] = {name: getattr(self, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}
+        if target.is_floating_point() and self.ignore_index < 0:  # which torch does not read, and ours refuses
+            del given["ignore_index"]
         return _scalar(cross_entropy(input, target, **given))
 
 

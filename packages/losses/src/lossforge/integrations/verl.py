@@ -13,6 +13,7 @@ Tested with verl 0.9.1.
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from lossforge.losses import TokenLogps, linear_selective_log_softmax
@@ -24,7 +25,9 @@ TESTED = "0.9"
 
 def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: Any = None) -> tuple[Tensor, Tensor]:
     index = labels.long().view(hidden.shape[:-1])
-    options = {"temperature": temperature, "return_entropy": True, "group": group, "sum_input_gradient": False}
+    classes = None if group is None else len(weight) * dist.get_world_size(group)
+    spread = {"group": group, "classes": classes, "sum_input_gradient": False}
+    options = {"temperature": temperature, "return_entropy": True, **spread}
     found = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)
     assert isinstance(found, TokenLogps)
     assert found.entropy is not None

@@ -385,6 +385,14 @@ def dense(t: Tensor, x: Tensor, rows: Sequence[int], where: str = "") -> None:
         raise ValueError(f"target must have the shape of input, {tuple(x.shape)}{where}, got {tuple(t.shape)}{meant}")
 
 
+def ignores_none(ignore_index: int, needs: str = "class indices as target, got a dense one") -> None:
+    """Refuse an ignore_index but the default where nothing holds an index. needs: what it needs, and what came."""
+    if ignore_index != -100:
+        raise ValueError(
+            f"ignore_index needs {needs}, with ignore_index={ignore_index}: leave it at -100, and leave out such rows and pixels yourself"
+        )
+
+
 class Allowed(NamedTuple):
     """Which class indices are allowed: `ignored`, or at least `low` and below `end`; whether values on CUDA are checked too."""
 

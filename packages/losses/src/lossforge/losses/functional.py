@@ -674,7 +674,8 @@ def binary_cross_entropy_with_logits(
         reduction: "mean", "sum" or "none".
         pos_weight: c, a weight of the positives; broadcasts to input, one a
             class as a rule.
-        label_smoothing: in [0, 1], of class indices and mixup pairs.
+        label_smoothing: in [0, 1], of class indices and mixup pairs; 0 for
+            dense targets.
         target_threshold: smoothed targets above it become 1, others 0; None
             leaves them.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2635,8 +2636,8 @@ def cross_entropy(
             DeviceMesh of one dimension: each has the logits, class weights and
             target probabilities of its own classes, and the indices of all.
             Every process gets the whole loss.
-        classes: with group, how many there are, where the parts are padded or
-            the last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
@@ -4975,13 +4976,16 @@ def js_div_with_logits(
     softmax(input / T), q = softmax(target_logits / T).
 
     At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β
-    (1 - β)), as in TRL; 0 where torch.compile traces β as a tensor.
+    (1 - β)), as in TRL; 0 where torch.compile traces β as a tensor. So it jumps
+    at both ends: near them L is about β (1 - β) times that KL, and goes to 0.
 
     Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's
     generalized_jsd_loss.
 
     When to use it: Take it for distillation on the student's own text, as GKD
-    does. It is bounded, and β moves between the two directions of KL.
+    does. With β inside (0, 1) it is at most ln 2. There β weighs teacher
+    against student in the mixture m; to blend the two directions of KL, add two
+    calls with β = 0 and β = 1.
 
     When not: Leave it where plain KL works, because its gradient fades where
     student and teacher differ much.
@@ -4991,7 +4995,8 @@ def js_div_with_logits(
             dtype.
         target_logits: the teacher's, in the shape of input, of any floating
             dtype.
-        beta: β in [0, 1].
+        beta: β in [0, 1], the teacher's share of the mixture. 0 and 1
+            themselves are the two directions of KL.
         temperature: T above 0.
         reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
             samples; "mean" over the rows (F.kl_div: over the elements); "sum";
@@ -6839,8 +6844,8 @@ def linear_cross_entropy(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -7045,8 +7050,8 @@ def linear_selective_log_softmax(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -7220,8 +7225,8 @@ def linear_entropy(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -7338,8 +7343,8 @@ def linear_kl_div(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -7466,8 +7471,8 @@ def linear_js_div(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -7593,8 +7598,8 @@ def linear_total_variation(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.
@@ -7687,8 +7692,8 @@ def linear_cosine_distance(
             DeviceMesh of one dimension: each has all rows, and the part of
             weight, bias and what else has an entry a class that belongs to its
             classes. weight may be a DTensor, Shard(0).
-        classes: with group, how many there are, where parts are padded or the
-            last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be
+            padded, and the last be smaller. A DTensor needs none.
         sum_input_gradient: with group, give the sum over the processes as the
             gradient of input, not this process's part, which a reduce-scatter
             over the sequence would add up. Default: True.

@@ -347,7 +347,8 @@ class BCEWithLogitsLoss(TargetModule):
         reduction: "mean", "sum" or "none".
         pos_weight: c, a weight of the positives; broadcasts to input, one a
             class as a rule.
-        label_smoothing: in [0, 1], of class indices and mixup pairs.
+        label_smoothing: in [0, 1], of class indices and mixup pairs; 0 for
+            dense targets.
         target_threshold: smoothed targets above it become 1, others 0; None
             leaves them.
         empty: what a mean over nothing gives: "nan", as in torch, or "zero".
@@ -2129,7 +2130,8 @@ class JSDivWithLogitsLoss(LossModule, Generic[Result]):
     js_div_with_logits.
 
     Args:
-        beta: β in [0, 1].
+        beta: β in [0, 1], the teacher's share of the mixture. 0 and 1
+            themselves are the two directions of KL.
         temperature: T above 0.
         reduction: "batchmean", as in torch.nn.functional.kl_div: Σ / N for N
             samples; "mean" over the rows (F.kl_div: over the elements); "sum";

@@ -1,7 +1,7 @@
 """Options that every loss has, their checks, the tensors they stand for, and what they make of a call."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, overload
 
 import torch
@@ -293,12 +293,12 @@ def share(lam: float | Tensor | None, target: Tensor, target_b: Tensor | None, x
     return lam.expand(target.shape)
 
 
-def row_score(score: object, target: Tensor, target_b: Tensor | None, x: Tensor) -> Tensor:
+def row_score(score: object, target: Tensor, pair: Mapping[str, object], x: Tensor) -> Tensor:
     """Check the score of each row with a class index, and return it."""
     if target.is_floating_point():
         raise TypeError(f"target must hold class indices where score is given, got {target.dtype}")
-    if target_b is not None:
-        raise ValueError("score and target_b exclude each other, got both")
+    if names := [name for name, t in pair.items() if t is not None]:
+        raise ValueError(f"score and {names[0]} exclude each other, got both")
     checks.floating_beside("score", score, x)
     assert isinstance(score, Tensor)
     checks.fits("score", score, score.shape == target.shape, "have the shape of target, {}", target.shape)

@@ -89,7 +89,7 @@ def binary_cross_entropy_with_logits(
 
     Args:
         target: in [0, 1], dense; or class indices, one against all: the row's class has 1, the others 0, -1 is background and -2 ignored.
-        label_smoothing: in [0, 1], of class indices and mixup pairs.
+        label_smoothing: in [0, 1], of class indices and mixup pairs; 0 for dense targets.
         target_threshold: smoothed targets above it become 1, others 0; None leaves them.
         pos_weight: c, a weight of the positives; broadcasts to input, one a class as a rule.
     """
@@ -97,8 +97,13 @@ def binary_cross_entropy_with_logits(
     call = ElementwiseCall(
         "bce_with_logits", input, target, weight=weight, reduction=checks.legacy_reduction(size_average, reduce, reduction)
     )
-    call = _softened(call, label_smoothing, target_threshold, False, options)
-    return elementwise_loss(_with_pos_weight(call, pos_weight), options)
+    checked = elementwise_loss(_with_pos_weight(_softened(call, label_smoothing, target_threshold, False, options), pos_weight), options)
+    if checks.nonzero(label_smoothing) and not checked.call.by_class:
+        raise ValueError(
+            "label_smoothing must be 0 where target is dense: smooth the target yourself, or call smoothed_binary_cross_entropy with "
+            "smooth_dense=True"
+        )
+    return checked
 
 
 @loss(
@@ -700,6 +705,8 @@ def distribution_balanced_loss(
     call = ElementwiseCall("distribution_balanced", input, smoothed(target, input, smoothing), hyper=[*hyper, 0.0])
     call = call._replace(reduction=per_sample(reduction, input, options))
     if class_counts is None:
+        if num_samples is not None:
+            raise ValueError(f"num_samples needs class_counts, got num_samples={num_samples!r} alone")
         return elementwise_loss(call, options)
     if num_samples is None:
         raise ValueError("num_samples must be given where class_counts is, got None")

@@ -14,7 +14,15 @@ from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, TokenWeight, UnitInterval
 from lossforge.losses.parallel.own import over_processes
 from lossforge.losses.parallel.shards import without_group
-from lossforge.losses.templates.rowwise import BY_PROBABILITY, LARGEST, ROWWISE, RowOptions, entropy_weight, rowwise_results
+from lossforge.losses.templates.rowwise import (
+    BY_PROBABILITY,
+    LARGEST,
+    ROWWISE,
+    RowOptions,
+    entropy_weight,
+    rowwise_results,
+    with_several_classes,
+)
 
 __all__ = ["CrossEntropyOutput"]
 
@@ -117,7 +125,7 @@ def cross_entropy(
         z_loss: coefficient of lse², averaged over the rows not ignored. That is so whatever the class weights (PaLM, arXiv 2204.02311).
         group: processes over which the classes are spread, a ProcessGroup or a DeviceMesh of one dimension: each has the logits, class
             weights and target probabilities of its own classes, and the indices of all. Every process gets the whole loss.
-        classes: with group, how many there are, where the parts are padded or the last is smaller. Default: as many as equal parts have.
+        classes: with group, how many there are in all processes. Parts may be padded, and the last be smaller. A DTensor needs none.
 
     Returns:
         the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
@@ -137,7 +145,7 @@ def cross_entropy(
     if group is not None:
         return over_processes(call, row_options, group, classes, finish)
     without_group(classes)
-    return rowwise_results(call, row_options, finish, probabilities=True)
+    return with_several_classes(rowwise_results(call, row_options, finish, probabilities=True))
 
 
 def cross_entropy_of_index(

@@ -156,17 +156,17 @@ def js_div_with_logits(
     L = β KL(q ‖ m) + (1 - β) KL(p ‖ m), m = (1 - β) p + β q, p = softmax(input / T), q = softmax(target_logits / T).
 
     At β = 0 it is KL(q ‖ p) and at β = 1 KL(p ‖ q), the limits of L / (β (1 - β)), as in TRL; 0 where torch.compile traces β as a
-    tensor.
+    tensor. So it jumps at both ends: near them L is about β (1 - β) times that KL, and goes to 0.
 
     Source: GKD, Agarwal et al. 2024, arXiv 2306.13649; TRL's generalized_jsd_loss.
 
-    When to use it: Take it for distillation on the student's own text, as GKD does. It is bounded, and β moves between the two directions
-    of KL.
+    When to use it: Take it for distillation on the student's own text, as GKD does. With β inside (0, 1) it is at most ln 2. There β weighs
+    teacher against student in the mixture m; to blend the two directions of KL, add two calls with β = 0 and β = 1.
 
     When not: Leave it where plain KL works, because its gradient fades where student and teacher differ much.
 
     Args:
-        beta: β in [0, 1].
+        beta: β in [0, 1], the teacher's share of the mixture. 0 and 1 themselves are the two directions of KL.
         temperature_squared: multiply by T², so that gradients keep their size. Off by default, as in TRL; on by default in the
             Kullback-Leibler losses.
 

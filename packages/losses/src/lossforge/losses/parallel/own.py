@@ -53,6 +53,7 @@ def over_processes(
     target, target_b, _lam = checks.tensor("target", call.target), options.get("target_b"), options.get("lam")
     local: dict[str, Any] = {}
     if target.is_floating_point():
+        checks.ignores_none(ignore_index)
         checks.without_gradient("target", target)
         target = own_target = shards.trimmed(target, dim)
     else:

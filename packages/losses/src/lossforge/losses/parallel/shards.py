@@ -141,7 +141,10 @@ def shards_of(group: Any, classes: int | None, t: Tensor, dim: int, name: str) -
     if whole is not None:
         return Shards(group, rank, world, -(-whole // world), whole if classes is None else classes, local), t
     if classes is None:
-        return Shards(group, rank, world, local, world * local, local), t
+        raise ValueError(
+            f"group needs classes, the number of all classes, because {name} of {local} may be a part of them or all: "
+            f"classes={world * local} if each of {world} processes has another {local}; where each has all, leave group out"
+        )
     size = -(-classes // world)
     if local >= size:
         size = local

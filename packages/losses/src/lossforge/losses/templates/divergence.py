@@ -64,6 +64,8 @@ def divergence_results(
     if dense:
         call = call._replace(**_capping(options), **hard_weights(options.get("hard_weight", 0.0), temperature, temperature_squared))
     call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
+    if call.labels is None:
+        checks.ignores_none(call.ignore_index, "labels, got none")
     call = _with_rows(call, rows_of(x, class_dim))
     if isinstance(call, DivergenceCall) and call.hard_weight is not None:
         labels_of_classes(call.labels, x, x.shape[class_dim], call.ignore_index, rows_of(x, class_dim), options.get("validate"))

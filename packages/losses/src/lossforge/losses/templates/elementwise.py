@@ -88,8 +88,8 @@ def elementwise_loss(
     if mean == "weights" and call.weight is not None and reduces:
         options["normalizer"] = divisor = _counted_weights(call)
     if call.target is not None:
-        lam, score = options.get("lam"), options.get("score")
-        of_row = share(lam, call.target, call.target_b, x) if score is None else row_score(score, call.target, call.target_b, x)
+        pair, score = {"target_b": call.target_b, "lam": options.get("lam")}, options.get("score")
+        of_row = share(pair["lam"], call.target, call.target_b, x) if score is None else row_score(score, call.target, pair, x)
         call = call._replace(lam=of_row)
     if mean == "rows" and reduces:
         call = call._replace(reduction=ROW_MEAN)

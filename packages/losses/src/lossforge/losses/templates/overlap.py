@@ -40,6 +40,7 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ch
     if target.shape == input.shape and not target.is_floating_point() and (classes > 1 or target.dtype == torch.bool):
         target = target.to(input.dtype)
     if target.is_floating_point():
+        checks.ignores_none(ignore_index)
         checks.dense(target, input, rows_of(input, 1), ", where it is dense")
         checks.beside("target", target, input)
     else:

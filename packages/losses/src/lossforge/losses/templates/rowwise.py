@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from lossforge.losses.base.record import (
     Fusing,
     Keeping,
     Make,
+    R,
     Sample,
     Template,
     TemplateDocs,
@@ -97,6 +99,7 @@ def rowwise_results(
         checks.beside("target", target, x)
         if not probabilities:
             raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
+        checks.ignores_none(call.ignore_index)
         if call.outputs[3]:
             raise ValueError("return_correct needs class indices as target, got probabilities")
     else:
@@ -148,7 +151,18 @@ def _token_weight(call: RowwiseCall, x: Tensor, target: Tensor) -> Tensor:
 
 def rowwise_loss(call: RowwiseCall, options: RowOptions, probabilities: bool = False) -> CheckedCall[RowwiseCall]:
     """Check arguments of a loss that is returned alone."""
-    return rowwise_results(call, options, probabilities=probabilities)
+    return with_several_classes(rowwise_results(call, options, probabilities=probabilities))
+
+
+def with_several_classes(checked: CheckedCall[RowwiseCall, R]) -> CheckedCall[RowwiseCall, R]:
+    """Return a call of all classes; warn where there is one, for which torch gives 0 without a word."""
+    if not torch.compiler.is_compiling() and checked.call.x.shape[1] == 1:
+        warnings.warn(
+            "input has one class, whose softmax is 1 whatever its logit is: the loss and its gradient are 0. For one logit of two classes "
+            "take a loss with a sigmoid, such as binary_cross_entropy_with_logits or sigmoid_focal_loss",
+            stacklevel=6,
+        )
+    return checked
 
 
 def class_loss(

@@ -87,7 +87,7 @@ LINEAR = TemplateDocs(
             "processes over which the classes are spread, a ProcessGroup or a DeviceMesh of one dimension: each has all rows, and the part "
             "of weight, bias and what else has an entry a class that belongs to its classes. weight may be a DTensor, Shard(0)."
         ),
-        "classes": "with group, how many there are, where parts are padded or the last is smaller. Default: as many as equal parts have.",
+        "classes": "with group, how many there are in all processes. Parts may be padded, and the last be smaller. A DTensor needs none.",
         "sum_input_gradient": (
             "with group, give the sum over the processes as the gradient of input, not this process's part, which a reduce-scatter over "
             "the sequence would add up. Default: True."
