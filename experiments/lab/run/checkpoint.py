@@ -2,9 +2,13 @@
 
 import hashlib
 import json
-import pickletools
+import math
+import pickle
+import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,12 @@ DIGEST = "sha256"
 DESCRIBED = ("classes", "samples", "data", "norm", "config", "signature", "updates")
 """What a safetensors file holds of a checkpoint beside its weights."""
 
-ALLOCATING = ("builtins bytearray", "__builtin__ bytearray", "torch Tensor", "torch._tensor Tensor")
-"""What torch.load would call with a number of bytes or a shape, and what does not come from the file then fills the memory."""
+PART = re.compile(r"(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)")
+"""The parts of what torch.save writes; of these data.pkl alone is a pickle, and torch would find it by its name in other letters, too."""
+STORED = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
+"""Bytes of an element, by the name of the storage."""
+MOST_DIMENSIONS = 64  # of a tensor
+WANTED = "A checkpoint of train.py, or a file of torch.save(model.state_dict(), path), is expected: plain tensors by name."
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -56,30 +64,81 @@ def load(path: Path) -> dict[str, Any]:
     """
     try:
         with open_to_read(path) as opened, zipfile.ZipFile(opened) as file:
-            _refuse_more(path, file)
+            parts = _parts(path, file)
             part = file.testzip()
+            if part is None:
+                _Names(path, file.read(parts["data.pkl"]), {name: each.file_size for name, each in parts.items()}).load()
     except UserError:
         raise
-    except Exception as error:  # zipfile raises many kinds of errors for a damaged archive
-        raise _damaged(path, f"its directory cannot be read ({error})") from None
+    except Exception as error:  # zipfile and pickle raise many kinds of errors for a damaged archive
+        raise _damaged(path, f"it cannot be read ({error})") from None
     if part is not None:
         raise _damaged(path, f"the checksum of its part {part.partition('/')[2] or part} is wrong")
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _refuse_more(path: Path, file: zipfile.ZipFile) -> None:
-    """Raise UserError for a file that is small and would fill the memory: compressed, or by a call that allocates.
+def _parts(path: Path, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the parts of an archive by name.
 
-    What `save` writes is not compressed, and calls nothing but torch's functions that put tensors together.
+    Raises:
+        UserError: the archive is compressed, has other parts than torch.save writes, or one twice.
     """
-    size = path.stat().st_size
-    if (unpacked := sum(part.file_size for part in file.infolist())) > size:
+    size, every = path.stat().st_size, file.infolist()
+    if (unpacked := sum(part.file_size for part in every)) > size:
         raise _damaged(path, f"it unpacks to {unpacked:,} bytes from {size:,}, and a checkpoint is not compressed")
-    for part in file.infolist():
-        if part.filename.endswith("data.pkl"):
-            for code, argument, _ in pickletools.genops(file.read(part)):
-                if code.name == "GLOBAL" and argument in ALLOCATING:
-                    raise _damaged(path, f"it holds a {str(argument).replace(' ', '.')}, which train.py does not save")
+    parts = {part.orig_filename.partition("/")[2]: part for part in every}
+    script = any(name.startswith("code/") for name in parts)
+    odd = [name for name, part in parts.items() if not PART.fullmatch(name) or part.filename != part.orig_filename]
+    if script or odd or len(parts) < len(every) or "data.pkl" not in parts or len({each.filename.partition("/")[0] for each in every}) > 1:
+        what = "a TorchScript archive" if script else f"an archive with a part {odd[0]!r}" if odd else "an archive of other parts"
+        raise UserError(f"{path}: is {what}, and is not read. {WANTED}")
+    return parts
+
+
+class _Inert:
+    """Stands for a tensor or storage while a pickle is looked at, and cannot be changed."""
+
+    def __init__(self, held: int, element: int) -> None:
+        self.held, self.element = held, element  # bytes of all elements, and of one
+
+    def __setstate__(self, _state: object) -> None:
+        raise pickle.UnpicklingError("a tensor is changed after it was made")
+
+
+class _Names(pickle._Unpickler):
+    """Go through a pickle without making tensors; torch would call some of the functions that it allows with sizes of a stranger's choice.
+
+    Args:
+        path: the archive.
+        content: its pickle.
+        sizes: bytes of the archive's parts.
+
+    Raises:
+        UserError: it names something that a checkpoint does not need, or a tensor is larger than the part with its elements.
+    """
+
+    def __init__(self, path: Path, content: bytes, sizes: Mapping[str, int]) -> None:
+        super().__init__(BytesIO(content))
+        self.path, self.sizes = path, sizes
+
+    def find_class(self, module: str, name: str) -> Any:
+        element = STORED.get(name.removesuffix("Storage")) if module == "torch" and name.endswith("Storage") else None
+        known = {"_rebuild_tensor_v2": self._tensor, "_rebuild_parameter": lambda data, _grad, _hooks: _Inert(data.held, data.element)}
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if element is None and (module != "torch._utils" or name not in known):
+            raise UserError(f"{self.path}: names {module}.{name}, and is not read. {WANTED}")
+        return known.get(name, element)
+
+    def persistent_load(self, pid: Any) -> Any:
+        _kind, element, key, _place, _count = pid
+        return _Inert(self.sizes[f"data/{key}"], element)
+
+    def _tensor(self, storage: Any, _offset: int, size: tuple[int, ...], _stride: Any, _grad: bool, _hooks: Any) -> _Inert:
+        fits = len(size) <= MOST_DIMENSIONS and all(type(each) is int and 0 <= each < 2**63 for each in size)
+        if not fits or math.prod(size) * storage.element > storage.held:
+            raise UserError(f"{self.path}: has a tensor of the shape {size!r:.100}, and {storage.held:,} bytes of it. {WANTED}")
+        return _Inert(storage.held, storage.element)
 
 
 def load_weights(path: Path) -> dict[str, Any]:
