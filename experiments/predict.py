@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lab.base.formats import visible
+from lab.base.formats import one_line
 from lab.config.command import paths_among, run_app
 from lab.config.help import PREDICT_USAGE, own_help
 
@@ -34,7 +34,7 @@ def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
 
     def work() -> int:
         for each in asked.changed:
-            print(visible(f"changed: {each}"))
+            print(one_line(f"changed: {each}"))
         return predict(asked)
 
     return asked.settings, work

@@ -1,6 +1,7 @@
 """What a stranger's file says is text wherever it is shown, and a small file does not fill the memory."""
 
 import json
+import re
 import shutil
 import struct
 import zipfile
@@ -66,20 +67,68 @@ def test_a_checkpoint_that_unpacks_to_more_is_refused_before(tmp_path):
     assert read_checkpoint(whole, "checkpoint")["model"]["x"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "call", [b"cbuiltins\nbytearray\n(K\x08tR.", b"c__builtin__\nbytearray\n(K\x08tR.", b"ctorch\nTensor\n(K\x08K\x08tR."]
-)
-def test_a_checkpoint_that_allocates_by_a_call_is_refused(tmp_path, call):
-    """8 bytes here, and as many as a stranger likes elsewhere."""
-    path = tmp_path / "call.pt"
-    torch.save({}, path)
-    with zipfile.ZipFile(path) as source:
-        parts = {each: source.read(each) for each in source.namelist()}
+def repacked(path: Path, source: dict, pickle: bytes | None = None, name: str = "data.pkl", extra: dict | None = None) -> Path:
+    """Write a file of torch.save with another pickle, name of its pickle or further parts."""
+    torch.save(source, path)
+    with zipfile.ZipFile(path) as file:
+        parts = {each: file.read(each) for each in file.namelist()}
     with zipfile.ZipFile(path, "w") as target:
-        for name, content in parts.items():
-            target.writestr(name, b"\x80\x02" + call if name.endswith("data.pkl") else content)
-    with pytest.raises(UserError, match="does not save"):
+        for part, content in parts.items():
+            folder, _, own = part.partition("/")
+            target.writestr(f"{folder}/{name if own == 'data.pkl' else own}", pickle or content if own == "data.pkl" else content)
+        for part, content in (extra or {}).items():
+            target.writestr(f"{folder}/{part}", content)
+    return path
+
+
+EMPTY_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQK\0"
+EMPTY_TENSOR += b"K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
+NAMED = ("builtins bytearray", "__builtin__ bytearray", "torch Tensor", "torch.storage UntypedStorage", "torch LongTensor")
+CALLS = {f"names {each.replace(' ', '.')}, and": f"c{each.replace(' ', chr(10))}\n(K\x08tR.".encode() for each in NAMED} | {
+    "names torch.FloatTensor, and": b"ctorch\nFloatTensor\n(K\x08t\x81.",
+    "changed after it was made": EMPTY_TENSOR + b")b.",
+    "shape (2, 1000), and 8 bytes": EMPTY_TENSOR.replace(b"K\x02\x85K\x01\x85", b"(K\x02M\xe8\x03t(K\x01K\0t") + b".",
+    "shape ('a',)": EMPTY_TENSOR.replace(b"K\x02\x85K\x01\x85", b"X\x01\0\0\0a\x85K\x01\x85") + b".",
+}
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "Data.pkl"])
+@pytest.mark.parametrize("said", CALLS)
+def test_a_checkpoint_names_only_what_it_needs(tmp_path, said, name):
+    """8 bytes here, and as many as a stranger likes elsewhere; torch finds the pickle by its name in any letters."""
+    path = repacked(tmp_path / "call.pt", {"x": torch.zeros(2)}, b"\x80\x02" + CALLS[said], name)
+    with pytest.raises(UserError, match=re.escape(said if name == "data.pkl" else f"a part {name!r}")):
         read_checkpoint(path, "checkpoint")
+
+
+def test_what_torch_saves_of_tensors_is_read(tmp_path):
+    """A state_dict has metadata, a parameter and a view; of the guard's tensor alone nothing is changed."""
+    module = torch.nn.BatchNorm1d(3)
+    wide = torch.arange(12.0).view(3, 4)
+    plain = repacked(
+        tmp_path / "plain.pt", {"model": module.state_dict(), "p": module.weight, "view": wide.T[1:], "b": torch.ones(2).bool()}
+    )
+    state = read_checkpoint(plain, "checkpoint")
+    assert state["model"].keys() == module.state_dict().keys()
+    assert torch.equal(state["view"], wide.T[1:])
+    assert isinstance(state["p"], torch.nn.Parameter)
+    unchanged = repacked(tmp_path / "one.pt", {"x": torch.tensor([3.0, 4.0])}, b"\x80\x02" + EMPTY_TENSOR + b".")
+    assert read_checkpoint(unchanged, "checkpoint").tolist() == [3, 4]
+
+
+@pytest.mark.filterwarnings("ignore:.*(torch.jit|nested tensors|Duplicate name)")
+def test_an_archive_of_other_parts_is_not_read(tmp_path):
+    script, nested = tmp_path / "script.pt", tmp_path / "nested.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), script)
+    torch.save({"model": {"x": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}}, nested)
+    for path, said in (
+        (script, "is a TorchScript archive, and is not read"),
+        (nested, r"names torch\._utils\._rebuild_nested_tensor"),
+        (repacked(tmp_path / "other.pt", {}, extra={"more/data.pkl": b"."}), "a part 'more/data.pkl'"),
+        (repacked(tmp_path / "twice.pt", {}, extra={"version": b"3"}), "an archive of other parts"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_checkpoint(path, "checkpoint")
 
 
 def test_an_archive_after_other_bytes_is_refused(tmp_path):
@@ -149,6 +198,19 @@ def test_predict_names_a_picture_of_too_many_pixels(run, tmp_path, capsys, most)
 def test_control_characters_are_text_in_a_csv_file(tmp_path):
     path = write_rows(tmp_path / "rows.csv", [{"a\x1b[31m": "\x1b]0;title\x07", "b": "=1+\x1b", "c": "two\nlines\tand a tab", "d": -1.5}])
     assert path.read_bytes() == b'a\\x1b[31m,b,c,d\r\n\\x1b]0;title\\x07,\'=1+\\x1b,"two\nlines\tand a tab",-1.5\r\n'
+
+
+def test_a_name_of_millions_of_letters_is_no_class(capsys):
+    from lab.data.sets import Data
+    from lab.run.parts import fault
+    from lab.training.console import Console
+
+    with pytest.raises(UserError, match=r"class 'aaaa+'…: its name has 2,000,000 characters; at most 1,000 are taken"):
+        Data(["b", "a" * 2_000_000], 3, *[None] * 3)
+    assert "at most 1000 characters" in fault({"classes": ["a" * 1001]})
+    Console(1, quiet=True).table("t", {"a" * 2_000_000: "b" * 2_000_000 + "\nc"})
+    assert len(capsys.readouterr().out) < 50_000
+    assert len(str(UserError("a" * 2_000_000 + "\nb"))) < 2100
 
 
 def test_a_strangers_description_is_shown_as_text(run, tmp_path):

@@ -106,6 +106,22 @@ def test_a_damaged_or_missing_file_stops_no_other(trained, tmp_path):
     assert [line["image"].rsplit("/", 1)[1] for line in lines(tmp_path / "out")] == ["good.png"]
 
 
+def test_names_of_any_length_and_letters_are_predicted(trained, tmp_path):
+    """A picture's name is its file's with a number before, which a file system of 255 bytes would not take."""
+    names = ["é" * 125 + "a.png", "x" * 251 + ".png", "two\nerror: lines.png"]
+    for name in names:
+        Image.new("RGB", (20, 10), "red").save(tmp_path / name)
+    out = tmp_path / "out"
+    done = predict(trained, f"checkpoint={checkpoint(trained, 'classifier')}", f"out={out}", *(tmp_path / name for name in names))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 3
+    assert f"{tmp_path}/two\\nerror: lines.png: " in done.stdout
+    found = lines(out)
+    assert [line["image"] for line in found] == [str(tmp_path / name) for name in names]
+    assert [line["picture"] for line in found] == [f"0000-{'é' * 100}.png", f"0001-{'x' * 200}.png", "0002-two\nerror: lines.png"]
+    assert all((out / line["picture"]).is_file() for line in found)
+
+
 @pytest.mark.parametrize("name", ["classifier", "detector"])
 def test_weights_of_nan_predict_nothing_and_are_named(trained, tmp_path, name):
     state = torch.load(checkpoint(trained, name), weights_only=True)
@@ -131,6 +147,7 @@ def test_ctrl_c_keeps_the_lines_of_the_pictures_that_are_done(trained, tmp_path)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=trained.path, env=trained.env, **streams)
     assert "00000.png" in process.stdout.readline()
+    assert lines(tmp_path / "out")[0]["picture"] == "0000-00000.png"  # each line is written when its picture is
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=600)
     done = [line["picture"] for line in lines(tmp_path / "out")]

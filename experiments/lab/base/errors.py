@@ -3,18 +3,15 @@
 import difflib
 from collections.abc import Iterable
 
-from lab.base.formats import visible
+from lab.base.formats import one_line
 from lab.base.masks import masked
-
-LONGEST = 2000  # characters of a line; a file may hold a name of millions
 
 
 class UserError(Exception):
     """An error of the user's input: the run ends with status 1 and this message, without a traceback; passwords in addresses are masked."""
 
     def __init__(self, text: str = "") -> None:
-        lines = visible(masked(text)).split("\n")
-        super().__init__("\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} …" for line in lines))
+        super().__init__("\n".join(map(one_line, masked(text).split("\n"))))
 
 
 class NonFiniteError(Exception):

@@ -4,6 +4,7 @@ HTML is written by Jinja, which escapes by itself.
 """
 
 import contextlib
+import os
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 # characters that begin a formula in a spreadsheet, also in their wide forms (OWASP, CSV Injection)
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+LONGEST = 2000  # characters of a line of a terminal; a file may hold a name of millions
+LONGEST_CLASS = 1000  # characters of a class's name, which stands in pictures and tables
 MARKUP = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|[&<>]")  # an underscore within a word is not markup
 BLOCK = re.compile(r"^(\s*)([-+#]+|\d+[.)])(?=\s)")  # begins a list or a heading
 
@@ -22,6 +25,17 @@ BLOCK = re.compile(r"^(\s*)([-+#]+|\d+[.)])(?=\s)")  # begins a list or a headin
 def visible(text: str) -> str:
     """Return a text for a terminal: control characters (not tabs and line ends) and bytes that are not UTF-8 become escapes."""
     return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """Return a text for one line of a terminal, `visible` and without line ends: a file's name may have them, and millions of letters."""
+    line = visible(text).replace("\n", "\\n")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
+
+
+def shortened(name: str, most: int) -> str:
+    """Return the beginning of a file's name, of at most so many bytes."""
+    return os.fsencode(name)[:most].decode(errors="ignore") if len(os.fsencode(name)) > most else name
 
 
 def one_form(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.files import write_text
-from lab.base.formats import markdown_text
+from lab.base.formats import markdown_text, one_line
 from lab.base.masks import masked
 from lab.base.stop import Stop
 from lab.comparison.links import view_of
@@ -107,7 +107,7 @@ def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> Comp
         for sheet in sheets(found):
             console.show(terminal(sheet))
         for note in found.notes:
-            console.say(note)
+            console.say(one_line(note))
     places = run.close()
     if run.status != "FINISHED":
         return ComparisonResult(folder.path, list(found.notes), run.exit_status(), run.failure or KeyboardInterrupt())

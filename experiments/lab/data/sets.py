@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.base.errors import UserError
+from lab.base.formats import LONGEST_CLASS
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seed_of
 from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
@@ -110,6 +111,8 @@ class Data:
 
     def __post_init__(self) -> None:
         for name in self.classes:
+            if len(name) > LONGEST_CLASS:
+                raise UserError(f"class {name[:40]!r}…: its name has {len(name):,} characters; at most {LONGEST_CLASS:,} are taken.")
             try:
                 name.encode()
             except UnicodeEncodeError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError, unknown
+from lab.base.formats import one_line
 from lab.base.masks import masked
 from lab.base.paths import ROOT, absolute
 from lab.config.help import EVALUATE_USAGE
@@ -137,9 +138,9 @@ def evaluate(settings: Settings[Any], saved: Saved, split: str, changed: list[st
     if split == "all":
         console.say("split=all: where the model was trained on some of these samples, the figures are too good")
     for each in changed:
-        console.say(f"changed: {each}")
+        console.say(one_line(f"changed: {each}"))
     for note in data.notes:
-        console.say(note)
+        console.say(one_line(note))
     run.folder.record("data", sets=data_sets(config, data, **dict.fromkeys(parts, "test")))
     table: dict[str, str] = {}
     values: dict[str, float] = {}

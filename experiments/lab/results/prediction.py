@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
@@ -12,8 +12,8 @@ from typing import Any
 
 from lab.aborted import ABORTED, begin_work
 from lab.base.errors import UserError, unknown
-from lab.base.files import remove_unfinished, write_text, write_whole
-from lab.base.formats import visible
+from lab.base.files import open_to_append, remove_unfinished, unwritable, write_whole
+from lab.base.formats import one_line, shortened
 from lab.base.paths import absolute
 from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE
@@ -29,8 +29,10 @@ from lab.training.failures import explained
 
 OWN = ("out", "top", "score")
 VIDEO = ".mp4"
+LONGEST = 200  # bytes of a picture's name without its number and ending; a file system takes 255
 
 Seen = tuple[Frame | None, Any, Prediction]  # a frame's place in its video; the image; what it shows
+Write = Callable[[dict[str, Any]], None]  # writes a line of predictions.jsonl
 
 
 @dataclass
@@ -139,11 +141,14 @@ def _expanded(given: list[Path]) -> Iterator[Path]:
 
 
 def _absent(path: Path) -> str:
-    return f"{path}: no such file or folder."
+    return one_line(f"{path}: no such file or folder.")
 
 
 def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Iterator[Seen]]]:
-    """Yield each file with an iterator over its image, or a video's frames; it raises CorruptError if the file cannot be read."""
+    """Load the model; return each file with an iterator over its image, or a video's frames.
+
+    The iterator raises CorruptError if the file cannot be read.
+    """
     config = asked.settings.config
     device = pick_device(config.trainer.device)
     with explained(config):
@@ -156,8 +161,7 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Iterator[Seen]]]:
                 prediction = predict_one(image)
             yield frame, image, prediction
 
-    for path in asked.files:
-        yield path, seen(path)
+    return ((path, seen(path)) for path in asked.files)
 
 
 def _pictures(path: Path, data: Any) -> Iterator[tuple[Frame | None, Any]]:
@@ -179,48 +183,59 @@ def predict(asked: AskedPrediction) -> int:
     except OSError as error:
         raise UserError(f"out={out}: cannot be written: {error.strerror}") from None
     remove_unfinished(out)
-    lines: list[str] = []
+    said = out / "predictions.jsonl"
     faults = [_absent(path) for path in asked.missing]
     if asked.passed:
-        print(visible(asked.passed))
+        print(one_line(asked.passed))
     interrupted, cut = False, ""
     try:
-        for number, (path, seen) in enumerate(predicted(asked)):
-            video = is_video(path)
-            drawn = out / f"{number:04d}-{path.stem}{VIDEO if video else '.png'}"
-            try:
-                cut = drawn.name if video else ""
-                (_write_video if video else _write_picture)(path, drawn, seen, lines)
-                cut = ""
-            except CorruptError as error:
-                faults.append(f"{path}: {error}")
+        files = predicted(asked)
+        said.unlink(missing_ok=True)
+        with open_to_append(said) as lines:
+
+            def write(line: dict[str, Any]) -> None:
+                try:
+                    lines.write(json.dumps(line).encode() + b"\n")
+                except OSError as error:
+                    raise unwritable(said, error) from None
+
+            for number, (path, seen) in enumerate(files):
+                video = is_video(path)
+                drawn = out / f"{number:04d}-{shortened(path.stem, LONGEST)}{VIDEO if video else '.png'}"
+                try:
+                    cut = drawn.name if video else ""
+                    (_write_video if video else _write_picture)(path, drawn, seen, write)
+                    cut = ""
+                except CorruptError as error:
+                    faults.append(f"{path}: {error}")
     except KeyboardInterrupt:
         interrupted = True
-    write_text(out / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
     for fault in faults:
-        print(visible(f"error: {fault}"), file=sys.stderr)
+        print(one_line(f"error: {fault}"), file=sys.stderr)
     if interrupted:
-        done = len({json.loads(line)["picture"] for line in lines} - {cut})  # a signal may come between a line and what follows it
+        pictures = {json.loads(line)["picture"] for line in said.read_text().splitlines()} if said.exists() else set()
+        done = len(pictures - {cut})  # a signal may come between a line and what follows it
         print(f"interrupted: {done} of {len(asked.files)} images were predicted", file=sys.stderr)
         return ABORTED
     return int(bool(faults))
 
 
-def _write_picture(path: Path, picture: Path, seen: Iterator[Seen], lines: list[str]) -> None:
+def _write_picture(path: Path, picture: Path, seen: Iterator[Seen], write: Write) -> None:
     for _, image, prediction in seen:
         write_whole(picture, partial(draw(shown(image), prediction).save, format="PNG"))
-        lines.append(json.dumps({"image": str(path), "found": prediction.tree(), "picture": picture.name}))
-        print(visible(f"{path}: {prediction.line()}"))
+        write({"image": str(path), "found": prediction.tree(), "picture": picture.name})
+        print(one_line(f"{path}: {prediction.line()}"))
 
 
-def _write_video(path: Path, drawn: Path, seen: Iterator[Seen], lines: list[str]) -> None:
-    before = len(lines)
+def _write_video(path: Path, drawn: Path, seen: Iterator[Seen], write: Write) -> None:
+    frames = 0
     with VideoFile(drawn) as video:
         for frame, image, prediction in seen:
             assert frame is not None
             video.add(draw(image, prediction), frame.rate)
-            lines.append(json.dumps({"image": str(path), **frame.tree(), "found": prediction.tree(), "picture": drawn.name}))
-    print(visible(f"{path}: {len(lines) - before} frames"))
+            write({"image": str(path), **frame.tree(), "found": prediction.tree(), "picture": drawn.name})
+            frames += 1
+    print(one_line(f"{path}: {frames} frames"))
 
 
 def _number(name: str, given: str, least: float, most: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lab.base.formats import LONGEST_CLASS
 from lab.run.origin import are_settings
 
 Check = Callable[[Any, str], str]
@@ -122,6 +123,11 @@ def text(value: Any, name: str) -> str:
     return "" if isinstance(value, str) and len(value) <= LONGEST else _said(value, name, f"a text of at most {LONGEST} characters")
 
 
+def class_name(value: Any, name: str) -> str:
+    fits = isinstance(value, str) and len(value) <= LONGEST_CLASS
+    return "" if fits else _said(value, name, f"a text of at most {LONGEST_CLASS} characters")
+
+
 def truth(value: Any, name: str) -> str:
     return "" if isinstance(value, bool) else _said(value, name, "true or false")
 
@@ -221,7 +227,7 @@ PARTS: dict[str, Check] = {
     "config": lambda value, name: "" if are_settings(value) else f"{name}: is not the settings of a run",
     "model": WEIGHTS,
     "ema": optional(WEIGHTS),
-    "classes": listed(text, 0, MOST_CLASSES),
+    "classes": listed(class_name, 0, MOST_CLASSES),
     "norm": norm,
     **dict.fromkeys(("updates", "samples", "batch", "skipped", "count"), whole()),
     "epoch": whole(1),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.files import open_to_append
-from lab.base.formats import visible
+from lab.base.formats import one_line, visible
 from lab.base.masks import masked
 
 LOG = "log.txt"
@@ -88,17 +88,17 @@ class Console:
     def table(self, title: str, rows: dict[str, str]) -> None:
         from rich.table import Table
 
-        table = Table(title=visible(title), title_justify="left", show_header=False)
+        table = Table(title=one_line(title), title_justify="left", show_header=False)
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         for name, value in rows.items():
-            table.add_row(visible(name), visible(masked(value)))
+            table.add_row(one_line(name), one_line(masked(value)))
         self.rich.print(table)
 
     def end_log(self, folder: Any, title: str, rows: dict[str, str]) -> None:
         """Append a run's results to its log file, and record the file as the run's artifact."""
         if self.log is not None:
-            self.note("\n".join([title, *(f"  {name}: {value}" for name, value in rows.items())]))
+            self.note("\n".join(map(one_line, [title, *(f"  {name}: {value}" for name, value in rows.items())])))
             folder.artifact(self.log)
 
 

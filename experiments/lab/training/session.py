@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.base.formats import one_line
 from lab.base.masks import masked
 from lab.base.ranks import is_rank_zero, launched
 from lab.base.stop import Stop
@@ -107,7 +108,7 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     samples += f", {data.test.samples} to test" if data.test is not None else ""
     console.say(f"{name}: {samples}, on {trainer.device}, loss by {trainer.kernels.backend}")
     for note in trainer.notes:
-        console.say(note)
+        console.say(one_line(note))
     console.say(kept_on_disk(trainer))
     if launched() > 1:
         console.say(trainer.parallel.description(config.data.batch_size * config.trainer.accumulate))

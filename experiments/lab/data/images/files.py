@@ -19,7 +19,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
-from lab.base.formats import one_form, visible
+from lab.base.formats import one_form, one_line, visible
 from lab.base.paths import ROOT
 from lab.config.user import user_default, user_file
 from lab.data.images.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
@@ -76,13 +76,13 @@ class Faults:
     hint: str = ""
 
     def add(self, line: str) -> None:
-        self.lines.append(f"{line}.")
+        self.lines.append(one_line(f"{line}."))
 
     def raise_or_report(self, skip: bool, *, usable: bool = True) -> None:
         """Raise UserError with the faults, or print that they are left out; `usable`: whether entries without a fault remain."""
         if self.lines and skip and usable:
             left_out = f"{len(self.lines)} corrupt entries are left out (data.skip_corrupt=true); the first: {self.lines[0]}"
-            print(visible(f"{self.path}: {left_out}"))
+            print(one_line(f"{self.path}: {left_out}"))
         elif self.lines:
             more = f"\n... and {len(self.lines) - NAMED} more" if len(self.lines) > NAMED else ""
             shown = "\n".join(self.lines[:NAMED])
@@ -291,9 +291,8 @@ def in_rgb(image: Image.Image) -> Image.Image:
 
 def unreadable(name: str | Path, error: BaseException) -> UserError:
     """Return the error for an image that is found to be damaged during the run."""
-    return UserError(
-        f"{name}: {reason(error)}.\ndata.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out."
-    )
+    said = one_line(f"{name}: {reason(error)}.")
+    return UserError(f"{said}\ndata.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out.")
 
 
 def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None, *, deep: bool = False) -> dict[int, str]:
