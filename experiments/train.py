@@ -12,10 +12,13 @@ import sys
 
 from lab.aborted import ABORTED
 from lab.base.errors import UserError
+from lab.base.paths import absolute
 from lab.base.ranks import launched, refuse_several
 from lab.config.command import command
 from lab.config.help import train_help
+from lab.config.settings import value_of
 from lab.config.terminal import fitted, show
+from lab.data.specs import SOURCES
 from lab.processes.rank_failures import announce
 from lab.run.resume import chosen, recorded_store
 from lab.sweep.sweep import run_sweep
@@ -27,6 +30,8 @@ def main(argv: list[str]) -> int:
         if "--help" in given.flags:
             show(fitted(train_help("experiments/train.py", given.overrides)))
             return 0
+        if "--cfg" not in given.flags:
+            refuse_missing(given.overrides)
         if "--multirun" in given.flags:
             refuse_several("--multirun")
             if "--cfg" in given.flags:
@@ -44,6 +49,15 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ABORTED
+
+
+def refuse_missing(overrides: list[str]) -> None:
+    """Raise UserError for a file or folder of the data that does not exist, before torch and timm are imported, which takes seconds."""
+    spec = SOURCES.get(value_of(overrides, "data") or "")
+    for name in spec.existing if spec else ():
+        given = value_of(overrides, f"data.{name}")
+        if given and not (path := absolute(given, "")).exists():
+            raise UserError(f"data.{name}={path}: no such file or folder.")
 
 
 def refused(error: UserError) -> int:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 from digit_folders import digit_files
@@ -16,6 +19,7 @@ from lab.data.samples import class_of
 from lab.data.sets import Norm
 from lab.tasks.detection.data import load_detection_data
 
+EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
 SMALL = ["data.image_size=16", "data.batch_size=4", "data.workers=0", "data.augment=false", "tracking=none"]
 
 
@@ -37,6 +41,21 @@ def test_a_value_that_needs_quotes_is_shown_with_them(word, cure):
     with pytest.raises(UserError, match=r"Within a list a text with such characters is quoted: \['a \(1\)',b\]"):
         load(["data=folder", "data.classes=[a (1),b]"])
     assert getattr(load(["data=folder", cure]).config.data, name.removeprefix("data.")).endswith(value)
+
+
+def test_a_place_that_does_not_exist_is_named_before_torch_is_imported(tmp_path):
+    """To import torch and timm takes seconds."""
+    words = [
+        *(["data=folder", "data.root=none"], ["data=npz", "data.file=none"], ["data=table", f"data.file={__file__}", "data.root=none"]),
+        *(["task=detection", "data=boxes", "data.root=none"], ["task=detection", "data=coco", "data.root=none"]),
+        *(["task=segmentation", "data=mask_folder", "data.classes=[a,b]", "data.root=none"],),
+    ]
+    code = f"import sys, train\nfor each in {words}: assert train.main(each) == 1\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": EXPERIMENTS}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.decode().splitlines() == [
+        f"error: {each[-1].replace('none', f'{tmp_path}/none')}: no such file or folder." for each in words
+    ]
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])

@@ -141,9 +141,10 @@ def test_a_png_of_16_bits_and_pages_of_a_tiff_are_turned(tmp_path):
         (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
         first, *others = [Image.fromarray(np.ascontiguousarray(stored[:, :, channel])) for channel in range(3)]
         first.save(tmp_path / "pages.tif", save_all=True, append_images=others, exif=exif)
-        for name in ("deep.png", "pages.tif"):
-            found = (read_pixels(tmp_path / name, 3).double() * 65535).round().permute(1, 2, 0).numpy()
-            assert np.array_equal(found, shown), (turn, name)
+        first.save(tmp_path / "grey.png", exif=exif)
+        for name, channels in (("deep.png", 3), ("pages.tif", 3), ("grey.png", 1)):
+            found = (read_pixels(tmp_path / name, channels).double() * 65535).round().permute(1, 2, 0).numpy()
+            assert np.array_equal(found, shown[:, :, :channels]), (turn, name)
 
 
 def test_damaged_exif_leaves_the_picture_as_it_is(tmp_path):

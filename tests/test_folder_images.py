@@ -133,6 +133,13 @@ def test_files_that_are_passed_over_are_counted_by_kind(make_trainer, pictures):
     assert (len(files), missing, said) == (16 + 12, [], "8 files passed over: 4 .heic, 3 .txt, 1 without an ending")
 
 
+def test_test_images_that_are_not_used_are_said(make_trainer, pictures):
+    shutil.copytree(pictures / "val", pictures / "test")
+    said = f"{pictures / 'test'} is not used; data.test=test scores its images once at the end"
+    assert said in make_trainer(*words(pictures)).data.notes
+    assert said not in make_trainer(*words(pictures, "data.test=test")).data.notes
+
+
 def test_a_link_to_a_parent_is_not_followed(make_trainer, pictures):
     seen = make_trainer(*words(pictures)).data
     (pictures / "train" / "cat" / "all").symlink_to("../..")

@@ -21,6 +21,8 @@ import train
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.annotations.coco_file import read_coco
+from lab.data.images.files import UNREADABLE, most_bytes, read_rgb
+from lab.data.images.pixels import read_pixels
 from lab.data.sets import Norm
 from lab.data.sources.hub import hub_data
 from lab.data.sources.shards import shards_data
@@ -176,17 +178,78 @@ def test_a_path_of_any_length_in_a_table_is_named(tmp_path, pictures):
         of_table(file, pictures)
 
 
-def test_a_table_that_unpacks_to_very_many_rows_is_refused(tmp_path, pictures, monkeypatch):
-    """A few bytes stand for a million equal rows."""
+@pytest.mark.parametrize(("rows", "letters"), [(1_000_000, 1), (20_000, 100_000), (20_000, -100_000)])
+def test_a_table_that_unpacks_to_very_much_is_refused(tmp_path, pictures, limit, rows, letters):
+    """A few bytes stand for a million equal rows, or for a long text in each; letters below 0: in a list."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    monkeypatch.setattr("lab.data.cells.MOST_ROWS", 999_999)
-    rows = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int32)), pa.array(["x"]))
-    parquet.write_table(pa.table({"path": rows, "label": rows}), tmp_path / "table.parquet")
-    assert (tmp_path / "table.parquet").stat().st_size < 10_000
-    with pytest.raises(UserError, match="holds 1,000,000 rows"):
+    limit(100_000_000)
+    cells = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * abs(letters)]))
+    if letters < 0:
+        cells = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32)), cells)
+    parquet.write_table(pa.table({"path": cells, "label": cells}), tmp_path / "table.parquet")
+    assert (tmp_path / "table.parquet").stat().st_size < 20_000
+    with pytest.raises(UserError, match=r"takes [\d,]{11,} bytes; at most 100,000,000 are read, and LOSSFORGE_MAX_BYTES"):
         of_table(tmp_path / "table.parquet", pictures)
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """Sets the limit of bytes."""
+
+    def set_to(number):
+        monkeypatch.setenv("LOSSFORGE_MAX_BYTES", str(number))
+        most_bytes.cache_clear()
+
+    yield set_to
+    most_bytes.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
+def test_a_header_of_a_shard_that_says_it_is_large_is_not_read(tmp_path, kind):
+    """The file has a hole of 6 GiB, which takes no room on the disk, and tarfile would read it whole."""
+    path, header = tmp_path / "shard.tar", tarfile.TarInfo("x")
+    header.type, header.size = kind, 6 * 2**30
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, header.size + 2048)
+    with pytest.raises(UserError, match=r"shard.tar: is broken: a header of a file has 6,442,450,944 bytes; at most 1,048,576 are read"):
+        of_shard(path)
+
+
+@pytest.mark.parametrize("what", ["a shard's image", "an image", "an array", "a table", "annotations"])
+def test_a_file_larger_than_the_limit_is_not_read(tmp_path, limit, what):
+    """Each has a hole of 6 GiB."""
+    path = tmp_path / "0.png"
+    Image.effect_noise((16, 16), 40).save(path)
+    if what == "a shard's image":
+        path = tar(tmp_path / "shard.tar", [("000.cls", b"0", {}), ("001.png", path.read_bytes(), {}), ("001.cls", b"1", {})])
+        header = tarfile.TarInfo("000.png")
+        header.size = 6 * 2**30
+        with path.open("r+b") as file:
+            file.seek(4 * 512 + 512 * 2)
+            file.write(header.tobuf())
+            file.truncate(file.tell() + header.size + 1024)
+    else:
+        os.truncate(path, 6 * 2**30)
+    with pytest.raises((UserError, *UNREADABLE), match=r"takes 6,442,450,9\d\d bytes; at most 4,294,967,296|more than 4,294,967,296 bytes"):
+        {
+            "a shard's image": lambda: of_shard(path, "data.classes=[0,1]"),
+            "an image": lambda: read_rgb(path),
+            "an array": lambda: read_pixels(path.rename(tmp_path / "0.npy"), 1),
+            "a table": lambda: of_table(path.rename(tmp_path / "t.csv"), tmp_path),
+            "annotations": lambda: read_coco(path, tmp_path, settings=("a", "b"), check="off", skip_corrupt=False),
+        }[what]()
+    if what == "an image":
+        limit(40)
+        Image.new("L", (9, 9)).save(path)
+        with pytest.raises(UNREADABLE, match="at most 40 are read"):
+            read_rgb(path)
+        limit("many")
+        with pytest.raises(UserError, match=r"LOSSFORGE_MAX_BYTES, or max_bytes of .*: many; a whole number from 1 is expected"):
+            read_rgb(path)
 
 
 @pytest.mark.slow

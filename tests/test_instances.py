@@ -191,6 +191,17 @@ def test_an_annotation_without_a_mask_is_named(coco):
         opened(coco)
 
 
+@pytest.mark.parametrize("size", [(2**40, 2**40), (10, 10**9), (20_000, 20_000)])
+def test_an_image_that_says_it_has_very_many_pixels_is_refused_before_its_masks_are_made(coco, size):
+    tree = json.loads((coco / "truth.json").read_text())
+    tree["images"][0] |= dict(zip(("height", "width"), size, strict=True))
+    for entry in tree["annotations"]:
+        entry["segmentation"] = [[0, 0, size[1] - 1, 0, size[1] - 1, size[0] - 1]]
+    (coco / "truth.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=rf"image 5: has {size[1]} x {size[0]} pixels; at most 89,478,485 are read"):
+        opened(coco, check="off")
+
+
 def test_lines_of_polygons_in_yolos_form_are_masks(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "labels").mkdir()

@@ -84,6 +84,11 @@ def test_a_class_that_is_only_held_out_is_named(tmp_path):
         opened(train, val=val)
 
 
+def test_numbers_of_classes_that_are_only_held_out_are_said(tmp_path):
+    train, val = arrays(tmp_path / "train.npz", labels=LABELS // 2 * 2), arrays(tmp_path / "val.npz")
+    assert opened(train, val=val).notes == ["no training image is of 1, which held-out images have"]
+
+
 def test_a_file_that_is_no_archive_is_named(tmp_path):
     (tmp_path / "train.npz").write_bytes(b"PK no archive")
     with pytest.raises(UserError, match=r"train\.npz: cannot be read as an \.npz file: File is not a zip file"):
@@ -100,7 +105,7 @@ def test_a_header_that_says_more_than_the_file_holds_is_refused_before_memory_is
         opened(str(tmp_path / "train.npz"))
 
 
-def test_an_archive_that_claims_more_than_the_memory_is_refused(tmp_path):
+def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(tmp_path):
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (2**52, 8, 8)})
     with zipfile.ZipFile(tmp_path / "train.npz", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -108,7 +113,9 @@ def test_an_archive_that_claims_more_than_the_memory_is_refused(tmp_path):
             archive.writestr(name, head.getvalue())
         for info in archive.infolist():
             info.file_size = 2**58 + 128
-    with pytest.raises(UserError, match=r"images\.npy unpacks to 288,230,376,151,711,872 bytes, and this machine has [\d,]+ bytes"):
+    with pytest.raises(
+        UserError, match=r"images\.npy takes 288,230,376,151,711,872 bytes; at most 4,294,967,296 are read, and LOSSFORGE_MAX_BYTES"
+    ):
         opened(str(tmp_path / "train.npz"))
 
 

@@ -177,7 +177,7 @@ def changed(table, row, column, value):
         (
             ["data.label=specie"],
             None,
-            r"data.label=specie: .*labels.csv has no such column: 'specie' is not known.\nDid you mean 'species'",
+            r"=specie: .*labels.csv has no such column: 'specie' is not known.\nDid you mean 'species'.*\nChoices: age, part, path, site",
         ),
         (["data.label=[species,tags]"], None, r"data.label=.*: task=classification takes one column"),
         (["data.label=3"], None, r"data.label=3: a column's name, or a list"),
@@ -191,6 +191,7 @@ def changed(table, row, column, value):
         (["data.label=species"], ("path", 4, "images/none.png"), r"1 corrupt entries.*\nimages/none.png: no such file"),
         (["data.label=species", "data.split=part"], ("part", 4, "later"), r"row 6, column part: 'later' is not known"),
         (["data.label=species", "data.split=part", "data.test=0.2"], None, r"leave data.test and data.fold out"),
+        (["data.label=species", "data.split=part"], ("species", 6, "elk"), r"no training image is of elk, .* Move rows of it to train, or"),
         (["data.label=species", "data.split=species"], None, r"column species: 'cat' is not known"),
         (["data.label=species", "data.weight=trust"], ("trust", 2, -1), r"row 4, column trust: '-1.0'; a finite number of at least 0"),
         (["data.label=species", "data.classes=[cat,dog]"], None, r"row 4, column species: class: 'owl' is not known"),
@@ -232,6 +233,40 @@ def test_a_cell_of_parquet_without_one_value_is_named(make_trainer, pictures, tm
         make_trainer(*words(file, "data.label=species", "data.group=site"))
 
 
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        ([0.0, 1.0], ["0", "1"]),
+        ([b"cat", "café".encode()], ["café", "cat"]),
+        ([b"c\xe9", b"d"], ["c\\xe9", "d"]),
+        ([0.5, 1.0], ["0.5", "1"]),
+    ],
+    ids=["integers that were floats", "bytes", "bytes that are not UTF-8", "floats"],
+)
+def test_classes_of_parquet_are_their_texts(make_trainer, pictures, tmp_path, cells, classes):
+    table = pictures.assign(species=(cells * COUNT)[:COUNT], path=pictures["path"].str.encode("utf-8"))
+    data = make_trainer(*words(written(table, tmp_path, "parquet"), "data.label=species")).data
+    assert sorted(data.classes) == sorted(classes)
+    assert data.counts.sum() == data.train.samples
+
+
+def test_a_class_that_only_held_out_images_have_is_taken_where_it_is_named(make_trainer, pictures, tmp_path):
+    table = changed(pictures, 6, "species", "elk")
+    data = make_trainer(*words(written(table, tmp_path), "data.label=species", "data.split=part", "data.classes=[cat,dog,owl,elk]")).data
+    assert "no training image is of elk, which held-out images have" in data.notes
+
+
+@pytest.mark.parametrize("ending", [".png", ".PNG"])
+def test_images_that_are_named_without_their_ending_are_found(make_trainer, pictures, tmp_path, ending):
+    """As in Kaggle's tables."""
+    for path in (tmp_path / "images").iterdir():
+        path.rename(path.with_suffix(ending))
+    file = written(pictures.assign(path=pictures["path"].str.removesuffix(".png")), tmp_path)
+    data = make_trainer(*words(file, "data.label=species")).data
+    assert by_key(data.train) | by_key(data.val) == {number: number % 3 for number in range(COUNT)}
+    assert f"data.image=path: names no ending, and files {ending} are read" in data.notes
+
+
 def test_missing_labels_of_parquet_are_no_class(make_trainer, pictures, tmp_path):
     for tags in (pandas.array(["small;furry", None] * (COUNT // 2), dtype="string"), [["small", None], ["furry"]] * (COUNT // 2)):
         data = make_trainer("task=multilabel", *words(written(pictures.assign(tags=tags), tmp_path, "parquet"), "data.label=tags")).data
@@ -245,6 +280,8 @@ def test_missing_labels_of_parquet_are_no_class(make_trainer, pictures, tmp_path
         ("labels.csv", None, "cannot be read"),
         ("labels.csv", b"", "cannot be read"),
         ("labels.csv", b"path,label\n", "has no rows"),
+        ("labels.csv", b"path,label\n0.png,caf\xe9\n", "byte 0xe9 is not of UTF-8, .* or: iconv -f cp1252 -t utf-8 OLD > NEW"),
+        ("labels.csv", "path,label\n".encode("utf-16"), "byte 0xff is not of UTF-8"),
         ("labels.csv", b"path,label\n0.png,cat,small\n", "'small' is in no column, in the row that begins with '0.png'"),
         ("labels.parquet", b"PAR1 this is none", "cannot be read"),
     ],

@@ -16,7 +16,12 @@ from lab.base.files import open_to_write, read_bytes, read_text
 
 FILE = "lossforge.yaml"
 """Below XDG_CONFIG_HOME, which is ~/.config by default."""
-VARIABLES = {"runs": "LOSSFORGE_RUNS", "tracking_uri": "MLFLOW_TRACKING_URI", "max_pixels": "LOSSFORGE_MAX_PIXELS"}
+VARIABLES = {
+    "runs": "LOSSFORGE_RUNS",
+    "tracking_uri": "MLFLOW_TRACKING_URI",
+    "max_pixels": "LOSSFORGE_MAX_PIXELS",
+    "max_bytes": "LOSSFORGE_MAX_BYTES",
+}
 """What the file may set, and the variable that has precedence."""
 KEY = "lossforge/key"
 """The user's key, below XDG_STATE_HOME."""
@@ -37,6 +42,14 @@ def user_default(name: str) -> str | None:
     return os.environ.get(VARIABLES[name]) or user_settings().get(name)
 
 
+def user_limit(name: str, default: int) -> int:
+    """Return a limit of data, which the user may set; raise UserError if the value is not a whole number from 1."""
+    given = user_default(name) or str(default)
+    if not (given.isdecimal() and len(given) < 16 and int(given)):
+        raise UserError(f"{VARIABLES[name]}, or {name} of {user_file()}: {given}; a whole number from 1 is expected.")
+    return int(given)
+
+
 def user_settings() -> Mapping[str, str]:
     """Return what the user's file sets; nothing if the file is missing.
 
@@ -55,7 +68,7 @@ def user_settings() -> Mapping[str, str]:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: settings by name are expected, such as runs: ~/runs; {', '.join(VARIABLES)} are taken.")
-    tree = {name: str(value) if name == "max_pixels" and value is not None else value for name, value in tree.items()}
+    tree = {name: str(value) if str(name).startswith("max_") and value is not None else value for name, value in tree.items()}
     for name, value in tree.items():
         if name not in VARIABLES:
             raise unknown(f"{path}", str(name), VARIABLES)

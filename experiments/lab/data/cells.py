@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from lab.base.errors import UserError, first_line
-from lab.base.files import refuse_special
+from lab.data.images.files import CorruptError, refuse_bytes, refuse_unfit
 
 if TYPE_CHECKING:
     import pandas
 
 LONGEST = 2**20  # characters of a table's first line
-LARGEST = 2**34  # bytes of a table
-MOST_ROWS = 50_000_000
+CELL = 64  # bytes of a number or of a short text as Python holds it
+BATCH = 2**20  # rows
 Where = Callable[[int], str]  # from a row's position to its name in messages
 
 
@@ -43,7 +43,7 @@ def read_cells(file: Path, setting: str, separator: str | None = None) -> "panda
     import pandas
 
     try:
-        refuse_special(file, LARGEST)
+        refuse_unfit(file)
         if file.suffix.lower() == ".parquet":
             table = _read_parquet(file)
         else:
@@ -54,7 +54,10 @@ def read_cells(file: Path, setting: str, separator: str | None = None) -> "panda
                 _refuse_surplus(file, setting, len(table.columns), separator)
     except pandas.errors.EmptyDataError:
         return pandas.DataFrame()
-    except (OSError, ValueError, ImportError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        said = f"byte 0x{error.object[error.start]:02x} is not of UTF-8, in which a table is expected"
+        raise UserError(f"{setting}={file}: cannot be read: {said}. Save it as UTF-8, or: iconv -f cp1252 -t utf-8 OLD > NEW") from None
+    except (CorruptError, OSError, ValueError, ImportError, csv.Error) as error:
         raise UserError(f"{setting}={file}: cannot be read: {first_line(error)}") from None
     table = table.reset_index(drop=True).rename(columns=lambda name: str(name).strip())
     if (again := table.columns[table.columns.duplicated()]).any():
@@ -68,19 +71,38 @@ def _read_parquet(file: Path) -> "pandas.DataFrame":
     Raises:
         ValueError: it cannot be read.
     """
+    import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(file) as opened:
-            about = opened.metadata
-            unpacked = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-            if about.num_rows > MOST_ROWS or unpacked > LARGEST:
-                raise ValueError(f"holds {about.num_rows:,} rows and {unpacked:,} bytes; at most {MOST_ROWS:,} and {LARGEST:,} are read")
-            table = opened.read()
-        table.validate(full=True)  # texts that are not UTF-8 would end the app where they are read
-        return table.to_pandas(ignore_metadata=True)
+            about, schema = opened.metadata, opened.schema_arrow
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        chunks = [(about.schema.column(i), group.column(i)) for group in groups for i in range(about.num_columns)]
+        cells = sum(chunk.num_values * max(CELL, column.length or 0) for column, chunk in chunks)
+        refuse_bytes(cells + sum(group.total_byte_size for group in groups))
+        texts = sorted({column.path for column, chunk in chunks if chunk.physical_type == "BYTE_ARRAY"})
+        batches, unpacked = [], 0
+        with parquet.ParquetFile(file, read_dictionary=texts) as opened:  # a text of megabytes may stand for each of a million rows
+            for batch in opened.iter_batches(BATCH):
+                batch.validate(full=True)  # texts that are not UTF-8 would end the app where they are read
+                batches.append(batch)
+                refuse_bytes(unpacked := unpacked + sum(map(_unpacked, batch.columns)))
+        return pyarrow.Table.from_batches(batches, batches[0].schema if batches else schema).cast(schema).to_pandas(ignore_metadata=True)
     except Exception as error:  # a damaged file raises many kinds
         raise ValueError(first_line(error)) from None
+
+
+def _unpacked(column: Any) -> int:
+    """Return the bytes of an Arrow array when each value stands for itself."""
+    from pyarrow import compute, types
+
+    if types.is_dictionary(column.type):
+        lengths = compute.take(compute.binary_length(column.dictionary), column.indices)
+        return compute.sum(lengths).as_py() or 0
+    if types.is_struct(column.type):
+        return sum(map(_unpacked, column.flatten()))
+    return _unpacked(column.flatten()) if types.is_list(column.type) or types.is_large_list(column.type) else column.nbytes
 
 
 def _refuse_surplus(file: Path, setting: str, columns: int, separator: str) -> None:
@@ -99,9 +121,16 @@ def rows_of(file: Path) -> Where:
     return lambda number: f"{file}, row {number + first}"
 
 
+def as_text(cell: Any) -> str:
+    """Return a cell as a text: bytes, which Parquet may hold, by UTF-8, and a float such as 1.0, which was an integer, as that."""
+    if isinstance(cell, bytes):
+        return cell.decode(errors="backslashreplace").strip()
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
+
+
 def texts(table: Any, name: str, where: Where) -> list[str]:
     """Return a column's cells as texts; an empty one is an error."""
-    found = ["" if each is None else str(each).strip() for each in table[name]]
+    found = ["" if each is None else as_text(each) for each in table[name]]
     if several := [number for number, each in enumerate(table[name]) if isinstance(each, (dict, list, numpy.ndarray))]:
         number = several[0]
         raise UserError(

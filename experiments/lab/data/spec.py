@@ -28,6 +28,7 @@ class DataSpec:
         splits: further settings that decide which images are held out, in addition to SPLITS.
         files: settings, in addition to the parts, that say which files, columns or arguments the data is made of.
         digested: settings that name files, or are None; the files' bytes identify the data, too.
+        existing: settings of files and folders that are there before a run, or None.
         titled_by: the setting whose path names the data in MLflow; None: `name` does.
         source: the setting that MLflow shows as the data's source; None: that of titled_by.
     """
@@ -40,6 +41,7 @@ class DataSpec:
     splits: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     digested: tuple[str, ...] = ()
+    existing: tuple[str, ...] = ()
     titled_by: str | None = None
     source: str | None = None
 

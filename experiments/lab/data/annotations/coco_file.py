@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from math import hypot
 from pathlib import Path
@@ -30,16 +31,18 @@ from lab.data.images.files import (
     Faults,
     Files,
     Names,
+    fault_in,
     find_corrupt,
+    most_bytes,
     open_any_mode,
     read_rgb,
     reason,
+    refuse_pixels,
     unreadable,
 )
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float, Any]  # xywh, label, crowd, area, mask or corners if they are wanted
-LARGEST = 2**34  # bytes of an annotation file
 NARROWEST = 1e-3  # pixels of an oriented box's shorter side; less is an error of rounding
 WHOLE = re.compile(r"-?[0-9]{1,19}")
 VISIBLE = 0.5  # smallest share of a box inside the image; less is taken as a mistake, such as corners given as width and height
@@ -217,9 +220,9 @@ def load_tree(path: Path, setting: str) -> dict[str, Any]:
         UserError: it cannot be read, or is something else.
     """
     try:
-        tree = json.loads(read_bytes(path, LARGEST))
+        tree = json.loads(read_bytes(path, most_bytes()))
     except UnfitFileError as error:
-        raise UserError(f"{setting}={error}") from None
+        raise UserError(f"{setting}={error} LOSSFORGE_MAX_BYTES sets another limit.") from None
     except OSError as error:
         raise UserError(f"{setting}={path}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -283,6 +286,8 @@ def _images(entries: list[Any], files: Names, faults: Faults, outside: bool | No
                 faults.add(f"image {image_id} ({file}): has no height and width in the annotations, and {reason(error)}")
         elif not (isinstance(name, str) and type(height) is int and type(width) is int and min(height, width) > 0):
             faults.add(f"image {image_id}: file_name, height and width are expected, got {name!r}, {height!r}, {width!r}")
+        elif fault := fault_in(partial(refuse_pixels, width, height)):  # of which the masks are made
+            faults.add(f"image {image_id}: {fault}")
         else:
             found[image_id] = (os.path.join(folder, name), (height, width))
     return found

@@ -19,11 +19,12 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
-from lab.base.formats import one_form, one_line, visible
+from lab.base.formats import one_form, one_line
 from lab.base.paths import ROOT
-from lab.config.user import user_default, user_file
+from lab.config.user import user_limit
 from lab.data.images.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
 
+MOST_BYTES = 2**32
 MOST_PIXELS = 89_478_485  # Pillow's own limit, from which on it warns; a picture so large takes 1.5 GB in predict.py
 FEW = 5000  # so many images are checked within seconds
 CACHE = ROOT / "data" / "checked"
@@ -91,13 +92,18 @@ class Faults:
             raise UserError(f"{self.path}: {len(self.lines)} corrupt entries; {remedy}.\n{shown}{more}{hint}")
 
 
-def refuse_pipe(path: ImageFile) -> None:
-    """Raise CorruptError for a path that is not a regular file, because opening a pipe waits for ever; OSError if there is nothing."""
+def refuse_unfit(path: ImageFile) -> None:
+    """Raise CorruptError for a path that is not a regular file, because opening a pipe waits for ever, or that is too large.
+
+    Raises:
+        OSError: there is nothing.
+    """
     if not isinstance(path, ImageBytes):
         try:
             refuse_special(path)
         except UnfitFileError:
             raise CorruptError("is not a regular file") from None
+        refuse_bytes(os.path.getsize(path))
 
 
 def is_inside(path: str, folder: str | Path) -> bool:
@@ -189,7 +195,7 @@ def open_any_mode(path: ImageFile) -> Image.Image:
     Raises:
         one of UNREADABLE.
     """
-    refuse_pipe(path)
+    refuse_unfit(path)
     most_pixels()
     image = Image.open(path, formats=FORMATS)
     try:
@@ -210,11 +216,24 @@ def most_pixels() -> int:
     Raises:
         UserError: it is not a number of pixels.
     """
-    given = user_default("max_pixels")
-    if given is not None and not (given.isdecimal() and 0 < len(given) < 16 and int(given)):
-        raise UserError(f"LOSSFORGE_MAX_PIXELS, or max_pixels of {user_file()}: {given}; the most pixels of an image are expected.")
-    Image.MAX_IMAGE_PIXELS = int(given or MOST_PIXELS)
+    Image.MAX_IMAGE_PIXELS = user_limit("max_pixels", MOST_PIXELS)
     return Image.MAX_IMAGE_PIXELS
+
+
+@cache
+def most_bytes() -> int:
+    """Return the most bytes that a file of data may say it has unpacked: LOSSFORGE_MAX_BYTES, else the user's file, else MOST_BYTES.
+
+    Raises:
+        UserError: it is not a number of bytes.
+    """
+    return user_limit("max_bytes", MOST_BYTES)
+
+
+def refuse_bytes(size: int, what: str = "") -> None:
+    """Raise CorruptError for more bytes than `most_bytes`, before they are read: a small file may say that it has very many."""
+    if size > most_bytes():
+        raise CorruptError(f"{what}takes {size:,} bytes; at most {most_bytes():,} are read, and LOSSFORGE_MAX_BYTES sets another limit")
 
 
 def refuse_pixels(width: int, height: int) -> None:

@@ -25,8 +25,8 @@ from lab.data.images.files import (
     fault_in,
     open_any_mode,
     read_rgb,
-    refuse_pipe,
     refuse_pixels,
+    refuse_unfit,
     whole_range,
 )
 from lab.data.sets import Norm
@@ -36,7 +36,7 @@ MOST_CHANNELS = 12
 LOOKED = 20  # images whose brightest value is looked at
 DARK = 2**14  # a quarter of the range of 16 bits
 ARRAY = ".npy"
-PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a file; byte 24 has the bits of a channel
+PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a file; byte 24 has the bits of a channel, byte 25 is 0 of a grey one
 LARGEST = {np.dtype(np.bool_): 1.0, np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
@@ -94,7 +94,7 @@ def read_image(path: ImageFile, channels: int | None, *, deep: bool = False) -> 
 
 
 def _array(path: ImageFile, channels: int) -> Any:
-    refuse_pipe(path)
+    refuse_unfit(path)
     if str(getattr(path, "name", path)).lower().endswith(ARRAY):
         return _numbers(path)
     if (deep := _deep_png(path)) is not None:
@@ -117,8 +117,8 @@ def _array(path: ImageFile, channels: int) -> Any:
 def _deep_png(path: ImageFile) -> Any:
     """Return the pixels (H, W, channels) of a PNG of 16 bits with several channels, of which Pillow reads 8; None of another file."""
     with ImageBytes(path.getvalue(), path.name) if isinstance(path, ImageBytes) else open(path, "rb") as file:
-        head = file.read(25)
-        if not head.startswith(PNG) or head[24:] != b"\x10":
+        head = file.read(26)
+        if not head.startswith(PNG) or head[24:25] != b"\x10" or head[25:] == b"\0":  # Pillow reads grey; torchvision cannot mirror it
             return None
         width, height = struct.unpack(">II", head[16:24])
         refuse_pixels(width, height)

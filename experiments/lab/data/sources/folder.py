@@ -187,6 +187,8 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     data.notes += [f"data.held_out={config.held_out}: has no effect, because {found['val'].folder} holds the held-out images"] * unused
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
     data.notes += lacking + seen
+    if config.test is None and folders["train"] != root and (root / "test").is_dir():
+        data.notes.append(f"{root / 'test'} is not used; data.test=test scores its images once at the end")
     if len(data.classes) == 1:
         data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")
     return data
@@ -213,6 +215,20 @@ def _lacking(files: Files) -> list[str]:
     names = [name for name, count in zip(files.classes, counts, strict=True) if not count]
     more = f", … ({len(names)} classes)" if len(names) > 10 else ""
     return [f"{files.folder} has no image of {', '.join(names[:10])}{more}"] * bool(names)
+
+
+def untrained(found: Mapping[str, Samples]) -> str:
+    """Return that no training image is of some classes that held-out images have, in words; empty if there are none."""
+    classes = found["train"].classes
+
+    def there(samples: Samples) -> set[int]:
+        targets = samples.targets
+        return set((targets if targets.ndim == 1 else (targets > 0).any(0).nonzero()[:, 0]).tolist())
+
+    held = set().union(*map(there, found.values()))
+    names = [classes[number] for number in sorted(held - there(found["train"]))]
+    more = f", … ({len(names)} classes)" if len(names) > 10 else ""
+    return f"no training image is of {', '.join(names[:10])}{more}, which held-out images have" if names else ""
 
 
 def norm_of_files(samples: Samples, config: PhotosConfig, norm: Norm, saved: Norm | None) -> Norm:
@@ -272,6 +288,7 @@ def photos_data(
         evaluated.get("test"),
         held_out,
         lambda: FolderLoader(train, notes["train"], seen, config, norm, device),
+        [said] if train.targets.ndim == 1 and (said := untrained(found)) else [],
     )
 
 

@@ -24,6 +24,7 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.base.plain import is_shallow
 from lab.config.schema import HubConfig
+from lab.data.cells import as_text
 from lab.data.images.exif import turned
 from lab.data.images.files import DEEP, UNREADABLE, CorruptError, ImageBytes, in_rgb, is_inside, open_any_mode, reason, whole_range
 from lab.data.images.pixels import pixels_of
@@ -260,7 +261,7 @@ def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], dict[
     """Return the classes' names, and the class of each value of the labels' column, as a text."""
     if names := getattr(part.features[label], "names", None):
         return [one_form(str(name)) for name in names], {str(number): number for number in range(len(names))}
-    found = sorted({one_form(str(each)) for each in _values(part, label)})
+    found = sorted({one_form(as_text(each)) for each in _values(part, label)})
     if not 2 <= len(found) <= MOST_CLASSES:
         raise UserError(f"data.label={label}: has {len(found)} values; 2 to {MOST_CLASSES} classes are expected.")
     return found, {name: number for number, name in enumerate(found)}
@@ -268,7 +269,7 @@ def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], dict[
 
 def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, classes: list[str], index: dict[str, int]) -> HubSamples:
     given = _values(part, label)
-    targets = torch.tensor([index.get(one_form(str(each)), -1) for each in given])
+    targets = torch.tensor([index.get(one_form(as_text(each)), -1) for each in given])
     if (targets < 0).any():
         row = int((targets < 0).int().argmax())
         raise UserError(f"data.label={label}, split {name}, row {row}: {given[row]!r} is not one of the classes; leave it out, or name it.")

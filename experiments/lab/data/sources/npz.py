@@ -1,7 +1,6 @@
 """Images and their classes in arrays of NumPy's .npz files."""
 
 import math
-import os
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import NpzConfig
-from lab.data.images.files import CorruptError, refuse_pipe
+from lab.data.images.files import CorruptError, refuse_bytes, refuse_unfit
 from lab.data.images.pixels import pixels_of
 from lab.data.sets import Data, Norm
 from lab.data.sources.folder import Samples, hold_out, photos_data
@@ -119,7 +118,7 @@ def _arrays(setting: str, path: Path, names: tuple[str, ...]) -> list[Any]:
         UserError: the file cannot be read, or lacks an array.
     """
     try:
-        refuse_pipe(path)
+        refuse_unfit(path)
         with zipfile.ZipFile(path) as archive:
             held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if missing := [name for name in names if name not in held]:
@@ -137,7 +136,6 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
         shape, _, dtype = read_header(file)
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
             raise ValueError(f"{info.filename} is cut off: its header says {dtype} of the shape {shape}")
-        if info.file_size > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-            raise ValueError(f"{info.filename} unpacks to {info.file_size:,} bytes, and this machine has {memory:,} bytes of memory")
+        refuse_bytes(info.file_size, f"{info.filename} ")
     with archive.open(info) as file:
         return np.lib.format.read_array(file, allow_pickle=False)

@@ -8,7 +8,7 @@ import re
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from PIL import Image
@@ -18,7 +18,7 @@ from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import ShardsConfig
-from lab.data.images.files import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, unreadable
+from lab.data.images.files import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, refuse_bytes, unreadable
 from lab.data.images.pixels import ARRAY, PixelFault, read_image
 from lab.data.samples import class_of
 from lab.data.sets import Data, Norm
@@ -27,10 +27,22 @@ from lab.data.sources.table import by_number
 from lab.data.split import held_out_by
 
 LABELS = ("cls", "txt", "json")
-LONGEST = 2**20  # bytes of a label
+LONGEST = 2**20  # bytes of a label, or of a header
+FURTHER = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 BLOCK = 512
 Member = tuple[int, int]  # first byte and size
+
+
+class Header(tarfile.TarInfo):
+    """A header, of which tarfile would read further ones, for long names and the like, whole: their size is looked at before."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in FURTHER and found.size > LONGEST:
+            raise tarfile.ReadError(f"a header of a file has {found.size:,} bytes; at most {LONGEST:,} are read")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -150,6 +162,7 @@ def _usable(paths: list[Path], config: ShardsConfig) -> ShardSamples:
             for key, sample in samples.items():
                 try:
                     ending, label = _ending_of_image(sample, config), _label(file, sample, config)
+                    refuse_bytes(sample[ending][1], f".{ending} ")
                 except CorruptError as error:
                     faults.add(f"{path.name}: sample {key}: {error}")
                     continue
@@ -176,7 +189,7 @@ def _scan(path: Path, faults: Faults) -> dict[str, dict[str, Member]]:
     held = path.stat().st_size
     try:
         tar: Any
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(path, "r:", tarinfo=Header) as tar:
             for member in tar:
                 tar.members = []  # the list would keep all headers
                 # before so much memory is taken for it

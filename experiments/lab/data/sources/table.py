@@ -12,12 +12,12 @@ from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import TableConfig
-from lab.data.cells import Where, numbers, read_cells, rows_of, texts
-from lab.data.images.files import Names
+from lab.data.cells import Where, as_text, numbers, read_cells, rows_of, texts
+from lab.data.images.files import SUFFIXES, Names
 from lab.data.images.pixels import alpha_note
 from lab.data.samples import DIGITS, Annotations
 from lab.data.sets import Data, Norm, existing_folder
-from lab.data.sources.folder import Files, photos_data, without_corrupt
+from lab.data.sources.folder import Files, photos_data, untrained, without_corrupt
 from lab.data.split import fold_of, held_out_by, split, split_any
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def table_data(
     others = (("image", config.image), ("split", config.split), ("weight", config.weight), ("group", config.group))
     for setting, column in (*(("label", name) for name in names), *others):
         if column is not None and column not in table.columns:
-            raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns)
+            raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns, show=len(table.columns))
     where = rows_of(file)
     names_of_files = Names(root)
-    keys = [names_of_files.spelled(key) for key in texts(table, config.image, where)]
+    keys, ending = _with_ending(root, [names_of_files.spelled(key) for key in texts(table, config.image, where)])
     first: dict[str, int] = {}
     for number, key in enumerate(keys):
         if (other := first.setdefault(names_of_files.real(key), number)) != number:
@@ -90,9 +90,12 @@ def table_data(
     masks = _take_unlabelled(config, positions, targets) if kind == "labels" else []
     found = without_corrupt(root, [everything.only(each) for each in positions.values()], config)
     parts = dict(zip(positions, found, strict=True))
+    if kind != "numbers" and config.split and not config.classes and (said := untrained(parts)):
+        raise UserError(f"data.label={config.label}: {said}. Move rows of it to train, or name all classes by data.classes.")
     known = {name: notes.only(part.positions) for name, part in parts.items()}
     held_out = f"of {file.name}, " + (f"data.split={config.split}" if config.split else held_out_by(config))
     data = photos_data(parts, held_out, config, norm, device, seed, saved, known)
+    data.notes += [f"data.image={config.image}: names no ending, and files {ending} are read"] * bool(ending)
     data.notes += masks + ([] if config.channels else alpha_note(parts["train"].paths))
     if kind == "labels":
         data.counts = (parts["train"].targets > 0).sum(0)
@@ -140,6 +143,14 @@ def _refuse_unfit(config: TableConfig, kind: str) -> None:
         raise UserError("data=table takes weights and groups by data.weight and data.group, or by class; not data.csv, and not both.")
     if config.split and (config.test is not None or fold_of(config) is not None):
         raise UserError(f"data.split={config.split}: the column says which images are held out; leave data.test and data.fold out.")
+
+
+def _with_ending(root: Path, keys: list[str]) -> tuple[list[str], str]:
+    """Return the images' names with their ending, and the ending if the table names them without it, as Kaggle's do."""
+    bare = not any(os.path.exists(root / key) for key in keys)
+    found = (each for each in (*SUFFIXES, *map(str.upper, SUFFIXES)) if bare and any(os.path.exists(root / f"{key}{each}") for key in keys))
+    ending = next(found, "")
+    return [f"{key}{ending}" for key in keys], ending
 
 
 def _refuse_no_image(config: TableConfig, root: Path, keys: list[str]) -> None:
@@ -212,13 +223,13 @@ def _list(cell: Any, separator: str) -> list[str]:
     if cell is None:
         return []
     parts = cell.split(separator) if isinstance(cell, str) else cell if hasattr(cell, "__iter__") else [cell]
-    return [text for each in parts if each is not None and (text := one_form(str(each).strip()))]
+    return [text for each in parts if each is not None and (text := one_form(as_text(each)))]
 
 
 def _yes(column: Any, name: str, where: Where) -> Tensor:
     """Return a class's column of yes and no as 1 and 0, and MASKED for an empty cell or -1."""
     given = YES | MASKS
-    found = [given.get("" if each is None else str(each).strip().lower()) for each in column]
+    found = [given.get("" if each is None else as_text(each).lower()) for each in column]
     if None in found:
         number = found.index(None)
         said = f"0 or 1 is expected, and -1 or nothing for a masked label, as the column is of one class; data.label={name} takes labels."

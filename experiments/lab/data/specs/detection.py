@@ -20,7 +20,10 @@ SPECS = (
         schema=CocoConfig,
         parts=("train_annotations", "val_annotations", "test_annotations"),
         files=("root", "train_images", "val_images", "test_images"),
+        existing=("root",),
         titled_by="root",
     ),
-    DataSpec(name="boxes", schema=BoxesConfig, parts=("root",), places=whole_folder, files=("layout",), titled_by="root"),
+    DataSpec(
+        name="boxes", schema=BoxesConfig, parts=("root",), places=whole_folder, files=("layout",), existing=("root",), titled_by="root"
+    ),
 )

@@ -28,6 +28,7 @@ SPECS = (
         parts=PARTS,
         places=places,
         files=("root",),
+        existing=("root",),
         titled_by="root",
     ),
 )

@@ -24,6 +24,7 @@ SPECS = (
         places=places,
         files=("images", "labels"),
         digested=tuple(PARTS.values()),
+        existing=tuple(PARTS.values()),
         titled_by="file",
     ),
 )

@@ -22,6 +22,7 @@ SPECS = (
         splits=("split",),
         files=("root", "image", "label"),
         digested=("file",),
+        existing=("file", "root"),
         titled_by="file",
     ),
 )

@@ -81,7 +81,7 @@ SPEC = TaskSpec(
     model=SegmenterConfig,
     data_sources=(
         DataSpec(name="digit_masks", schema=DigitMasksConfig),
-        DataSpec(name="mask_folder", schema=MaskFolderConfig, files=("root",), titled_by="root"),
+        DataSpec(name="mask_folder", schema=MaskFolderConfig, files=("root",), existing=("root",), titled_by="root"),
     ),
     model_schemas={"segmenter": SegmenterConfig},
     example="a segmenter, such as segmenter_tiny or segmenter_resnet50",
