@@ -575,6 +575,7 @@ def test_categories_of_one_name_are_told_apart(coco):
         (["task=detection", "data.shortest=50"], None),
         (["task=detection", "data.shortest=null"], None),
         (["task=detection", "data.shortest=90"], None),
+        (["task=detection", "data.shortest=112"], "data.shortest=112: images are enlarged 1.8 times.* 3 times as much"),
         (
             ["task=detection", "model.fixed_size=[320,320]"],
             r"model.fixed_size=\[320, 320\]: .* 5.0 times.*=\[64,64\] keeps",

@@ -106,12 +106,14 @@ def test_what_torch_saves_of_tensors_is_read(tmp_path):
     module = torch.nn.BatchNorm1d(3)
     wide = torch.arange(12.0).view(3, 4)
     plain = repacked(
-        tmp_path / "plain.pt", {"model": module.state_dict(), "p": module.weight, "view": wide.T[1:], "b": torch.ones(2).bool()}
+        tmp_path / "plain.pt",
+        {"model": module.state_dict(), "p": module.weight, "view": wide.T[1:], "b": torch.ones(2).bool(), "dtype": torch.bfloat16},
     )
     state = read_checkpoint(plain, "checkpoint")
     assert state["model"].keys() == module.state_dict().keys()
     assert torch.equal(state["view"], wide.T[1:])
     assert isinstance(state["p"], torch.nn.Parameter)
+    assert state["dtype"] is torch.bfloat16
     unchanged = repacked(tmp_path / "one.pt", {"x": torch.tensor([3.0, 4.0])}, b"\x80\x02" + EMPTY_TENSOR + b".")
     assert read_checkpoint(unchanged, "checkpoint").tolist() == [3, 4]
 

@@ -28,6 +28,7 @@ PART = re.compile(r"(data\.pkl|data/\d+|version|byteorder|\.format_version|\.sto
 """The parts of what torch.save writes; of these data.pkl alone is a pickle, and torch would find it by its name in other letters, too."""
 STORED = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
 """Bytes of an element, by the name of the storage."""
+DTYPES = ("float16", "bfloat16", "float32", "float64")  # an optimiser's group may hold one
 MOST_DIMENSIONS = 64  # of a tensor
 WANTED = "A checkpoint of train.py, or a file of torch.save(model.state_dict(), path), is expected: plain tensors by name."
 
@@ -126,6 +127,8 @@ class _Names(pickle._Unpickler):
         known = {"_rebuild_tensor_v2": self._tensor, "_rebuild_parameter": lambda data, _grad, _hooks: _Inert(data.held, data.element)}
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
+        if module == "torch" and name in DTYPES:
+            return name
         if element is None and (module != "torch._utils" or name not in known):
             raise UserError(f"{self.path}: names {module}.{name}, and is not read. {WANTED}")
         return known.get(name, element)

@@ -187,7 +187,7 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     data.notes += [f"data.held_out={config.held_out}: has no effect, because {found['val'].folder} holds the held-out images"] * unused
     data.notes += [] if config.channels else alpha_note(found["train"].paths)
     data.notes += lacking + seen
-    if config.test is None and folders["train"] != root and (root / "test").is_dir():
+    if config.test is None and found["train"].folder != root and (root / "test").is_dir():
         data.notes.append(f"{root / 'test'} is not used; data.test=test scores its images once at the end")
     if len(data.classes) == 1:
         data.notes.append(f"{found['train'].folder} holds one class, {data.classes[0]}, so that every prediction is right.")

@@ -31,7 +31,7 @@ from lab.tasks.detection.batch import DetectionBatch
 from lab.tasks.detection.turned import turned_boxes
 from lab.tasks.detection.types import MASK_STRIDE
 
-ENLARGED = 2.0  # a message is printed from this factor on; COCO's images become 1.7 times as large
+ENLARGED = 1.7  # a message is printed from this factor on; COCO's images become 1.67 times as large
 
 
 @dataclass
