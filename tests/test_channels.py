@@ -13,7 +13,7 @@ from PIL import Image, TiffImagePlugin
 from lab.base.errors import UserError
 from lab.config.settings import Settings
 from lab.data.images.files import UNREADABLE, ImageBytes
-from lab.data.images.pixels import alpha_note, measured, read_pixels, shown
+from lab.data.images.pixels import PixelFault, alpha_note, measured, read_pixels, shown
 from lab.data.sources.custom import of_channels
 from lab.results.prediction import AskedPrediction, predict
 from lab.run.predict import predictor
@@ -102,8 +102,7 @@ def test_a_png_of_16_bits_keeps_them_in_every_channel(tmp_path, channels, of_sha
     found = read_pixels(ImageBytes(path.read_bytes(), path.name) if of_shard else path, channels)
     assert torch.equal(found, torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1) / 65535)
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UNREADABLE, match="cannot be read as an image"):
-        read_pixels(path, channels)
+    assert PixelFault(channels)((path, None)).startswith("cannot be read as an image (")
 
 
 def test_a_tiff_whose_16_bits_would_be_read_as_8_is_refused(tmp_path):
