@@ -614,8 +614,8 @@ def test_settings_that_no_run_has_are_none(stranger, tmp_path, text):
 
 
 def test_settings_of_a_checkpoint_that_no_run_has_are_refused(stranger, image):
+    state = torch.load(stranger.best, weights_only=True)
     for change in ({b"x": 1}, {("a", "b"): 1}, {"a": "b\0c"}, {"a": 10**30}):
-        state = torch.load(stranger.best, weights_only=True)
         checkpoint.save(state | {"config": state["config"] | change}, stranger.best)
         status, _, err = said_by(predict, f"checkpoint={stranger.best}", image)
         said = "names _codecs.encode, and is not read" if b"x" in change else "is damaged, or not of train.py: config"
