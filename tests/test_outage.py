@@ -194,7 +194,10 @@ def test_pictures_are_drawn_while_mlflow_imports_ipython(clone, hanging, tmp_pat
 
 
 class Losing(http.server.ThreadingHTTPServer):
-    """Hands requests on to a server, and loses the answers that `lost` chooses: the connection is cut after the request has arrived."""
+    """Hands requests on to a server, and loses the answers that `lost` chooses: the connection is cut after the request has arrived.
+
+    Where `lost` gives a status and a body, these are the answer, and the server is not asked.
+    """
 
     daemon_threads = True
 
@@ -220,7 +223,7 @@ class Forward(http.server.BaseHTTPRequestHandler):
         def ask():
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
-            return answer, answer.read()
+            return answer.status, answer.read(), answer.getheader("Content-Type") or "application/json"
 
         if isinstance(cut, threading.Event):  # arrives too late, when nobody waits for it any more
             self.connection.shutdown(socket.SHUT_RDWR)  # to close it is not enough: rfile and wfile hold it open
@@ -228,12 +231,12 @@ class Forward(http.server.BaseHTTPRequestHandler):
             ask()
             self.close_connection = True
             return
-        answer, content = ask()
-        if cut:
+        status, content, kind = (*cut, "application/json") if isinstance(cut, tuple) else ask()
+        if cut and not isinstance(cut, tuple):
             self.close_connection = True
             return
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.getheader("Content-Type") or "application/json")
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -244,16 +247,21 @@ class Forward(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def uploaded(run_folder, uri, experiment):
-    """Its uploader, when all of the finished folder has been sent."""
+def sent(run_folder, uri, experiment, patience=60):
+    """Its uploader, when it has ended, and what it said in the end."""
     from lab.config.schema import TrackingConfig
     from lab.tracking.uploader import MlflowUploader
 
-    uploader = MlflowUploader(
-        run_folder.path, uri, TrackingConfig(experiment=experiment, patience_seconds=60, register=run_folder.path.parents[1].name)
-    )
+    tracking = TrackingConfig(experiment=experiment, patience_seconds=patience, register=run_folder.path.parents[1].name)
+    uploader = MlflowUploader(run_folder.path, uri, tracking)
     uploader.start()
-    assert uploader.close() is None, uploader.error
+    return uploader, uploader.close()
+
+
+def uploaded(run_folder, uri, experiment):
+    """Its uploader, when all of the finished folder has been sent."""
+    uploader, problem = sent(run_folder, uri, experiment)
+    assert problem is None, uploader.error
     return uploader
 
 
@@ -364,3 +372,90 @@ def test_what_was_sent_is_not_doubled_when_nobody_remembers_it(written_folder, s
         assert sum(server.history(run).values()) == 362
         beside(server, run, written_folder)
         (written_folder.path / "tracking.json").unlink()
+
+
+NO_RIGHT = (403, b'{"error_code": "PERMISSION_DENIED", "message": "Permission denied"}')
+NO_PATH = (404, b"<!doctype html><title>404 Not Found</title>")
+EMPTY, BROKEN = (200, b"{}"), (500, b'{"error_code": "INTERNAL_ERROR", "message": "bucket is gone"}')
+
+
+def without_its_model(server, folder, experiment):
+    """All of the run but its model has arrived."""
+    (run,) = server.runs(experiment, "ALL")
+    assert sum(server.history(run).values()) == 362
+    assert run["info"]["status"] == "FINISHED"
+    assert server.artifacts(run) >= {"settings", "metrics.jsonl"}
+    tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+    assert tags["error"] == "none"
+    assert {metric["key"] for metric in run["data"]["metrics"]} >= {"best_top1", "seconds"}
+    assert len(run["inputs"]["dataset_inputs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "answer"),
+    [
+        ("no right to make a model", "/mlflow/logged-models", NO_RIGHT),
+        ("a server older than MLflow 3", "/mlflow/logged-models/search", NO_PATH),
+        ("no right to a model's files", "/models/m-", NO_RIGHT),
+    ],
+)
+def test_a_model_that_the_store_refuses_keeps_nothing_else_back(written_folder, server, soon, name, path, answer):
+    if not server.healthy():
+        server.start()
+    proxy = Losing(server, lambda asked, _: answer if path in f"{asked}/" else None)
+    uploader = uploaded(written_folder, proxy.uri, name)
+    proxy.shutdown()
+    (said,) = uploader.aside
+    assert said.startswith("a record of kind 'model' (ce-resnet): ")
+    without_its_model(server, written_folder, name)
+
+
+def test_an_answer_without_an_id_is_asked_for_again(written_folder, server, soon):
+    """The first of each, as a proxy may give it; an id of the run that is empty, as an earlier version kept it, is none."""
+    if not server.healthy():
+        server.start()
+    made = ("/runs/create", "/experiments/create", "/experiments/get-by-name", "/mlflow/logged-models")
+    proxy = Losing(server, lambda path, number: EMPTY if path.endswith(made) and number == 1 else None)
+    number = uploaded(written_folder, proxy.uri, "empty").run_id
+    proxy.shutdown()
+    (run,) = server.runs("empty", "ALL")
+    assert number == run["info"]["run_id"]
+    assert sum(server.history(run).values()) == 362
+    beside(server, run, written_folder)
+    forget_the_id(written_folder)
+    assert uploaded(written_folder, server.uri, "empty").run_id == number
+
+
+def forget_the_id(folder):
+    from lab.config.user import seal
+    from lab.tracking.uploader import SEALED, read_state
+
+    state = read_state(folder.path) | {"run_id": "", "offset": 0}
+    state["seal"] = seal(folder.path, *(state[name] for name in SEALED))
+    (folder.path / "tracking.json").write_text(json.dumps(state))
+
+
+def test_a_place_for_artifacts_that_fails_keeps_no_metric_back(written_folder, server, soon):
+    """The files, the model's too, follow when it works again, by another process."""
+    from lab.tracking.uploader import is_sent, read_state
+
+    if not server.healthy():
+        server.start()
+    proxy = Losing(server, lambda path, _: BROKEN if "/mlflow-artifacts/" in path else None)
+    uploader, problem = sent(written_folder, proxy.uri, "artifacts", patience=0.5)
+    assert "500 error responses" in problem
+    assert f"uv run experiments/sync.py {os.path.relpath(written_folder.path)}" in problem
+    assert uploader.aside == []
+    (run,) = server.runs("artifacts", "ALL")
+    assert sum(server.history(run).values()) == 362
+    assert run["info"]["status"] == "FINISHED"
+    assert len(read_state(written_folder.path)["later"]) == 4  # settings, model, the summary that names the model, records
+    assert not is_sent(written_folder.path, proxy.uri)
+    proxy.lost = lambda path, number: None
+    uploaded(written_folder, proxy.uri, "artifacts")
+    proxy.shutdown()
+    assert is_sent(written_folder.path, proxy.uri)
+    (run,) = server.runs("artifacts", "ALL")
+    assert sum(server.history(run).values()) == 362
+    assert server.artifacts(run) >= {"settings", "metrics.jsonl"}
+    beside(server, run, written_folder)

@@ -21,13 +21,18 @@ RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown
 RUN_PAGE = "{run}"  # in a description: a placeholder for the address of the run's page
 PARAM_LENGTH, TAG_LENGTH = 6000, 5000  # longest values that MLflow accepts, in characters
-REFUSALS = (400, 413, 414, 422)  # HTTP statuses of requests that fail however often they are sent
+REFUSALS = (400, 403, 404, 405, 413, 414, 422, 501)
+"""HTTP statuses of requests that always fail, where the store works: among them a missing right, and a path that an older server lacks."""
 CONTEXT = "mlflow.data.context"
 OF_MODEL = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")  # tags that a model copies from its run
 
 
 class RefusedError(Exception):
     """A store refuses a record, for the reason in the message; it is not sent again."""
+
+
+class AnswerError(Exception):
+    """A store's answer lacks what was asked for, as one without content that a proxy gives with status 200; the request is sent again."""
 
 
 class Store:
@@ -53,7 +58,7 @@ class Store:
                 self.run_id = found[0]
             else:
                 run = self.client.create_run(experiment, int(record["time"] * 1000), tags | {RUN_KEY: key}, record["name"])
-                self.run_id = run.info.run_id
+                self.run_id = _known("run", run.info.run_id)
         from mlflow.entities import Param
 
         self.client.set_tag(self.run_id, RUN_KEY, key)
@@ -116,7 +121,7 @@ class Store:
         for duplicate in duplicates:
             self.client.delete_logged_model(duplicate.model_id)
         with tempfile.TemporaryDirectory() as place:
-            of = {"run_id": self.run_id, "model_id": model.model_id, "location": model.artifact_location}
+            of = {"run_id": self.run_id, "model_id": _known("model", model.model_id), "location": model.artifact_location}
             write_model(exported, record, Path(place), **of)
             names = [str(path.relative_to(place)) for path in Path(place).rglob("*")]
             files = self._files_at(model.artifact_location, names)
@@ -230,10 +235,11 @@ class Store:
                     if client.get_experiment_by_name(self.experiment) is None:
                         raise
                 found = client.get_experiment_by_name(self.experiment)
-            for name, value in experiment_tags(found.experiment_id).items():
+            number = _known("experiment", found and found.experiment_id)
+            for name, value in experiment_tags(number).items():
                 if name not in found.tags:
-                    client.set_experiment_tag(found.experiment_id, name, value)
-        return str(found.experiment_id)
+                    client.set_experiment_tag(number, name, value)
+        return number
 
     def view(self, key: str, state: dict[str, Any]) -> None:
         """Store a view of the run's experiment, which `view_address` opens."""
@@ -368,7 +374,7 @@ def files_at(uri: str, location: str, names: Iterable[str], *, anywhere: bool) -
 
 def reason(error: BaseException, uri: str) -> str:
     """Return in one line what went wrong: the system's message if a server was not reached, else the error."""
-    if isinstance(error, (RefusedError, UserError)):
+    if isinstance(error, (AnswerError, RefusedError, UserError)):
         return str(error)
     for each in _within(error, set()):
         # errors of the system, not of libraries around them, and not about a file
@@ -385,6 +391,13 @@ def _within(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     for each in (error.__cause__, error.__context__, getattr(error, "reason", None), *error.args):
         if isinstance(each, BaseException) and id(each) not in seen:
             yield from _within(each, seen)
+
+
+def _known(what: str, number: str | None) -> str:
+    """Return an id that a store answered with; raise AnswerError if it is empty."""
+    if not number:
+        raise AnswerError(f"the store's answer has no id of the {what}; a proxy may have given it")
+    return str(number)
 
 
 def _tags(values: dict[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from lab.base.errors import UserError
 from lab.base.files import read_text, try_lock, write_text
 from lab.base.formats import markdown_code, visible
 from lab.base.masks import MASK, masked
-from lab.base.records import identity_of, lines_of
+from lab.base.records import NAME, identity_of, lines_of
 from lab.base.threads import Background
 from lab.config.schema import TrackingConfig
 from lab.config.user import VARIABLES, chosen_uri, has_key, is_sealed, seal
@@ -28,14 +28,16 @@ from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment
 
 STATE, LOCK = "tracking.json", "tracking.lock"
-STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "seal": str}
+STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "later": list, "seal": str}
 SEALED = ("uri", "run_id", "key")
+AFTERWARDS = ("artifact", "data", "model", "view")  # kinds of records that may arrive after those that follow them
 TAGGED = ("start", "resume", "fork", "tags")  # kinds of records that hold tags
 VARIABLE = VARIABLES["tracking_uri"]
 SILENT_SECONDS = 2.0  # of waiting at the end, before a message is printed
 BATCH = 50  # records whose metrics go in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks at the file, and between two tries of a store that fails
 WRITTEN_ONCE = "checkpoints/"  # the folder of files that are replaced, and never changed
+RECORDS = {"kind": "artifact", "path": NAME, "folder": ""}  # sent at the run's end
 ASIDE = 20  # how many reasons of refused records are kept
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # of MLflow's own stores
 SLOWEST_ANSWER = 120.0  # seconds until a request, or making a new SQLite store on a busy machine, counts as hanging
@@ -109,7 +111,8 @@ class MlflowUploader(Background):
     """Send the records of a run folder to an MLflow store, in order, each until it is stored.
 
     tracking.json holds how far it has come, so that another uploader can continue there; a lock on tracking.lock allows one at a time.
-    A record that a working store refuses is set aside and named, and the next ones are sent.
+    A record that a working store refuses is set aside and named, and the next ones are sent. Files, models, data and views at which a
+    working store fails are sent again after the next records, so that a broken place for artifacts keeps no metrics back.
 
     Args:
         folder: the run folder.
@@ -123,6 +126,7 @@ class MlflowUploader(Background):
         place: the store's address without credentials, for files and messages.
         complete: whether all has been sent.
         aside: the refused records with reasons; they stay in the run's folder.
+        later: the offsets of records that are sent again after the others.
         interrupted: whether a signal ended the wait for the rest.
     """
 
@@ -145,6 +149,7 @@ class MlflowUploader(Background):
         self.error: str | None = None
         self.told: set[str] = set()
         self.aside: list[str] = []
+        self.later: list[int] = []
         self.store = Store(uri, tracking.experiment, artifacts_outside=tracking.artifacts_outside)
         self.writing, self.left = threading.Lock(), False
         self.offset = 0
@@ -213,6 +218,8 @@ class MlflowUploader(Background):
         try:
             self._send_all()
         finally:
+            if self.lock is not None:
+                self.lock.close()  # this process may go on, and sync.py send the rest meanwhile
             self.over.set()
 
     def _send_all(self) -> None:
@@ -220,10 +227,12 @@ class MlflowUploader(Background):
             ending = self.ended.is_set()
             try:
                 self.take()
-                sent = self._send_new()
-                if self.error and self.told:
-                    self._tell("works again", "all that it missed has been sent")
-                self.error = None
+                if not (sent := self._send_new()):
+                    self._send_later()
+                if not self.later:
+                    if self.error and self.told:
+                        self._tell("works again", "all that it missed has been sent")
+                    self.error = None
                 if ending and not sent:
                     self.complete = True
                     return
@@ -252,8 +261,8 @@ class MlflowUploader(Background):
         state = read_state(self.folder)
         if not (is_own(state, self.folder) and masked(str(state.get("uri"))) == self.place and state.get("key") == self.key):
             state = {}  # the run is searched for by its key
-        self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id")
-        self.aside = list(state.get("aside", []))
+        self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id") or None
+        self.aside, self.later = list(state.get("aside", [])), [each for each in state.get("later", []) if isinstance(each, int)]
         self._advance(0)  # tells a later sync.py the store and experiment of the run
         self.lock = file
 
@@ -279,20 +288,50 @@ class MlflowUploader(Background):
                 found = True
                 points: list[Point] = []
                 for record, _ in batch:
-                    self._try(record, partial(_add_points, points, record) if are_metrics else partial(self._send, record))
+                    self._try(record, partial(_add_points, points, record) if are_metrics else partial(self._send, record), may_wait=True)
                 if points:
                     self._try({"kind": "metrics"}, partial(self.store.metrics, points))
+                if self.later and batch[0][0].get("kind") == "summary":
+                    self.later.append(self.offset)
                 self._advance(sum(size for _, size in batch))
         return found
 
-    def _try(self, record: dict[str, Any], send: Callable[[], None]) -> None:
-        """Send a record, or set it aside if the store refuses it."""
+    def _send_later(self) -> None:
+        """Send again what the store failed to take, and a summary after that, because it names the model; raise the first error."""
+        failed: Exception | None = None
+        for offset in sorted(self.later):
+            record, _ = next(records_from(self.folder, offset), ({}, 0))
+            if failed and record.get("kind") == "summary":
+                continue
+            record = RECORDS if record.get("kind") == "end" else record
+            try:
+                self._try(record, partial(self._send, record))
+            except Exception as error:
+                failed = failed or error
+                if not self.store.works():
+                    break
+            else:
+                self.later.remove(offset)
+                self._advance(0)
+        if failed:
+            raise failed
+
+    def _try(self, record: dict[str, Any], send: Callable[[], None], *, may_wait: bool = False) -> None:
+        """Send a record; set it aside if the store refuses it.
+
+        may_wait: leave it for later if the store works, and fails at this kind of record alone.
+        """
         try:
             send()
         except Exception as error:
             if not self.store.refuses(error):
-                raise
-            what = f"a record of kind {record.get('kind')!r}: {reason(error, self.uri)}"
+                if not (may_wait and record.get("kind") in AFTERWARDS and self.store.works()):
+                    raise
+                self.later.append(self.offset)
+                self._fails(error)
+                return
+            named = record.get("name", record.get("path"))
+            what = f"a record of kind {record.get('kind')!r}{f' ({named})' if named else ''}: {reason(error, self.uri)}"
             if what not in self.aside and len(self.aside) < ASIDE:
                 self.aside.append(what)
                 self.say(f"MLflow does not take {what}; the rest is sent, and the run's folder has all")
@@ -326,7 +365,7 @@ class MlflowUploader(Background):
             if path := self._file(record):
                 self.store.artifact(path, record["folder"], linked=self.own and record["path"].startswith(WRITTEN_ONCE))
         elif kind == "end":
-            self._try(record, partial(self.store.artifact, self.folder / "metrics.jsonl"))
+            self._try(RECORDS, partial(self._send, RECORDS), may_wait=True)
             self.store.end(record["status"], int(record["time"] * 1000), self.key)
 
     def _file(self, record: dict[str, Any]) -> Path | None:
@@ -358,7 +397,7 @@ class MlflowUploader(Background):
         self.offset += size
         self.progress, self.failures = time.monotonic(), 0
         state: dict[str, Any] = {"uri": self.place, "experiment": self.experiment, "run_id": self.run_id, "offset": self.offset}
-        state |= {"key": self.key} | ({"aside": self.aside} if self.aside else {})
+        state |= {"key": self.key} | {name: value for name, value in (("aside", self.aside), ("later", self.later)) if value}
         state["seal"] = seal(self.folder, *(state[name] for name in SEALED))
         with self.writing:
             if self.left:
@@ -381,7 +420,7 @@ def not_taken(aside: list[str]) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return what has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside, seal; empty if nothing was.
+    """Return what has been sent of a run folder, and where: uri, experiment, run_id, offset, key, aside, later, seal; empty if nothing was.
 
     uri has no credentials; for key see `run_key`, for seal `is_own`.
     """
@@ -414,7 +453,7 @@ def is_sent(folder: Path, uri: str, *, own: bool = True) -> bool:
     """Return whether the store has all records of the folder."""
     state = read_state(folder)
     where = masked(str(state.get("uri"))) == masked(uri) and state.get("key") == key_in_store(folder, own=own)
-    if not where or not is_own(state, folder) or "offset" not in state:
+    if not where or not is_own(state, folder) or "offset" not in state or state.get("later"):
         return False
     return not any(True for _ in records_from(folder, state["offset"]))
 
