@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+from mlflow.tracking._tracking_service.utils import path_to_local_sqlite_uri
 
 import evaluate
 import sync
 import train
 from lab.base.errors import UserError
+from lab.config.schema import TrackingConfig
+from lab.config.user import runs_folder
+from lab.run.folder import RunFolder
 from lab.run.saved import open_checkpoint
 from lab.tracking.places import outside
+from lab.tracking.uploader import MlflowUploader, checked_uri
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking.model=false"]
 
@@ -44,6 +49,7 @@ def test_a_location_is_below_the_stores_folder(tmp_path, location, refused):
     uri, place = f"sqlite:///{store}/mlflow.db", location.format(store=store, outside=tmp_path / "outside")
     assert bool(outside(uri, place, False)) == refused
     assert not outside(uri, place, True)
+    assert bool(outside(f"sqlite+pysqlite:///{store}/mlflow.db?timeout=9", place, False)) == refused
     assert not outside("http://127.0.0.1:5000", place, False), "a server's files are where the server says"
 
 
@@ -54,6 +60,31 @@ def test_a_store_behind_a_link_keeps_its_files(tmp_path):
     (tmp_path / "mine" / "mlflow.db").symlink_to(tmp_path / "shared" / "mlflow.db")
     for folder in ("mine", "shared"):
         assert not outside(f"sqlite:///{tmp_path}/mine/mlflow.db", f"{tmp_path}/{folder}/mlartifacts", False)
+
+
+@pytest.mark.parametrize("name", ["a%2F..%2F..%2Fb", "100%25 é?c#d", "a\nb%0A\t"], ids=["leaves", "query", "controls"])
+def test_a_folder_of_any_name_has_its_own_store(tmp_path, monkeypatch, name):
+    """SQLAlchemy reads `%2F` as a slash, and `?` as the end of a path; a folder's own line end is quoted in the place of its files."""
+    here = tmp_path / "here" / name
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("_MLFLOW_SERVER_ARTIFACT_ROOT", raising=False)
+    folder = RunFolder(runs_folder(None), "own", {})
+    folder.record("start", name="own", params={}, tags={})
+    folder.artifact(folder.path / "config.yaml")
+    folder.close("FINISHED")
+    tracking = TrackingConfig(experiment="100%25", patience_seconds=10)
+    uri = checked_uri(tracking)
+    uploader = MlflowUploader(folder.path, uri, tracking)
+    uploader.start()
+    assert uploader.close() is None, uploader.error
+    assert uploader.aside == []
+    assert {path.name for path in here.iterdir()} == {"runs", "mlflow.db", "mlflow.db.lock", "mlartifacts"}
+    assert {path.name for path in (here / "mlartifacts" / "100%25").glob("*/artifacts/*")} == {"config.yaml", "metrics.jsonl"}
+    assert [*tmp_path.iterdir(), *(tmp_path / "here").iterdir()] == [tmp_path / "here", here]
+    assert uri == path_to_local_sqlite_uri(str(here / "mlflow.db")), "what `mlflow ui` takes in this folder"
+    assert outside(uri, f"{here.as_uri()}/a%0Ab", False), "a line end that is not the folder's own"
 
 
 @pytest.fixture(scope="module")

@@ -471,11 +471,14 @@ def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_tra
 def test_optuna_looks_for_the_better_values(tmp_path, words, goal):
     """Also where only the run says that lower is better, as that of a task of one's own."""
     optuna = pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
+    from lab.base.paths import sqlite_uri
     from lab.base.records import History
+    from lab.config.settings import quoted
     from lab.sweep.plan import plan_of
     from lab.sweep.search import DATABASE, search_of
 
-    plan = plan_of(["search=optuna", "search.trials=6", "data.batch_size=choice(16,32)", f"trainer.runs={tmp_path}", *words])
+    place = quoted(tmp_path / "100%25 {a}?")
+    plan = plan_of(["search=optuna", "search.trials=6", "data.batch_size=choice(16,32)", f"trainer.runs={place}", *words])
     plan.folder.mkdir(parents=True)
 
     def reached(job: Any) -> History:
@@ -483,5 +486,6 @@ def test_optuna_looks_for_the_better_values(tmp_path, words, goal):
         return History(plan.folder, start, "FINISHED", last=last)
 
     assert sum(len(jobs) for jobs in search_of(plan).batches(reached)) == 6
-    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{plan.folder / DATABASE}")
+    study = optuna.load_study(study_name="sweep", storage=sqlite_uri(plan.folder / DATABASE))
     assert int(study.best_params["data.batch_size"]) == (16 if goal == "min" else 32)
+    assert (plan.folder / DATABASE).is_file()

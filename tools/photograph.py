@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lab
+from lab.base.paths import sqlite_uri
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -34,7 +35,7 @@ def trainings() -> None:
     import train
 
     with tempfile.TemporaryDirectory() as place:
-        store = f"sqlite:///{place}/mlflow.db"
+        store = sqlite_uri(Path(place, "mlflow.db"))
         for loss, seed in ((loss, seed) for loss in ("ce", "focal") for seed in (0, 1)):
             words = [*TINY.split(), f"loss={loss}", f"seed={seed}", f"name={loss}-seed{seed}", "tracking.register=digits"]
             sys.argv[:] = ["train.py", *words]  # the run records this as its command
@@ -58,7 +59,7 @@ def sweep(name: str, folder: Path) -> None:
     """Photograph a sweep's comparison: compare.py's page, and MLflow's of the same runs."""
     from browser import new_page
 
-    with tempfile.TemporaryDirectory() as place, shown(f"sqlite:///{folder / 'mlflow.db'}") as (address, running):
+    with tempfile.TemporaryDirectory() as place, shown(sqlite_uri(folder / "mlflow.db")) as (address, running):
         made, comparison = compared(f"sweep={name}", "baseline=loss=ce", f"tracking.uri={address}", f"runs={place}/runs")
         shutil.copy(made / "comparison.csv", ROOT / "results" / "comparison.csv")
         page = new_page(running, 1200)

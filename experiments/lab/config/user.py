@@ -13,6 +13,7 @@ import yaml
 
 from lab.base.errors import UserError, unknown
 from lab.base.files import open_to_write, read_bytes, read_text
+from lab.base.paths import sqlite_file, sqlite_uri
 
 FILE = "lossforge.yaml"
 """Below XDG_CONFIG_HOME, which is ~/.config by default."""
@@ -89,13 +90,13 @@ def chosen_uri(given: str | None, recorded: str | None = None) -> str:
 
     The last choice is mlflow.db in the current folder, which `mlflow ui` opens by default.
     """
-    server = recorded if recorded and not recorded.startswith("sqlite:") else None
+    server = recorded if recorded and not sqlite_file(recorded) else None
     return (
         given
         or os.environ.get(VARIABLES["tracking_uri"])
         or server
         or user_default("tracking_uri")
-        or f"sqlite:///{Path('mlflow.db').absolute()}"
+        or sqlite_uri(Path("mlflow.db").absolute())
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from lab.base.errors import UserError
+from lab.base.paths import sqlite_uri
 from lab.base.records import History
 from lab.config.sweep_schema import OptunaConfig
 from lab.sweep.plan import Axis, Job, Plan
@@ -74,7 +75,7 @@ class Optuna(Grid):
 
     def _study(self) -> Any:
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
-        storage = f"sqlite:///{self.plan.folder / DATABASE}"
+        storage = sqlite_uri(self.plan.folder / DATABASE)
         trainer = self.plan.first.trainer
         lower = Monitor(trainer, "").goal == "min"
         direction: Literal["minimize", "maximize"] = "minimize" if lower else "maximize"

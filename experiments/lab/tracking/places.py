@@ -10,16 +10,13 @@ from urllib.parse import unquote, urlsplit
 
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, refuse_special, refuse_to_write
+from lab.base.paths import sqlite_file
 from lab.config.schema import TrackingConfig
 
 CONTROLS = re.compile("[\0-\x1f\x7f-\x9f]")
 LOCK = ".lock"  # ends the name of the file that we lock while we create or migrate a store
 SQLITES = ("-journal", "-wal", "-shm")  # end the names of files that SQLite writes beside a database
 TABLE = "alembic_version"  # a table that every store of MLflow has
-
-
-def sqlite_file(uri: str) -> Path | None:
-    return Path(unquote(uri.removeprefix("sqlite:///"))).absolute() if uri.startswith("sqlite:///") else None
 
 
 def refuse_foreign(uri: str, tracking: TrackingConfig) -> None:
@@ -103,13 +100,14 @@ def _folders(uri: str) -> list[Path]:
 
 
 def _is_below(location: str, folders: list[Path]) -> bool:
-    # urlsplit drops control characters and outer blanks, MLflow keeps them
-    if location != location.strip() or CONTROLS.search(unquote(location)):
+    # urlsplit drops control characters and outer blanks, MLflow keeps them; only the names of the store's own folders may have some, quoted
+    if location != location.strip() or CONTROLS.search(location):
         return False
     place = urlsplit(location)
     if place.scheme not in ("", "file") or place.netloc or place.query or place.fragment:
         return False
-    return _is_inside(Path(unquote(place.path)), folders)
+    path = unquote(place.path)
+    return _is_inside(Path(path), folders) and any(not CONTROLS.search(path.removeprefix(str(folder))) for folder in folders)
 
 
 def _is_inside(path: Path, folders: list[Path]) -> bool:

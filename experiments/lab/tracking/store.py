@@ -12,9 +12,10 @@ from typing import Any
 from lab.base.errors import UserError
 from lab.base.files import UNFINISHED, link_whole, locked
 from lab.base.masks import masked
+from lab.base.paths import sqlite_file, sqlite_uri
 from lab.tracking.logged_model import MODEL, write_model
 from lab.tracking.names import valid_name, valid_text
-from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write, sqlite_file
+from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write
 from lab.tracking.views import RESULTS, VIEW, Pages, experiment_tags, pages_of
 
 RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
@@ -217,7 +218,7 @@ class Store:
                     draft = database.with_name(f"{UNFINISHED}{database.name}")
                     for ending in ("", *SQLITES):
                         draft.with_name(f"{draft.name}{ending}").unlink(missing_ok=True)
-                    client_of(f"sqlite:///{draft}")
+                    client_of(sqlite_uri(draft))
                     draft.replace(database)
                 self._client = client_of(self.uri)
         return self._client
@@ -313,7 +314,7 @@ def set_environment(uri: str, *, writes: bool = False) -> None:
         # MLflow's own retries could create a run twice without our knowledge; callers retry instead
         wanted["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         if database := sqlite_file(uri):
-            os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", str(database.parent / "mlartifacts"))
+            os.environ.setdefault("_MLFLOW_SERVER_ARTIFACT_ROOT", (database.parent / "mlartifacts").as_uri())
     for name, value in wanted.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
@@ -328,7 +329,8 @@ def client_of(uri: str) -> Any:
 
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    client = MlflowClient(tracking_uri=uri)
+    # by the driver's name, because MLflow makes a folder `a%25b` for an address `sqlite:///a%25b/mlflow.db`, whose folder is `a%b`
+    client = MlflowClient(tracking_uri=uri.replace("sqlite:///", "sqlite+pysqlite:///", 1))
     client.search_experiments(max_results=1)
     return client
 

@@ -19,6 +19,7 @@ from lab.base.errors import UserError
 from lab.base.files import read_text, try_lock, write_text
 from lab.base.formats import markdown_code, visible
 from lab.base.masks import MASK, masked
+from lab.base.paths import sqlite_uri
 from lab.base.records import NAME, identity_of, lines_of
 from lab.base.threads import Background
 from lab.config.schema import TrackingConfig
@@ -67,7 +68,7 @@ def tracking_uri(config: TrackingConfig, recorded: str | None = None) -> str:
             return uri
         folder = Path(unquote(urlsplit(uri).path))
         raise UserError(
-            f"{said}: MLflow keeps no more stores in folders; a database is expected, such as sqlite:///{folder / 'mlflow.db'}. "
+            f"{said}: MLflow keeps no more stores in folders; a database is expected, such as {sqlite_uri(folder / 'mlflow.db')}. "
             "`mlflow migrate-filestore` makes one of a folder; MLFLOW_ALLOW_FILE_STORE=true goes on with the folder."
         )
     if not (scheme in SCHEMES or entry_points(group="mlflow.tracking_store", name=scheme)) or re.match("sqlite:(?!//)|https?:(?!//.)", uri):
