@@ -143,6 +143,56 @@ def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
     assert len(str(caught.value).splitlines()) <= 3
 
 
+TOO_LARGE = "mine.yaml: has more than 50 levels or 10,000 values, references counted as what they stand for, or a reference to itself."
+OF_HYDRA = "Hydra's own settings have no effect in a file."
+HALF = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"model: {{args: {{x: {'[' * 3000}{']' * 3000}}}}}", TOO_LARGE),
+        (f"model: {{args: {{x: [{'1,' * 300_000}]}}}}", TOO_LARGE),
+        ("model: {args: {x: &x [*x]}}", TOO_LARGE),
+        ("\n  ".join(["model:", "  args:", "  x0: &x0 [1]", *(f"  {line}" for line in HALF)]), TOO_LARGE),
+        ("\n  ".join(["model:", "  args:", "  x0: &x0 [1]", *(f"  x{i}: &x{i} [*x{i - 1}]" for i in range(1, 99))]), TOO_LARGE),
+        ("defaults: [mine]", "conf/ with experiment=mine: `defaults` name each other without end"),
+        ("hydra: {run: {dir: elsewhere}}", f"mine.yaml: sets hydra: {OF_HYDRA}"),
+        ("hydra.job.chdir: true", f"mine.yaml: sets hydra.job.chdir: {OF_HYDRA}"),
+        ("defaults: [override /hydra/launcher: joblib]", f"mine.yaml: sets override /hydra/launcher: {OF_HYDRA}"),
+        ("defaults: [/optim@hydra.run: adamw]", f"mine.yaml: sets /optim@hydra.run: {OF_HYDRA}"),
+        ("# @package hydra.run\ndir: elsewhere", f"mine.yaml: sets hydra.run: {OF_HYDRA}"),
+        ("optim: {lr: *unknown}", TOO_LARGE),
+        ("optim: {lr: [1}", "mine.yaml, line 2, column 15: is not valid YAML"),
+    ],
+    ids=["levels", "values", "itself", "references", "chain", "circle", "run", "key", "launcher", "package", "header", "undefined", "yaml"],
+)
+def test_a_preset_of_a_config_folder_with_a_mistake(tmp_path, monkeypatch, text, said):
+    from lab.config import settings
+
+    monkeypatch.setenv("LOSSFORGE_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "experiment").mkdir()
+    header = "" if text.startswith("#") else "# @package _global_\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(header + text)
+    with pytest.raises(UserError) as caught:
+        settings.load(["experiment=mine"])
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_what_a_preset_of_a_config_folder_may_do(tmp_path, monkeypatch):
+    """What SECURITY.md says: it is as a command line, and may have references."""
+    from lab.config import settings
+
+    monkeypatch.setenv("LOSSFORGE_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("LOSSFORGE_NAME", "of mine")
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nname: ${oc.env:LOSSFORGE_NAME}\ntracking: {uri: http://host, tags: &a {b: c}}\nmodel: {args: *a}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    config = settings.load(["experiment=mine", "model.target=x:y", "model=custom"]).config
+    assert (config.name, config.tracking.uri, config.tracking.tags, config.model.args) == ("of mine", "http://host", {"b": "c"}, {"b": "c"})
+
+
 @pytest.mark.parametrize("path", ["runs/lr=0.1", "/a b/c=d, e=f", "o'clock=9", "a=[b]", "a=(b)"])
 def test_a_folder_with_an_equals_sign_is_taken(path):
     """As it is where its other characters need no quotes, else as the printed command gives it."""

@@ -31,11 +31,31 @@ def are_plain(tree: Any) -> bool:
     return True
 
 
-def is_shallow(text: str) -> bool:
-    """Return whether a YAML text has few levels and no references, which may stand for billions of values; a deep one ends the loader."""
-    level = 0
+def is_shallow(text: str, most: int = VALUES, *, references: bool = False) -> bool:
+    """Return whether a YAML text has few levels and values, of which a deep or a large one ends the loader, or never does.
+
+    Args:
+        text: the text; nothing of it is loaded.
+        most: the most values.
+        references: whether the text may have some. Each counts as what it stands for, and may not stand in that itself.
+    """
+    inside: list[tuple[int, int, str | None]] = [(0, 0, None)]  # values, levels and anchor of each collection that is open
+    known: dict[str, tuple[int, int]] = {}
     for event in yaml.parse(text, yaml.CSafeLoader):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if level > LEVELS or isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append((1, 1, event.anchor))
+        elif isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.CollectionEndEvent)):
+            values, levels, anchor = (1, 0, event.anchor) if isinstance(event, yaml.ScalarEvent) else (0, 0, None)
+            if isinstance(event, yaml.CollectionEndEvent):
+                values, levels, anchor = inside.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                if not references or event.anchor not in known:
+                    return False
+                values, levels = known[event.anchor]
+            if anchor:
+                known[anchor] = values, levels
+            before, deepest, name = inside[-1]
+            inside[-1] = before + values, max(deepest, levels + 1), name
+        if len(inside) - 2 + inside[-1][1] > LEVELS or inside[-1][0] > most:
             return False
     return True

@@ -22,6 +22,7 @@ from lab.base.masks import masked, masked_tree
 from lab.base.paths import ROOT, absolute
 from lab.config.choices import SCHEMAS, agree, schema_of, usual_loss
 from lab.config.command import config_folders
+from lab.config.presets import address
 from lab.config.schema import BenchConfig, TrainConfig, check, range_text
 from lab.config.sweep_schema import SEARCHES, SweepConfig
 from lab.config.user import chosen_uri, runs_folder
@@ -219,7 +220,7 @@ def _composed_as_named(app: App[Any], chosen: list[str]) -> Any:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            own = [f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in config_folders())}]"]
+            own = [f"hydra.searchpath=[{','.join(quoted(address(folder)) for folder in config_folders())}]"]
             return compose(app.name, overrides=[*own, *chosen] if config_folders() else chosen)
     except HydraException as error:
         raise UserError(f"conf/: {' '.join(str(error).partition('Config search path')[0].split())}") from None
@@ -227,6 +228,8 @@ def _composed_as_named(app: App[Any], chosen: list[str]) -> Any:
         mark = error.problem_mark
         where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "conf/"
         raise UserError(f"{where}: is not valid YAML: {' '.join(filter(None, (error.context, error.problem)))}") from None
+    except RecursionError:
+        raise UserError(f"conf/ with {' '.join(chosen)}: `defaults` name each other without end, or more files than can be read.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"conf/ with {' '.join(chosen)}: a file is not valid YAML: {' '.join(str(error).split())}") from None
     finally:
