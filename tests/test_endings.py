@@ -1,6 +1,9 @@
 """However a run ends, its folder and the store say how, and the exit status as well."""
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -11,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from lab.base.files import UNFINISHED
+from lab.base.stop import Stop
+from lab.sweep.stop import Stop as SweepStop
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -89,7 +94,7 @@ def test_ctrl_c_while_the_end_is_recorded_loses_nothing(clone):
     assert run.info.status == records[-1]["status"] == "FINISHED"
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
 def test_an_interrupted_run_is_killed(clone, sent):
     process = clone.start(*WORDS, "trainer.epochs=500")
     deadline = time.monotonic() + 600
@@ -104,6 +109,40 @@ def test_an_interrupted_run_is_killed(clone, sent):
     run, records = the_run(clone)
     assert run.info.status == records[-1]["status"] == "KILLED"
     assert run.data.metrics["train/loss"] > 0
+
+
+def test_nohup_keeps_a_run_going_when_its_terminal_is_closed(tmp_path):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a process
+    stop = Stop(checkpoint_first=True)
+    with SweepStop(tmp_path).by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not SweepStop(tmp_path).requested
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not stop.wanted
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.wanted
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_ends_with_a_checkpoint(tmp_path):
+    """The kernel sends SIGHUP, and each further line of output is an error."""
+    words = [*WORDS, "trainer.epochs=500", f"trainer.runs={tmp_path}/runs", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, str(ROOT / "experiments/train.py"), *words])
+    os.set_blocking(terminal, False)
+    shown, deadline = b"", time.monotonic() + 600
+    while "train/loss" not in recorded(tmp_path):
+        with contextlib.suppress(BlockingIOError):
+            shown += os.read(terminal, 65536)
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.05)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["status"] == "KILLED"
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"last.pt"}
+    assert "resume=" in (folder / "log.txt").read_text().splitlines()[-1]
 
 
 MOMENTS: dict[str, Callable[[Path, int], bool]] = {

@@ -164,7 +164,7 @@ def test_the_wish_to_stop_grows(tmp_path, monkeypatch):
     asked = []
     with stop.by_signals():
         asked.append(stop.requested)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             os.kill(os.getpid(), number)
             asked.append(stop.requested)
     assert asked == ["", "stop", "kill", "leave", "leave"]

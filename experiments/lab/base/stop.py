@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: requests to end a run."""
+"""SIGINT, SIGTERM and SIGHUP: requests to end a run."""
 
 import contextlib
 import os
@@ -7,13 +7,21 @@ import threading
 import time
 from types import FrameType
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""By Ctrl-C, by a scheduler, and by a terminal that is closed."""
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a run; not SIGHUP where it is ignored already, as under nohup."""
+    return [number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+
 
 class StoppedError(Exception):
     """The run has ended on request; it can be resumed."""
 
 
 class Stop:
-    """Handle SIGINT and SIGTERM from now on, in the main thread only, because no other thread receives them.
+    """Handle `ending_signals` from now on, in the main thread only, because no other thread receives them.
 
     The first signal sets `wanted`, which the training loop reads; the second raises KeyboardInterrupt, and the third ends the process.
     With `checkpoint_first=False` the first one raises, because no checkpoint can be written yet. While
@@ -28,7 +36,7 @@ class Stop:
         self.signal: int | None = None
         self.seen, self.raised = 0.0, False
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ending_signals():
                 signal.signal(number, self._take)
 
     @property
@@ -37,11 +45,13 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """Return the exit status of a process that a signal ended, as in shells: 130 after SIGINT, 143 after SIGTERM."""
+        """Return the exit status of a process that a signal ended, as in shells: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP."""
         return 128 + (self.signal or signal.SIGINT)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
+        if number == signal.SIGHUP:
+            _leave_terminal()
         if self.ignored:
             return
         if self.signal is not None and now - self.seen < self.PAUSE:
@@ -58,3 +68,12 @@ class Stop:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _leave_terminal() -> None:
+    """Let output go nowhere if its terminal was closed, because each further line would be an error."""
+    for place in (1, 2):
+        try:
+            os.write(place, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), place)

@@ -224,10 +224,11 @@ def number_of_workers(wanted: int | None) -> int:
 def ignore_signals(_worker: int) -> None:
     """Make a new worker ignore signals that go to all processes; only the run's own process ends it.
 
-    Ctrl-C goes to every process of the terminal's group, and a scheduler's SIGTERM often to every process of the job. A worker that dies
-    from it would end the run before its checkpoint is written.
+    Ctrl-C and a closed terminal's SIGHUP go to every process of its group, and a scheduler's SIGTERM often to every process of the job.
+    A worker that dies from it would end the run before its checkpoint is written.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_with_the_run, daemon=True).start()
 

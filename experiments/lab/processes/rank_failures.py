@@ -19,7 +19,7 @@ from typing import Any
 
 from lab.base.errors import NonFiniteError, RankError, UserError
 from lab.base.ranks import launched, launched_here, local_rank
-from lab.base.stop import StoppedError
+from lab.base.stop import ENDING, StoppedError
 
 TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""
@@ -119,7 +119,7 @@ class Watch(threading.Thread):
             if signalled:  # without a known error
                 return self._end_after(STOP_SECONDS, "a signal came while this process waited for another one")
             if select.select([self.read], [], [], 0.5)[0]:
-                signalled = bool(set(os.read(self.read, 64)) & {signal.SIGTERM, signal.SIGINT})
+                signalled = bool(set(os.read(self.read, 64)) & set(ENDING))
         return None
 
     def _end_after(self, seconds: float, reason: str) -> None:

@@ -134,7 +134,7 @@ class Run:
         return rows
 
     def exit_status(self) -> int:
-        """Report a failure, and return 0 after the end of the work, 130 after SIGINT, 143 after SIGTERM, else 1.
+        """Report a failure, and return 0 after the end of the work, `Stop.status` after a signal, else 1.
 
         A signal that only ended the wait for MLflow counts, too.
         """

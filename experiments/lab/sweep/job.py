@@ -18,6 +18,7 @@ from lab.base.files import open_to_append, read_text, try_lock
 from lab.base.formats import visible
 from lab.base.paths import ROOT
 from lab.base.records import History, read_history
+from lab.base.stop import ENDING
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, load, quoted
 from lab.run.folder import RunFolder, running
@@ -31,7 +32,7 @@ PLAN = "sweep.yaml"
 SECONDS_BETWEEN_LOOKS = 0.5
 BYTES_KEPT = 20_000
 LIBC, SET_DEATH_SIGNAL = ctypes.CDLL(None), 1  # loaded here, because nothing may be loaded between fork and exec
-STOPPED = (130, 143)  # exit statuses of train.py after SIGINT and SIGTERM
+STOPPED = tuple(128 + number for number in ENDING)  # exit statuses of train.py after a signal
 
 
 def run_job(sweep: str, gpus: Sequence[str], shown: bool, watched: bool, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a sweep: only the sweep handles them, and it asks its jobs to stop, on any machine.
+"""Ctrl-C, SIGTERM and SIGHUP during a sweep: only the sweep handles them, and it asks its jobs to stop, on any machine.
 
 If the sweep's process is killed, jobs on the same host notice and stop as well.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from lab.base.files import read_text, write_text
+from lab.base.stop import ending_signals
 from lab.run.folder import gone
 
 FILE = ".stop"
@@ -46,7 +47,7 @@ class Stop:
     def by_signals(self) -> Iterator[None]:
         """Turn each signal inside the block into the next request."""
         self.file.unlink(missing_ok=True)
-        before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._take) for number in ending_signals()}
         try:
             yield
         finally:

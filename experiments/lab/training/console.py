@@ -21,6 +21,12 @@ class Console:
         from rich.console import Console as Rich
 
         class Terminal(Rich):
+            def _check_buffer(self) -> None:
+                try:
+                    super()._check_buffer()
+                except OSError:  # of a terminal that was closed
+                    self.on_broken_pipe()
+
             def on_broken_pipe(self) -> None:
                 """Continue without a console; by default rich would end the program here, and the run with it."""
                 self.quiet = True

@@ -7,12 +7,14 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from lab.base.stop import ENDING
+
 LOGGERS = ("alembic", "mlflow")
 
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """Restore after the block: signals' handlers, generators, torch's modes, Pillow's limit, the environment and MLflow's loggers."""
+    """Restore after the block: handlers of signals, generators, torch's modes, Pillow's limit, the environment and MLflow's loggers."""
     import torch
     from PIL import Image
 
@@ -21,7 +23,7 @@ def left_as_found() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ENDING:
                 stack.callback(signal.signal, number, signal.getsignal(number))
         stack.callback(set_host_state, host_state())
         if torch.cuda.is_initialized():
