@@ -120,9 +120,11 @@ def assert_as_the_whole_run(runs: Runs, name: str) -> None:
     assert run.info.status == "FINISHED"
     assert "resumable" not in run.data.tags
     in_file: dict[str, list[Any]] = {}
-    for record in records(folder, "metrics"):
+    for record in (*records(folder, "metrics"), *records(folder, "summary")):
         for key, value in record["values"].items():
-            in_file.setdefault(key, []).append((record["step"], value))
+            in_file.setdefault(key, []).append((record.get("step", 0), value))
+    for key, points in in_file.items():
+        assert len({step for step, _ in points}) == len(points), f"{key} has a step twice"
     for key, points in in_file.items():
         assert sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, key)) == sorted(points), key
     assert json.loads((folder / "tracking.json").read_text())["offset"] == (folder / "metrics.jsonl").stat().st_size
@@ -168,7 +170,7 @@ def test_signals_end_a_run_after_a_checkpoint_and_auto_finds_it(runs):
     assert status == -signal.SIGKILL
     assert "this is a new one" in output
     folder = runs.folder("signals")
-    for number, at in ((signal.SIGINT, 6), (signal.SIGTERM, 14)):
+    for number, at in ((signal.SIGINT, 6), (signal.SIGHUP, 10), (signal.SIGTERM, 14)):
         child = runs.child(words, signalled_at, at)
         assert child.heard() == at
         wait_for_status(runs, "signals", "RUNNING")
@@ -315,6 +317,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(runs):
     _, run = runs.stored("full")
     assert run.info.status == "FAILED"
     assert "last.pt: cannot be written" in run.data.tags["error"]
+    status, output = runs.child([f"resume={folder}", "data.workers=0"]).ended()
+    assert status == 0, output
+    assert_as_the_whole_run(runs, "full")
 
 
 def test_a_record_that_does_not_fit_is_not_half_there(run_folder):

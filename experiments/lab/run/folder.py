@@ -105,7 +105,7 @@ class RunFolder:
             self.record("metrics", step=step, values=new)
 
     def summary(self, values: dict[str, float]) -> None:
-        """Record the results and costs of the complete run; a run that is continued records them again."""
+        """Record the results and costs of the finished run; one that then trains for longer records them again."""
         self.record("summary", values=values)
 
     def evaluation(self, step: int, counts: dict[str, Any]) -> None:

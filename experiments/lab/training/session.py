@@ -136,7 +136,6 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
     if run.status != "KILLED":  # a killed run must end soon; it gets its figures when it is continued
         with run.noted():
             figures = trainer.finish() | trainer.kernels.counts() | {"seconds": run.seconds()}
-            run.folder.summary(figures)
     with run.noted(run.status):
         trainer.callbacks("on_end", trainer, run.status)
     values = trainer.values | figures
@@ -145,7 +144,8 @@ def run_training(settings: Settings[TrainConfig], earlier: Earlier | None = None
         table = rows(trainer, values) | trainer.unexported
         console.end_log(run.folder, f"{name}: {run.status.lower()}", table)
     with run.noted(run.status):
-        if run.status == "FINISHED":
+        if run.status == "FINISHED":  # any other run may go on, and MLflow keeps each value that it was given
+            run.folder.summary(figures)
             delete_last(trainer)
     places = run.close(table)
     console.table(f"{name}: {run.status.lower()}", table | places)
