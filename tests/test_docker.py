@@ -257,14 +257,23 @@ class Guarded(Server):
         return self
 
     def status(
-        self, user: str = "", password: str = "", path: str = "api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
+        self,
+        user: str = "",
+        password: str = "",
+        path: str = "api/2.0/mlflow/experiments/get-by-name?experiment_name=Default",
+        content: dict[str, str] | None = None,
     ) -> int:
         given = {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"} if user else {}
+        body = content and json.dumps(content).encode()
+        given |= {"Content-Type": "application/json"} if content else {}
         try:
-            with urllib.request.urlopen(urllib.request.Request(f"{self.uri}/{path}", headers=given), timeout=60) as reply:
+            with urllib.request.urlopen(urllib.request.Request(f"{self.uri}/{path}", body, given), timeout=60) as reply:
                 return reply.status
         except urllib.error.HTTPError as error:
             return error.code
+
+
+TRAINS_BY = "a-password-of-what-trains"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -277,17 +286,24 @@ def store(request, tmp_path):
 def test_beyond_this_machine_the_server_asks_for_a_login(clone, store, tmp_path):
     first, second = "a-first-pass%word", "another-password"
     for password, other in ((first, second), (second, first)):  # started again with another one, the new one holds
-        server = Guarded(tmp_path, store, MLFLOW_ADDRESS="0.0.0.0", MLFLOW_USER="ada", MLFLOW_PASSWORD=password).start()
+        given = {"MLFLOW_USER": "ada", "MLFLOW_PASSWORD": password, "MLFLOW_TRAIN_PASSWORD": TRAINS_BY}
+        server = Guarded(tmp_path, store, MLFLOW_ADDRESS="0.0.0.0", **given).start()
         try:
             assert server.status("ada", password) == 200
             assert [server.status(), server.status("ada", other), server.status("admin", "password1234")] == [401, 401, 401]
             assert [server.status(path=path) for path in ("", "ajax-api/2.0/mlflow/experiments/search?max_results=1")] == [401, 401]
-            if password == second:  # as the containers that train log in
-                given = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": password}
+            assert server.status("train", TRAINS_BY) == 200
+            users = "api/2.0/mlflow/users/get?username=ada"
+            assert [server.status(*login, users) for login in (("ada", password), ("train", TRAINS_BY))] == [200, 403]
+            if password == first:  # an experiment of the administrator's, in which what trains records, too
+                assert server.status("ada", password, "api/2.0/mlflow/experiments/create", {"name": f"login-{store[:4]}"}) == 200
+            else:  # as the containers that train log in
+                given = {"MLFLOW_TRACKING_USERNAME": "train", "MLFLOW_TRACKING_PASSWORD": TRAINS_BY}
                 experiment = f"tracking.experiment=login-{store[:4]}"
                 done = clone.run(*WORDS, experiment, MLFLOW_TRACKING_URI=server.uri, OMP_NUM_THREADS="1", **given)
                 assert done.status == 0, done.output
                 assert re.search(r"MLflow .*run [0-9a-f]{32}", done.output), done.output
+                assert "not taken" not in done.output
         finally:
             server.kill()
 
@@ -302,22 +318,25 @@ def test_on_this_machine_the_server_asks_for_none(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.4", "gpu-box"])
-@pytest.mark.parametrize("password", ["", "short"])
-def test_beyond_this_machine_no_server_starts_without_a_password(tmp_path, address, password):
+@pytest.mark.parametrize(
+    ("password", "trains_by"), [("", ""), ("short", "short"), ("x" * 12, ""), ("", "x" * 12), ("x" * 12, "x" * 12)], ids=str
+)
+def test_beyond_this_machine_no_server_starts_without_two_passwords(tmp_path, address, password, trains_by):
     env = os.environ | {
         "MLFLOW_ADDRESS": address,
         "MLFLOW_PASSWORD": password,
+        "MLFLOW_TRAIN_PASSWORD": trains_by,
         "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'a.db'}",
     }
     done = subprocess.run([sys.executable, LOGIN], capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: MLFLOW_ADDRESS={address}: ")
-    assert "Set MLFLOW_PASSWORD" in done.stderr
+    assert "Set MLFLOW_PASSWORD and MLFLOW_TRAIN_PASSWORD to two passwords" in done.stderr
     assert not (tmp_path / "a.db").exists()
 
 
 def test_the_address_that_is_published_is_the_one_that_decides():
-    values = {"MLFLOW_ADDRESS": "0.0.0.0", "MLFLOW_PASSWORD": "x" * 12, "MLFLOW_USER": "ada"}
+    values = {"MLFLOW_ADDRESS": "0.0.0.0", "MLFLOW_PASSWORD": "x" * 12, "MLFLOW_TRAIN_PASSWORD": "y" * 12, "MLFLOW_TRAIN_USER": "eve"}
     found = yaml.safe_load(filled(COMPOSE.read_text(encoding="utf-8"), values))["services"]
     (port,) = found["mlflow"]["ports"]
     given = found["mlflow"]["environment"]
@@ -326,4 +345,5 @@ def test_the_address_that_is_published_is_the_one_that_decides():
     assert found["mlflow"]["command"][0] == str(LOGIN.relative_to(ROOT))
     for name in ("train", "train-cpu", "bench", "sync"):
         login = [found[name]["environment"][f"MLFLOW_TRACKING_{key}"] for key in ("USERNAME", "PASSWORD")]
-        assert login == [given["MLFLOW_USER"], given["MLFLOW_PASSWORD"]] == ["ada", "x" * 12]
+        assert login == [given["MLFLOW_TRAIN_USER"], given["MLFLOW_TRAIN_PASSWORD"]] == ["eve", "y" * 12]
+        assert "x" * 12 not in str(found[name])

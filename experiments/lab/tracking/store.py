@@ -200,11 +200,11 @@ class Store:
 
     def end(self, status: str, milliseconds: int, key: str) -> None:
         """Close the run, and delete empty duplicates that a server created after we stopped waiting for its answer."""
+        self.client.set_terminated(self.run_id, status, milliseconds)
         for duplicate in self._runs_of(key):
             data = self.client.get_run(duplicate).data
             if duplicate != self.run_id and not data.metrics and not data.params:
                 self.client.delete_run(duplicate)
-        self.client.set_terminated(self.run_id, status, milliseconds)
 
     @property
     def client(self) -> Any:
