@@ -64,7 +64,7 @@ def test_a_workflow_may_little_and_ends(path):
     for name, job in found["jobs"].items():
         writes = {permission for permission, kind in job.get("permissions", {}).items() if kind == "write"}
         assert not writes or (job["environment"] and writes <= {"id-token", "pages"}), name
-        assert "container" not in job or re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+-\w+(@sha256:[0-9a-f]{64})?", job["container"])
+        assert "container" not in job or re.fullmatch(r"[\w/]+:\d+\.\d+\.\d+-\w+@sha256:[0-9a-f]{64}", job["container"])
         for step in job["steps"]:
             assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step
     versions = re.findall(r"uses: \S+ # v\d+\.\d+\.\d+$", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -183,27 +183,46 @@ def test_the_versions_of_torch_are_tried_beside_the_apps(tmp_path, fails):
 
 
 @pytest.fixture(scope="module")
-def labelled():
-    """Return the job that runs a labelled pull request on a machine of ours."""
+def chosen():
+    """Return the job that runs a chosen commit on a machine of ours."""
     (job,) = yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text(encoding="utf-8"))["jobs"].values()
     return job
 
 
-def test_labelled_code_runs_on_a_machine_of_ours_in_a_pinned_image(labelled):
-    assert "self-hosted" in labelled["runs-on"]
-    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", labelled["env"]["IMAGE"])
+def test_no_event_but_a_maintainers_hand_runs_code_on_a_machine_of_ours():
+    """A pull request brings its own copy of a workflow, and of any condition in it."""
+    for path in WORKFLOWS:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if any("self-hosted" in job["runs-on"] for job in found["jobs"].values()):
+            assert list(found[True]) == ["workflow_dispatch"], path.name  # YAML 1.1 reads `on` as true
 
 
-def test_labelled_code_runs_in_a_container_alone(labelled):
-    _, run, _ = labelled["steps"]
+@pytest.mark.parametrize(("given", "status"), [("commit", 0), ("main", 1), ("short", 1)])
+def test_a_chosen_commit_is_named_by_its_whole_sha(chosen, tmp_path, given, status):
+    checkout, check, *_ = chosen["steps"]
+    assert checkout["with"]["ref"] == check["env"]["COMMIT"] == "${{ inputs.commit }}"
+    for command in (["init", "-qb", "main"], ["commit", "-qm", "One", "--allow-empty"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *command], cwd=tmp_path, check=True)
+    sha = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+    env = os.environ | {"COMMIT": {"commit": sha, "short": sha[:9]}.get(given, given)}
+    assert subprocess.run(["bash", "-e", "-c", check["run"]], cwd=tmp_path, env=env).returncode == status
+
+
+def test_chosen_code_runs_on_a_machine_of_ours_in_a_pinned_image(chosen):
+    assert "self-hosted" in chosen["runs-on"]
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", chosen["env"]["IMAGE"])
+
+
+def test_chosen_code_runs_in_a_container_alone(chosen):
+    *_, run, _ = chosen["steps"]
     words = shlex.split(run["run"])  # one command; all else is said inside of the container
     assert words[:3] == ["docker", "run", "--rm"]
     assert words[-4:-1] == ["$IMAGE", "bash", "-euxc"]
     assert subprocess.run(["bash", "-n", "-c", words[-1]]).returncode == 0
 
 
-def test_the_container_of_labelled_code_has_no_rights_and_no_files_of_the_machine(labelled):
-    _, run, _ = labelled["steps"]
+def test_the_container_of_chosen_code_has_no_rights_and_no_files_of_the_machine(chosen):
+    *_, run, _ = chosen["steps"]
     words = shlex.split(run["run"])
     assert {"--cap-drop", "ALL", "no-new-privileges", "--user", "1000:1000", "--gpus"} <= set(words)
     assert [word for word in words if word.startswith("type=")] == ["type=bind,source=$GITHUB_WORKSPACE,target=/checkout,readonly"]
@@ -211,8 +230,8 @@ def test_the_container_of_labelled_code_has_no_rights_and_no_files_of_the_machin
     assert "docker.sock" not in run["run"]
 
 
-def test_a_labelled_job_leaves_neither_credentials_nor_files(labelled):
-    checkout, _, clean = labelled["steps"]
+def test_a_job_on_a_machine_of_ours_leaves_neither_credentials_nor_files(chosen):
+    checkout, *_, clean = chosen["steps"]
     assert checkout["with"]["persist-credentials"] is False
     assert clean["if"] == "always()"
 
