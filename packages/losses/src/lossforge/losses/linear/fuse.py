@@ -20,7 +20,7 @@ from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall, rebuilt
 from lossforge.losses.parallel.shards import local_layer
 from lossforge.losses.run import compute
-from lossforge.losses.state import autocast_dtype
+from lossforge.losses.state import autocast_dtype, without_autocast
 from lossforge.losses.templates.elementwise import IGNORED
 
 Accumulate = Literal["float32", "weight"]
@@ -512,6 +512,6 @@ def logits_at(head: Head, index: Tensor) -> Tensor:
     """Return a layer's logits at K classes a row, (…, K), from copies of the weight's rows. An index out of range takes the nearest."""
     near = index.long().clamp(0, head.weight.shape[0] - 1)
     wide = torch.promote_types(head.dtype, torch.float32)
-    with torch.autocast(head.device.type, enabled=False):  # which would round the logits
+    with without_autocast(head.input):
         x = torch.matmul(F.embedding(near, head.weight).to(wide), head.input.to(wide).unsqueeze(-1)).squeeze(-1)
     return x if head.bias is None else x + head.bias[near]

@@ -2,7 +2,6 @@
 one likes. This is what runs where the kernels do not, and what they are tested against.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.losses.state import autocast_dtype
+from lossforge.losses.state import without_autocast
 
 
 def accurate(t: Tensor) -> Tensor:
@@ -21,8 +20,7 @@ def accurate(t: Tensor) -> Tensor:
 
 def products(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a · bᵀ + bias, which is not rounded to half precision."""
-    kind = a.device.type
-    with torch.autocast(kind, enabled=False) if autocast_dtype(kind) else contextlib.nullcontext():  # it would round the product
+    with without_autocast(a):
         return F.linear(accurate(a), accurate(b), None if bias is None else accurate(bias))
 
 
