@@ -1,4 +1,4 @@
-"""Threads beside the main one, which import nothing."""
+"""Threads beside the main one."""
 
 import contextlib
 import importlib
@@ -6,12 +6,12 @@ import threading
 
 
 class Background(threading.Thread):
-    """A daemon thread whose modules are imported by the thread that starts it.
+    """A daemon thread, some of whose modules are imported by the thread that starts it.
 
-    sklearn and matplotlib look into sys.modules for pandas and others, and fail where they meet one that another thread is importing.
+    sklearn and matplotlib look into sys.modules for pandas and IPython, and fail where they meet one that another thread is importing.
 
     Attributes:
-        modules: what the thread needs. One that does not import is left to the thread, which tells.
+        modules: which of those the thread imports, itself or by what it imports. One that does not import is left to the thread.
     """
 
     modules: tuple[str, ...] = ()

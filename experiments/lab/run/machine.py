@@ -149,7 +149,7 @@ class SystemSampler(Background):
     MLflow would send the load itself, and lose it while a server is down.
     """
 
-    modules = ("mlflow.system_metrics.system_metrics_monitor",)  # which imports them all
+    modules = ("pandas",)  # by MLflow
 
     def __init__(self, folder: RunFolder, seconds: float, device: torch.device) -> None:
         super().__init__("system")

@@ -121,7 +121,6 @@ class WriterThread(Background):
 
     def __init__(self, folder: Path, name: str, project: str, *, say: Callable[[str], None] = print_now) -> None:
         super().__init__(name)
-        self.modules = ("torch.utils.tensorboard" if name == "tensorboard" else name,)
         self.folder, self.project, self.say = folder, project, say
         self.state = folder / f"{name}.json"
         self.ended = threading.Event()
