@@ -48,6 +48,20 @@ def test_a_gap_that_overflows_the_estimate_of_kl():
         L.grpo_loss(x, torch.zeros(1), kl_clamp=-1, **options)
 
 
+def test_a_clamped_estimate_of_kl_takes_no_gradient_through_the_ratio():
+    """By hand: r (e^q - q - 1) has the derivative r (e^q - 1) q' + r (e^q - q - 1) = -r q within the bound, where r' = r and q' = -1."""
+    for values, reference, clamp in (((-1.0, -12.0), (-1.2, -2.0), 5.0), ((-1.0, -30.0), (-1.2, -1.0), 20.0)):
+        x, ref = (torch.tensor([each], dtype=torch.float64) for each in (values, reference))
+        options = {"beta": 0.04, "kl_clamp": clamp, "use_bias_correction_kl": True, "loss_type": "dapo", "reduction": "sum"}
+        for level, shares in (("token", [1.0]), ("sequence", [1.0, 1.0])):
+            x.requires_grad_()
+            out = L.grpo_loss(x, torch.zeros(1).double(), None, ref, importance_sampling_level=level, **options)
+            (gradient,) = torch.autograd.grad(out, x)
+            first = math.exp(-0.2) - 1 + 0.2  # of r = 1, whose derivative a sequence shares out
+            expected = [1 - math.exp(-0.2) + first / len(shares), 0.0 if level == "token" else first / 2]
+            assert gradient[0].tolist() == pytest.approx([0.04 * each for each in expected], rel=1e-12)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
 def test_what_is_masked_does_not_matter(level, loss_type):

@@ -19,6 +19,8 @@ ROWS, COLUMNS = POLICY.shape
 FULL = torch.where(MASK.any(1, keepdim=True), MASK, 1)  # TRL divides by the tokens of a completion for its logs: none is empty
 WEIGHT = torch.where(MASK != 0, torch.linspace(0.2, 1.4, ROWS * COLUMNS, dtype=torch.float64).view(ROWS, COLUMNS), 1.0)
 """Of the sampler; 1 beside the completions, because TRL and Liger multiply it over all tokens for vespo."""
+REJECTED = WEIGHT.clone()
+REJECTED[1, 4] = 0.0  # a token that is clipped from below
 IDS = torch.zeros(ROWS, COLUMNS, dtype=torch.long)
 GIVEN = pairs(count=4)
 EVALUATED = types.SimpleNamespace(training=False)
@@ -82,14 +84,15 @@ def test_grpo_of_trl(options, corrected):
         theirs["epsilon_high"], mine["epsilon"], mine["epsilon_high"] = 1.3, 1.0, 0.3
     config = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False, **theirs)
     trainer = []
+    weight = WEIGHT if options["loss_type"] == "vespo" else REJECTED
 
     def trained(policy):
         trainer[:] = [grpo_trainer(config, policy)]
         trainer[0].get_gamma_weights = trl.GRPOTrainer.get_gamma_weights
-        return trl.GRPOTrainer._compute_loss(trainer[0], EVALUATED, inputs_of(WEIGHT))
+        return trl.GRPOTrainer._compute_loss(trainer[0], EVALUATED, inputs_of(weight))
 
     def ours(policy, **more):
-        return L.grpo_loss(policy, A, OLD, REF, FULL, importance_sampling_ratio=WEIGHT, **mine, **more)
+        return L.grpo_loss(policy, A, OLD, REF, FULL, importance_sampling_ratio=weight, **mine, **more)
 
     check(ours, trained, POLICY)
     out, logged = ours(POLICY, return_stats=True), trainer[0]._metrics["eval"]

@@ -164,20 +164,26 @@ def test_bias_corrected_kl_and_the_sampler():
             )
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("a2po", "gmpo", "vespo", "kl_cov", "clip_cov")])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "a2po"])
 def test_a_sampler_of_weight_zero(name):
-    """A token whose correction is 0 may hold anything, where the formula is of tokens alone."""
-    weight = torch.ones(4, 6, dtype=torch.float64)
-    weight[:, 3] = 0
-    options = {"loss_type": name, "importance_sampling_ratio": weight, "beta": 0.1 if name == "dro" else 0.0}
-    results = []
-    for filled in (-1.0, torch.nan, -INF):
-        x = torch.where(weight == 0, filled, POLICY).requires_grad_()
-        out = L.grpo_loss(x, A, OLD, None, MASK, **options)
-        results.append((out, *torch.autograd.grad(out, x)))
-    for other in results[1:]:
-        assert torch.equal(results[0][0], other[0])
-        assert torch.equal(results[0][1], other[1])
+    """A token whose correction is 0 may hold anything, and so may a completion of such tokens."""
+    tokens = torch.ones(4, 6, dtype=torch.float64)
+    tokens[1:, 3] = 0
+    completions = torch.tensor([[1.0], [0.0], [1.0], [0.0]], dtype=torch.float64)
+    options = {"loss_type": name, "beta": 0.1 if name == "dro" else 0.0}
+    options |= {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5, "kl_cov_ratio": 0.5}
+    cases = [(tokens, "token"), (completions, "token"), (completions.expand(4, 6), "token")]
+    cases += [(completions, "sequence"), (completions.expand(4, 6), "sequence")] if POLICIES[name].level else []
+    for weight, level in cases:
+        results = []
+        for filled in (-1.0, torch.nan, -INF, 1000.0):
+            x = torch.where(weight == 0, filled, POLICY).requires_grad_()
+            a = A.clone().requires_grad_()
+            torch.manual_seed(0)
+            out = L.grpo_loss(x, a, OLD, None, MASK, importance_sampling_ratio=weight, importance_sampling_level=level, **options)
+            results.append((out, *torch.autograd.grad(out, (x, a))))
+        assert results[0][1].any()
+        assert all(torch.equal(s, t) for other in results[1:] for s, t in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -7837,7 +7837,9 @@ def grpo_loss(
     the policy gradient is 0 even if r overflows. Where log π is -inf and its
     factor 0, ℓ is 0. If no token counts, a divisor of tokens gives nan, or 0
     with empty="zero" (TRL: 0). Tokens whose importance_sampling_ratio is 0 have
-    ℓ = 0, whatever they hold.
+    ℓ = 0, whatever they hold. They count in the divisor and, as in TRL, in the
+    shares of return_stats and in the r of a sequence, but not in the w of
+    "vespo" nor in covariances.
 
     Args:
         per_token_logps: (N, T), in nats.
@@ -7870,7 +7872,8 @@ def grpo_loss(
             trainer has it. It multiplies ℓ and not the KL term; "vespo" takes
             it into w, "gmpo" its geometric mean. It has no gradient.
         kl_clamp: above 0, the largest size of q in the estimate of KL, whose
-            gradient is 0 beyond it. None: no bound, as TRL.
+            gradient is 0 beyond it, that of the factor r of
+            use_bias_correction_kl included. None: no bound, as TRL.
         use_bias_correction_kl: multiply the estimate of KL by r
             (DeepSeek-V3.2), so that it is unbiased off the policy.
         sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.

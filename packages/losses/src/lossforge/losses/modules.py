@@ -1624,7 +1624,8 @@ class GRPOLoss(LossModule, Generic[Result]):
         max_completion_length: for "dr_grpo" only, default T.
         reduction: "mean", "sum", or "none" for one loss an item.
         kl_clamp: above 0, the largest size of q in the estimate of KL, whose
-            gradient is 0 beyond it. None: no bound, as TRL.
+            gradient is 0 beyond it, that of the factor r of
+            use_bias_correction_kl included. None: no bound, as TRL.
         use_bias_correction_kl: multiply the estimate of KL by r
             (DeepSeek-V3.2), so that it is unbiased off the policy.
         sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.

@@ -120,7 +120,8 @@ def grpo_loss(
     Edges: the estimate of KL, e^q - q - 1, is inf from a gap q of 89 nats on, and its gradient -inf, as TRL's: one such token ends a
     training. `kl_clamp` keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0, the policy gradient is 0 even if r
     overflows. Where log π is -inf and its factor 0, ℓ is 0. If no token counts, a divisor of tokens gives nan, or 0 with empty="zero" (TRL:
-    0). Tokens whose importance_sampling_ratio is 0 have ℓ = 0, whatever they hold.
+    0). Tokens whose importance_sampling_ratio is 0 have ℓ = 0, whatever they hold. They count in the divisor and, as in TRL, in the shares
+    of return_stats and in the r of a sequence, but not in the w of "vespo" nor in covariances.
 
     Args:
         per_token_logps: (N, T), in nats.
@@ -141,7 +142,8 @@ def grpo_loss(
         max_completion_length: for "dr_grpo" only, default T.
         importance_sampling_ratio: (N, T) or (N, 1), of at least 0, π_old / π_sampler of an inference engine, truncated or masked as the
             trainer has it. It multiplies ℓ and not the KL term; "vespo" takes it into w, "gmpo" its geometric mean. It has no gradient.
-        kl_clamp: above 0, the largest size of q in the estimate of KL, whose gradient is 0 beyond it. None: no bound, as TRL.
+        kl_clamp: above 0, the largest size of q in the estimate of KL, whose gradient is 0 beyond it, that of the factor r of
+            use_bias_correction_kl included. None: no bound, as TRL.
         use_bias_correction_kl: multiply the estimate of KL by r (DeepSeek-V3.2), so that it is unbiased off the policy.
         sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.
         sapo_temperature_neg: τ of "sapo" elsewhere, above 0.
@@ -222,12 +224,11 @@ def grpo_loss(
     losses, kl = computed.losses, None
     in_loss = checks.nonzero(options.beta) and loss_type not in ("a2po", "dro")
     if reference is not None and (in_loss or return_stats):
-        q = reference - policy
-        if kl_clamp is not None:
-            q = limited(q, -kl_clamp, kl_clamp)
+        gap, ratio = reference - policy, level.clamp(max=EXPONENT).exp()
+        q = gap if kl_clamp is None else limited(gap, -kl_clamp, kl_clamp)
         kl = torch.expm1(q) - q
         if use_bias_correction_kl:
-            kl = kl * level.clamp(max=EXPONENT).exp()
+            kl = kl * torch.where(q == gap, ratio, ratio.detach())
         if in_loss:
             losses = losses + options.beta * kl
     losses = torch.where(keep, losses, 0.0)
@@ -283,14 +284,16 @@ def _check_length(most: int | None, x: Tensor, loss_type: str) -> int:
 
 
 def _weighted(objective: PolicyObjective, t: Tokens) -> Policy:
-    """Compute an objective, multiplied by the sampler's correction; where that is 0, what a token holds does not matter."""
-    if t.sampler is None or objective.weighs:
+    """Compute an objective, multiplied by the sampler's correction. Where that is 0, a token is a constant, and its loss 0."""
+    if t.sampler is None:
         return objective.compute(t)
-    nothing = t.sampler == 0
-    policy, log_ratio = (torch.where(nothing, 0.0, each) for each in (t.policy, t.log_ratio))
-    level = log_ratio if t.level is t.log_ratio else t.level
-    computed = objective.compute(t._replace(policy=policy, log_ratio=log_ratio, level=level))
-    return computed._replace(losses=torch.where(nothing, 0.0, t.sampler * computed.losses))
+    nothing = ~t.counted
+    of_level = nothing if t.level is t.log_ratio else nothing.all(1, keepdim=True)
+    held = {"policy": nothing, "log_ratio": nothing, "level": of_level, "advantages": nothing}
+    constant = {name: torch.where(where, getattr(t, name).detach(), getattr(t, name)) for name, where in held.items()}
+    computed = objective.compute(t._replace(**constant))
+    losses = computed.losses if objective.weighs else t.sampler * computed.losses
+    return computed._replace(losses=torch.where(nothing, 0.0, losses))
 
 
 def _with_stats(loss: Tensor, computed: Policy, kl: Tensor | None, advantages: Tensor, keep: Tensor) -> PolicyLossOutput:

@@ -272,6 +272,11 @@ class Tokens(NamedTuple):
     sampler: Tensor | None
     options: PolicyOptions
 
+    @property
+    def counted(self) -> Tensor:
+        """Return the tokens that count, but for those of weight 0, which may hold anything."""
+        return self.keep if self.sampler is None else self.keep & (self.sampler != 0)
+
     def mean(self, t: Tensor) -> Tensor:
         """Return the mean over the tokens of each completion, (N, 1)."""
         return torch.where(self.keep, t, 0.0).sum(1, keepdim=True) / self.keep.sum(1, keepdim=True).clamp(min=1)
@@ -355,7 +360,7 @@ def _sapo(t: Tokens) -> Policy:
 
 def _vespo(t: Tokens) -> Policy:
     o, least = t.options, math.log(1e-8)
-    log_weight = t.log_ratio.detach().clamp(-20.0, 20.0).sum(1, keepdim=True)
+    log_weight = torch.where(t.counted, t.log_ratio.detach(), 0.0).clamp(-20.0, 20.0).sum(1, keepdim=True)
     if t.sampler is not None:
         log_weight = log_weight + t.sampler.log().clamp(least, 20.0).sum(1, keepdim=True)
     log_weight = log_weight.clamp(least, 20.0)
@@ -369,7 +374,7 @@ def _gmpo(t: Tokens) -> Policy:
     low, high = -t.options.epsilon, t.options.epsilon_high
     below, above = t.log_ratio < low, t.log_ratio > high
     bounded = torch.where(t.advantages > 0, limited(t.log_ratio, -math.inf, high), limited(t.log_ratio, low, math.inf))
-    ratio = t.mean(bounded).clamp(max=EXPONENT).exp()
+    ratio = t.mean(torch.where(t.counted, bounded, 0.0)).clamp(max=EXPONENT).exp()
     if t.sampler is not None:
         ratio = ratio * (t.sampler if t.sampler.shape[1] == 1 else t.mean(t.sampler.log()).exp())
     return Policy(-ratio * t.advantages, below, above)
@@ -386,15 +391,15 @@ def _gpg(t: Tokens) -> Policy:
 
 def _covariance(t: Tokens) -> Tensor:
     """Return each token's part of the covariance of A and log π over the tokens that count."""
-    count = t.keep.sum().clamp(min=1)
+    count = t.counted.sum().clamp(min=1)
     a, logps = t.advantages.detach().expand_as(t.policy), t.policy.detach()
-    means = [torch.where(t.keep, each, 0.0).sum() / count for each in (a, logps)]
+    means = [torch.where(t.counted, each, 0.0).sum() / count for each in (a, logps)]
     return (a - means[0]) * (logps - means[1])
 
 
 def _largest(scores: Tensor, among: Tensor, t: Tokens, ratio: float) -> Tensor:
     """Return where the largest scores are, for a share of the tokens that count: at least one, rounded down."""
-    most = (t.keep.sum().double() * ratio).floor().clamp(min=1)
+    most = (t.counted.sum().double() * ratio).floor().clamp(min=1)
     order = torch.where(among, scores, -math.inf).flatten().argsort(descending=True, stable=True)
     return among & (order.argsort().view_as(scores) < most)
 
@@ -404,13 +409,13 @@ def _clip_cov(t: Tokens) -> Policy:
     assert below is not None  # of a loss that clips
     assert above is not None
     covariance, clipped = _covariance(t), (below & (t.advantages < 0)) | (above & (t.advantages > 0))
-    among = t.keep & ~clipped & (covariance > t.options.clip_cov_lb) & (covariance < t.options.clip_cov_ub)
+    among = t.counted & ~clipped & (covariance > t.options.clip_cov_lb) & (covariance < t.options.clip_cov_ub)
     left_out = _largest(torch.rand_like(covariance), among, t, t.options.clip_cov_ratio)
     return Policy(torch.where(left_out, 0.0, losses), below | left_out, above | left_out)
 
 
 def _kl_cov(t: Tokens) -> Policy:
-    penalised = _largest(_covariance(t), t.keep, t, t.options.kl_cov_ratio)
+    penalised = _largest(_covariance(t), t.counted, t, t.options.kl_cov_ratio)
     penalty = torch.where(penalised, t.options.ppo_kl_coef * t.log_ratio.abs(), 0.0)
     return Policy(-t.advantages * t.log_ratio.clamp(max=EXPONENT).exp() + penalty)
 
