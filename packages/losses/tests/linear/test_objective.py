@@ -100,13 +100,11 @@ def test_softened_logits(device, by_exponentials):
 @pytest.mark.each
 @pytest.mark.parametrize("gradient", [None, "backward"])
 def test_a_graph_is_walked_again(gradient, device):
-    """The same bits, also where the objective draws numbers; and derivatives of second order."""
+    """The same bits, also where the objective has changed since; and derivatives of second order."""
     (x, w, b), index = layer(device)
-
-    def drawing(logps):
-        return (logps * torch.rand_like(logps)).sum()
-
-    found = linear_objective(x, w, index, drawing, b, independent="tokens", chunk=T, gradient=gradient)
+    factor = [torch.rand(index.shape, device=device)]
+    found = linear_objective(x, w, index, lambda logps: (logps * factor[0]).sum(), b, independent="tokens", chunk=T, gradient=gradient)
+    factor[0] = torch.rand_like(factor[0])  # of later calls: the slopes are those of the first one
     first, second = (torch.autograd.grad(found, (x, w, b), retain_graph=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -148,10 +146,18 @@ def test_ignored_tokens_are_left_out(name, options, device):
 @pytest.mark.parametrize(("independent", "chunk"), [("tokens", 3), ("sequences", T)])
 def test_tokens_that_are_not_independent_give_nan(independent, chunk, device):
     """Two sequences decide the slopes of each other, and each chunk has one or less."""
-    (x, w, b), index = layer(device)
+    leaves, index = layer(device)
+    x, w, b = leaves
     objective = objectives(device)["dpo"][1]
-    assert linear_objective(x, w, index, objective, b, independent=independent, chunk=chunk).isnan()
-    assert linear_objective(x, w, index, objective, b, independent=independent).isfinite()
+    found = linear_objective(x, w, index, objective, b, independent=independent, chunk=chunk)
+    assert found.isnan()
+    for again in ({"retain_graph": True}, {"retain_graph": True}, {"create_graph": True}):
+        of_input, *of_layer = torch.autograd.grad(found, leaves, **again)
+        assert of_input[index != -100].isnan().all()
+        assert all(g.isnan().all() for g in of_layer)
+    found = linear_objective(x, w, index, objective, b, independent=independent)
+    assert found.isfinite()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(found, leaves))
 
 
 def test_of_one_row_and_of_none(device):

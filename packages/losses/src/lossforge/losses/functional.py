@@ -7099,8 +7099,8 @@ def linear_objective(
 
     objective is called once a chunk. Log-probabilities of later chunks are then
     0, so that a chunk's derivatives must not depend on them: `independent` says
-    which tokens belong together. Where it is wrong, the result is nan. The last
-    call has all log-probabilities.
+    which tokens belong together. Where it is wrong, result and gradients are
+    nan. The last call has all log-probabilities.
 
     Four products are taken where a chunk does not hold what belongs together,
     where `gradient` says so, under torch.compile, for tensors that the kernels

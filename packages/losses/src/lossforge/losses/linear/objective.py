@@ -2,7 +2,8 @@
 
 A chunk's rows are computed first, then the scalar's slopes at their results, in plain torch, and with these the gradient of the chunk's
 logits, while they are in memory. The slopes of a chunk must depend on its own rows alone: of the rows not yet computed the scalar sees 0.
-The last chunk completes the rows. There the slopes of all are compared with those that were used, and where they differ the scalar is nan.
+The last chunk completes the rows. There the slopes of all are compared with those that were used, and where they differ the scalar and its
+gradients are nan.
 """
 
 import math
@@ -72,7 +73,8 @@ class _Slopes:
     """The slopes of an objective at the results of rows, a chunk after another.
 
     seen: results of all rows by their places, 0 where they are not computed yet. used: the slopes that the chunks were given. done: all
-    rows are known; from then on the slopes are those of the first time.
+    rows are known; from then on the slopes are those of the first time. sound: 1, or nan where the chunks were given other slopes than
+    those of all rows; value and gradients are multiplied by it.
     """
 
     def __init__(self, checked: CheckedCall[Any, Any], objective: Objective) -> None:
@@ -82,6 +84,7 @@ class _Slopes:
         self.seen: dict[int, Tensor] = {}
         self.used: dict[int, Tensor] = {}
         self.done = False
+        self.sound: Tensor | float = 1.0
 
     def of_rows(self, start: int, end: int, results: Several) -> Sequence[Tensor | None]:
         """Return the gradients that arrive at the results of a chunk, which is the rows from start to end."""
@@ -115,7 +118,9 @@ class _Slopes:
         if not self.done:
             return value
         self.seen.clear()
-        return torch.where(self._same(slopes), value, torch.nan) if start else value
+        if start:
+            self.sound = torch.where(self._same(slopes), 1.0, torch.nan).to(value.dtype)
+        return value * self.sound
 
     def _same(self, slopes: Sequence[Tensor]) -> Tensor:
         """Return whether the chunks were given the slopes of all rows."""
@@ -192,10 +197,11 @@ class _Written(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _ = ctx.saved_tensors  # raises where one has been changed since
+        grad_output = grads[0] * ctx.computation.slopes.sound
         if torch.is_grad_enabled():
-            return None, *ctx.computation.differentiable(ctx.wanted, grads[0])
+            return None, *ctx.computation.differentiable(ctx.wanted, grad_output)
         written, ctx.written = ctx.written or ctx.computation.gradients(ctx.wanted), None
-        return None, *[None if t is None else scaled(True, t, grads[0]) for t in written]
+        return None, *[None if t is None else scaled(True, t, grad_output) for t in written]
 
 
 def of_tokens(

@@ -296,7 +296,8 @@ def linear_objective(
     derivatives of the objective by their log-probabilities, then the gradients of input, weight and bias from the same logits.
 
     objective is called once a chunk. Log-probabilities of later chunks are then 0, so that a chunk's derivatives must not depend on them:
-    `independent` says which tokens belong together. Where it is wrong, the result is nan. The last call has all log-probabilities.
+    `independent` says which tokens belong together. Where it is wrong, result and gradients are nan. The last call has all
+    log-probabilities.
 
     Four products are taken where a chunk does not hold what belongs together, where `gradient` says so, under torch.compile, for tensors
     that the kernels do not serve (on the CPU), for float16 unless `gradient` is "forward", and for subclasses of torch.Tensor.
