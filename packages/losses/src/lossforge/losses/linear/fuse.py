@@ -227,7 +227,7 @@ def fused(
         kept = counts.nonzero().squeeze(1) if valid is None else _first(counts, valid)
         given = _of_kept(function, given, targets, kept, rows.count)
         x = head.input.index_select(0, kept)
-        head = head.with_input(x if valid is None else torch.where(counts.sum() > valid, torch.nan, x))
+        head = head.with_input(x if valid is None else x * torch.where(counts.sum() > valid, torch.nan, 1.0))
     checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
     if type(checked.call) not in FUSED:
         raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
