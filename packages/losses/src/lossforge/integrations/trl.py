@@ -74,7 +74,7 @@ def _log_probs(own: Any) -> Any:
                 return_mean_logit="mean_logits" in outputs,
                 return_correct="is_top1" in outputs,
             )
-            return -results.loss, results.entropy, results.log_p2, results.mean_logit, results.correct
+            return -results.loss, *[getattr(results, name, None) for name in ("entropy", "log_p2", "mean_logit", "correct")]
 
     return ChunkedLogProbFunction
 
@@ -138,9 +138,7 @@ def _logps(own: Any) -> Any:
 def _entropy(own: Any) -> Any:
     def entropy_from_logits(logits: Tensor, chunk_size: int = 128) -> Tensor:
         nothing = torch.full(logits.shape[:-1], -100, dtype=torch.int64, device=logits.device)
-        entropy = selective_log_softmax(logits, nothing, return_entropy=True).entropy
-        assert entropy is not None
-        return entropy
+        return selective_log_softmax(logits, nothing, return_entropy=True).entropy
 
     return entropy_from_logits
 
@@ -153,10 +151,9 @@ def _logps_and_entropy(own: Any) -> Any:
             raise ValueError("temperature must be positive")
         if row_mask is not None:
             index = index.masked_fill(row_mask == 0, -100)
-        found = selective_log_softmax(logits, index, temperature=temperature, return_entropy=True)
-        assert found.entropy is not None
-        entropy = found.entropy if entropy_requires_grad else found.entropy.detach()
-        return found.logps, entropy if row_mask is None else entropy.masked_fill(row_mask == 0, 0.0)
+        logps, entropy = selective_log_softmax(logits, index, temperature=temperature, return_entropy=True)
+        entropy = entropy if entropy_requires_grad else entropy.detach()
+        return logps, entropy if row_mask is None else entropy.masked_fill(row_mask == 0, 0.0)
 
     return selective_log_softmax_and_entropy
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from lossforge.losses import TokenLogps, linear_selective_log_softmax
+from lossforge.losses import linear_selective_log_softmax
 from lossforge.patch.patching import Patch, Replacement, say_once
 from lossforge.patch.patching import patch as patch_names
 
@@ -27,11 +27,9 @@ def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: floa
     index = labels.long().view(hidden.shape[:-1])
     classes = None if group is None else len(weight) * dist.get_world_size(group)
     spread = {"group": group, "classes": classes, "sum_input_gradient": False}
-    options = {"temperature": temperature, "return_entropy": True, **spread}
-    found = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)
-    assert isinstance(found, TokenLogps)
-    assert found.entropy is not None
-    return found.logps, found.entropy
+    options: Any = {"temperature": temperature, "return_entropy": True, **spread}
+    logps, entropy = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)
+    return logps, entropy
 
 
 def _module(own: Any) -> Any:

@@ -1,7 +1,7 @@
 """Cross entropy of rows of classes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -9,6 +9,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options, of_classes
+from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, TokenWeight, UnitInterval
@@ -39,8 +40,8 @@ def by_probability_reference(z: Tensor) -> Tensor:
     return (-z).exp().detach() * z.clamp(max=1e30)
 
 
-class CrossEntropyOutput(NamedTuple):
-    """What `cross_entropy` returns when further outputs are asked for; None for the others.
+class CrossEntropyOutput(Outputs):
+    """What `cross_entropy` returns when further outputs are asked for: the loss and these alone, in this order.
 
     Attributes:
         loss: a scalar, or one value a row with reduction "none".
@@ -54,13 +55,13 @@ class CrossEntropyOutput(NamedTuple):
     """
 
     loss: Tensor
-    z_loss: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
-    correct: Tensor | None
-    argmax: Tensor | None
-    log_p2: Tensor | None
-    mean_logit: Tensor | None
+    z_loss: Tensor
+    lse: Tensor
+    entropy: Tensor
+    correct: Tensor
+    argmax: Tensor
+    log_p2: Tensor
+    mean_logit: Tensor
 
 
 @loss(
@@ -138,9 +139,10 @@ def cross_entropy(
         outputs=[return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit],
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
-    finish = _output if any(call.outputs) else first
+    further = any(call.outputs)
+    finish = CrossEntropyOutput.of if further else first
     call = _weighed_by_itself(call, token_weight, group is not None) if isinstance(token_weight, str) else call._replace(lam=token_weight)
-    if finish is _output and call.entropy_weight and not return_entropy:
+    if further and call.entropy_weight and not return_entropy:
         finish = _without_entropy
     if group is not None:
         return over_processes(call, row_options, group, classes, finish)
@@ -157,25 +159,19 @@ def cross_entropy_of_index(
     reduction: Reduction,
     group: ProcessGroup | DeviceMesh | None = None,
     **options: Unpack[RowOptions],
-) -> CheckedCall[RowwiseCall, CrossEntropyOutput]:
+) -> CheckedCall[RowwiseCall, tuple[Tensor | None, ...]]:
     """Check a call of `cross_entropy` whose class indices are the argument `index` of a public function, as messages then say.
 
-    outputs: which further results are asked for, in the order of a row-wise call's.
+    Its results are the template's. outputs: which further ones are asked for, in the order of a row-wise call's.
     """
     call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
     if group is not None:
-        return over_processes(call, options, group, None, _output, "index")
-    return rowwise_results(call, options, _output, target_name="index")
-
-
-def _output(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
-    loss, *others = results
-    assert loss is not None
-    return CrossEntropyOutput(loss, *others)
+        return over_processes(call, options, group, None, tuple, "index")
+    return rowwise_results(call, options, tuple, target_name="index")
 
 
 def _without_entropy(results: Sequence[Tensor | None]) -> CrossEntropyOutput:
-    return _output(results)._replace(entropy=None)
+    return CrossEntropyOutput.of([*results[:3], None, *results[4:]])
 
 
 def _weighed_by_itself(call: RowwiseCall, weight: str, shared: bool) -> RowwiseCall:

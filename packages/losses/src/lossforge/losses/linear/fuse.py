@@ -170,7 +170,8 @@ def _unselect(t: Any, rows: Tensor, count: int) -> Any:
 def _each(make: Callable[[Any], Any], results: Any) -> Any:
     if isinstance(results, Tensor):
         return make(results)
-    return type(results)(*[make(t) for t in results])
+    made: Any = getattr(results, "_make", tuple)
+    return made([make(t) for t in results])
 
 
 def _chunked(head: Head, linear: LinearOptions) -> Head:

@@ -374,13 +374,12 @@ def linear_entropy(
     return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), _entropy)
 
 
-def _negated(found: CrossEntropyOutput) -> CrossEntropyOutput:
-    loss, *of_rows = found
-    return CrossEntropyOutput(-loss, *of_rows)
+def _negated(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    return -results[0], *results[1:]
 
 
-def _logps(outputs: list[bool], found: CrossEntropyOutput) -> Tensor | TokenLogps:
-    return with_outputs(outputs, _negated(found))
+def _logps(outputs: list[bool], results: tuple[Any, ...]) -> Tensor | TokenLogps:
+    return with_outputs(outputs, _negated(results))
 
 
 def _entropy(found: Any) -> Tensor:

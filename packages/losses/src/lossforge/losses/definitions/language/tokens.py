@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options
+from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.option_types import Positive
 from lossforge.losses.run import compute
@@ -19,8 +20,8 @@ from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_resu
 __all__ = ["TokenLogps"]
 
 
-class TokenLogps(NamedTuple):
-    """What `selective_log_softmax` returns when further outputs are asked for; None for the others.
+class TokenLogps(Outputs):
+    """What `selective_log_softmax` returns when further outputs are asked for: the log-probabilities and these alone, in this order.
 
     Attributes:
         logps: as index, in nats; differentiable.
@@ -34,13 +35,13 @@ class TokenLogps(NamedTuple):
     """
 
     logps: Tensor
-    entropy: Tensor | None = None
-    lse: Tensor | None = None
-    z_loss: Tensor | None = None
-    correct: Tensor | None = None
-    argmax: Tensor | None = None
-    log_p2: Tensor | None = None
-    mean_logit: Tensor | None = None
+    entropy: Tensor
+    lse: Tensor
+    z_loss: Tensor
+    correct: Tensor
+    argmax: Tensor
+    log_p2: Tensor
+    mean_logit: Tensor
 
 
 @public(ROWWISE.docs, repeats=True)
@@ -146,7 +147,7 @@ def with_outputs(outputs: list[bool], results: Sequence[Any], several: tuple[Ten
         correct = (index == argmax.unsqueeze(-1)) & (index != ignore_index) & ~lse.isnan().unsqueeze(-1)
     squared = lse.square() if z_loss and lse is not None else None
     lse, argmax = lse if want_lse else None, argmax if want_argmax else None
-    return TokenLogps(logps, entropy, lse, squared, correct, argmax, log_p2, mean_logit)
+    return TokenLogps.of([logps, entropy, lse, squared, correct, argmax, log_p2, mean_logit])
 
 
 def softened(temperature: float, softcap: float | None, scale: float = 1.0) -> tuple[float, float | None]:

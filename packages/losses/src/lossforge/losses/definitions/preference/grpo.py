@@ -1,6 +1,6 @@
 """Group-relative policy optimisation and its relatives: objectives over the tokens of sampled completions, and PPO's value loss."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -290,7 +290,7 @@ def _weighted(objective: PolicyObjective, t: Tokens) -> Policy:
     nothing = ~t.counted
     of_level = nothing if t.level is t.log_ratio else nothing.all(1, keepdim=True)
     held = {"policy": nothing, "log_ratio": nothing, "level": of_level, "advantages": nothing}
-    constant = {name: torch.where(where, getattr(t, name).detach(), getattr(t, name)) for name, where in held.items()}
+    constant: dict[str, Any] = {name: torch.where(where, getattr(t, name).detach(), getattr(t, name)) for name, where in held.items()}
     computed = objective.compute(t._replace(**constant))
     losses = computed.losses if objective.weighs else t.sampler * computed.losses
     return computed._replace(losses=torch.where(nothing, 0.0, losses))

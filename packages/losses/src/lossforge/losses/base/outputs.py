@@ -1,0 +1,62 @@
+"""Results of a call beside its loss, as a named tuple of those that were asked for."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+
+class Outputs(tuple[Tensor, ...]):
+    """Results that were asked for, by name and in order.
+
+    A subclass annotates all names that there are, the first of which is always there. It has a class for each set of them, a named tuple to
+    torch's pytree, export and compiler, which cannot make classes themselves.
+    """
+
+    __slots__ = ()
+    names: ClassVar[tuple[str, ...]]
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _field_defaults: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "_fields" in vars(cls):
+            return
+        cls.names = tuple(cls.__annotations__)
+        first, *others = cls.names
+        for chosen in [*itertools.product((False, True), repeat=len(others))][1:]:  # not for none: the first alone is returned as a tensor
+            fields = first, *itertools.compress(others, chosen)
+            name = "_".join(fields)
+            shared = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
+            setattr(cls, name, type(name, (cls,), {**shared, "_fields": fields, "__qualname__": f"{cls.__qualname__}.{name}"}))
+
+    @classmethod
+    def of(cls, results: Sequence[Tensor | None]) -> Self:
+        """Return the results that are not None. results: one for each of `names`, in their order."""
+        known = [(name, t) for name, t in zip(cls.names, results, strict=True) if t is not None]
+        made: Self = getattr(cls, "_".join([name for name, _ in known]))(*[t for _, t in known])
+        return made
+
+    def __new__(cls, *results: Tensor) -> Self:
+        return tuple.__new__(cls, results)
+
+    @classmethod
+    def _make(cls, results: Iterable[Tensor]) -> Self:
+        return cls(*results)
+
+    def _asdict(self) -> dict[str, Tensor]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def __getnewargs__(self) -> tuple[Tensor, ...]:
+        return tuple(self)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in self._fields:
+            return self[self._fields.index(name)]
+        kind = type(self).__qualname__.partition(".")[0]
+        asked = f": it holds {', '.join(self._fields)}; ask for it with return_{name}=True" if name in self.names else ""
+        raise AttributeError(f"{kind} has no {name!r}{asked}")
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name}={t!r}" for name, t in self._asdict().items())
+        return f"{type(self).__qualname__.partition('.')[0]}({held})"
