@@ -319,12 +319,18 @@ def large_divergence(dtype: torch.dtype) -> Iterator[Sample]:
 
 def large_topk(dtype: torch.dtype) -> Iterator[Sample]:
     for classes, k in ((16, 4), (1000, 10), (8192, 20), (32000, 64), (50257, 256)):
-        x, values, index = torch.zeros(32, classes, dtype=dtype), torch.zeros(32, k, dtype=dtype), torch.zeros(32, k, dtype=torch.int32)
+        x, values, index = (
+            torch.zeros(32, classes, dtype=dtype),
+            torch.full((32, k), -9.0, dtype=dtype),
+            torch.zeros(32, k, dtype=torch.int32),
+        )
         yield Sample(f"{classes} classes", x, values, {"indices": index})
+        yield Sample(f"{classes} classes, capped", x, values, {"indices": index, "softcap": 5.0, "scale": 0.7})
         yield Sample(f"{classes} classes, tail", torch.zeros_like(x), values, {"indices": index.long(), "tail": True})
     for classes in (21, 150):
         x, index = torch.zeros(2, classes, 32, 32, dtype=dtype), torch.zeros(2, 4, 32, 32, dtype=torch.int64)
-        yield Sample(f"pixels, {classes} classes", x, index.to(dtype), {"indices": index, "labels": index[:, 0].contiguous()})
+        values = torch.full(index.shape, -9.0, dtype=dtype)
+        yield Sample(f"pixels, {classes} classes", x, values, {"indices": index, "labels": index[:, 0].contiguous()})
 
 
 def named(extra: dict[str, Any]) -> str:

@@ -48,8 +48,24 @@ def test_largest_entries_over_sizes_and_alignment(judged, offset, device, dtype)
         x = torch.randn(shape, device=device).to(dtype)
         values, indices = torch.randn(shape, device=device).log_softmax(1).topk(min(3, shape[1]), 1)
         for shift, reduction in ((0, "sum"), (1, "none"), (8, "sum")):
-            for options in ({}, {"renormalize": True}, {"tail": True}):
+            capped = {"softcap": 2.0, "logit_scale": 1.3}
+            for options in ({}, {"renormalize": True, "logit_scale": 0.7}, {"renormalize": True, **capped}, {"tail": True}, capped):
                 if options.get("tail") and shape[1] <= 3:
                     continue  # there are no further classes
                 target = offset(values, shift).contiguous()
                 judged(TopKCall("topk_kl", offset(x, shift), target, indices, temperature=1.5, reduction=reduction, **options))
+
+
+def test_entries_that_are_no_log_probabilities_make_their_row_nan(device):
+    launch, formulas = kernels.of_folder("topk"), FORMULAS["topk_kl"].kernels
+    for classes in (17, 9001):
+        x = torch.randn(3, classes, device=device)
+        values, indices = torch.randn(3, classes, device=device).log_softmax(1).topk(5, 1)
+        values[1] = 0.03 - torch.tensor(5.0).log()  # of a sum of 1.03, as of rounded ones
+        values[2] = 0.06 - torch.tensor(5.0).log()
+        call, gradient = TopKCall("topk_kl", x, values, indices), torch.zeros_like(x)
+        total, *_ = launch.forward(call, formulas, [gradient], True)
+        assert total.isnan()
+        assert gradient.isnan().all(1).tolist() == gradient.isnan().any(1).tolist() == [False, False, True]
+        each, *_ = launch.forward(call._replace(reduction="none"), formulas, [None], True)
+        assert each.isnan().tolist() == [False, False, True]

@@ -396,6 +396,26 @@ def test_topk_values_by_hand(device):
     torch.testing.assert_close(value.item(), exact, rtol=1e-6, atol=0)
 
 
+def test_topk_values_that_are_no_log_probabilities(device):
+    """The row is nan where the host may not read them; rows that are left out may hold anything."""
+    x, values = torch.randn(5, 9, device=device), torch.randn(5, 9, device=device).log_softmax(1)
+    values, indices = values.bfloat16().topk(9, 1)  # whose sum may exceed 1
+    labels = torch.tensor([-100, 0, 0, 0, 0], device=device)
+    values[0], values[3] = 2.0, values[3] + 1
+    with pytest.raises(ValueError, match=r"whose exponentials add up to at most 1, got 2\.7.* at row 3: give log_softmax"):
+        topk_kl_div_with_logits(x, values, indices, labels=labels, validate=True)
+
+    def compute(x):
+        return topk_kl_div_with_logits(x, values, indices, labels=labels, reduction="none")
+
+    unread = compute if device == "cuda" else torch.compile(compute, fullgraph=True, backend="aot_eager")
+    for path in (unread, lambda x: torch.func.vmap(compute)(x[None])[0]):
+        leaf = x.clone().requires_grad_()
+        found = path(leaf)
+        assert found.isnan().tolist() == [False, False, False, True, False]
+        assert torch.autograd.grad(found[3], leaf)[0][3].isnan().all()
+
+
 def test_what_topk_returns_fits(device):
     """In its order; all classes are the dense divergence, whose gradient is (p - q) / N."""
     x, t = torch.randn(2, 7, device=device), torch.randn(2, 7, device=device).log_softmax(1)

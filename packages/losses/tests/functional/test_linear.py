@@ -346,18 +346,27 @@ def test_caps_of_a_teacher_are_checked(device):
     (x, w, b), _ = model(device)
     with pytest.raises(ValueError, match=r"teacher\.softcap must be .*above 0"):
         linear_kl_div(x, w, LinearTeacher(x, w, b, softcap=0.0))
-    values, indices = torch.randn(2, 7, 11, device=device).log_softmax(-1).topk(4)
-    with pytest.raises(ValueError, match="softcap needs all of the teacher's logits"):
-        linear_kl_div(x, w, TopKTeacher(values, indices), softcap=2.0)
 
 
 def test_likeliest_classes_of_a_teacher(device):
-    leaves, _ = model(device)
+    """The scale and the cap are the student's."""
+    leaves = [t.requires_grad_() for t in model(device)[0]]
+    wide = [t.detach().double().requires_grad_() for t in leaves]
     values, indices = torch.randn(2, 7, 11, device=device).log_softmax(-1).topk(4)
     topk = LOSSES["topk_kl"].function
-    value = linear_kl_div(*leaves[:2], TopKTeacher(values, indices), leaves[2], tail=True, chunk=5)
-    right = topk(F.linear(*leaves).flatten(0, 1), values.flatten(0, 1), indices.flatten(0, 1), tail=True)
+    value = linear_kl_div(*leaves[:2], TopKTeacher(values, indices), leaves[2], tail=True, scale=1.3, softcap=2.0, chunk=5)
+    logits = 2 * torch.tanh(1.3 * F.linear(*wide) / 2)
+    right = topk(logits.flatten(0, 1), values.double().flatten(0, 1), indices.flatten(0, 1), tail=True)
     assert error(value, right) < 1e-5
+    for got, exact in zip(torch.autograd.grad(value, leaves), torch.autograd.grad(right, wide), strict=True):
+        assert error(got, exact) < 1e-5
+    if device == "cpu":  # on CUDA the loss is nan
+        with pytest.raises(ValueError, match=r"values must be log-probabilities of the K classes at temperature T, .* or renormalize=True"):
+            linear_kl_div(*leaves[:2], TopKTeacher(values + 4, indices), leaves[2])
+    else:
+        assert linear_kl_div(*leaves[:2], TopKTeacher(values + 4, indices), leaves[2]).isnan()
+    logits = linear_kl_div(*leaves[:2], TopKTeacher(values + 4, indices), leaves[2], renormalize=True)
+    torch.testing.assert_close(logits, linear_kl_div(*leaves[:2], TopKTeacher(values, indices), leaves[2], renormalize=True))
     with pytest.raises(TypeError, match="linear_kl_div takes it"):
         linear_js_div(*leaves[:2], TopKTeacher(values, indices))
     with pytest.raises(ValueError, match="tail needs a TopKTeacher"):

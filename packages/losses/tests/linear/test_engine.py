@@ -250,8 +250,9 @@ def test_what_is_not_needed_is_not_computed(wanted, mode, watched, device):
 @MODES
 @EACH
 def test_the_host_waits_for_nothing(loss, mode, watched, device, monkeypatch):
-    """No value is read on the host, but by the check of class indices, which CUDA tensors are spared."""
+    """No value is read on the host, but by checks of class indices and log-probabilities, which CUDA tensors are spared."""
     monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.checks.to_read", lambda *args: False)
     leaves, targets = layer(9, device), loss.targets(9, device)
     with watched:
         gradients(loss.ours, leaves, *targets, gradient=mode, chunk=4)

@@ -228,6 +228,12 @@ def known(t: Tensor) -> bool:
     return type(t) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
 
 
+def to_read(t: Tensor, validate: bool | None) -> bool:
+    """Whether the host checks the values of t now: on the CPU, and on CUDA where asked."""
+    asked = t.device.type == "cpu" or (VALIDATE if validate is None else validate)
+    return bool(asked) and known(t) and not transformed(t)
+
+
 def nonzero(value: float) -> bool:
     """Whether a checked number may differ from 0: one that torch.compile traces may."""
     return isinstance(value, Tensor) or value != 0

@@ -5308,10 +5308,10 @@ def topk_kl_div_with_logits(
     input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
     renormalize: bool = False, tail: bool = False, temperature_squared: bool = True, ignore_index: int = -100, weight: Tensor | None = None,
     labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-    validate: bool | None = None, normalizer: float | Tensor | None = None,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
 ) -> Tensor:
-    """Kullback-Leibler divergence from a teacher's top-K logits; no dense teacher
-    is built.
+    """Kullback-Leibler divergence from a teacher's top-K log-probabilities; no
+    dense teacher is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values);
     with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
@@ -5331,7 +5331,9 @@ def topk_kl_div_with_logits(
         values: (N, K) or (N, K, d…), natural logarithms of the teacher's
             probabilities at temperature T; with renormalize its logits, or
             log-probabilities at temperature 1. *log_q.topk(k, dim) gives values
-            and indices.
+            and indices. Where their exponentials add up to more than 1.05, they
+            are no probabilities: a ValueError, on CUDA with validate alone,
+            without it nan in the row.
         indices: their classes, of any integer dtype, different from each other
             within a row; -1 for no entry.
         temperature: T above 0.
@@ -5354,6 +5356,9 @@ def topk_kl_div_with_logits(
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
         normalizer: number or 0-d tensor in place of the mean's divisor.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an
@@ -5375,7 +5380,7 @@ def topk_kl_div_with_logits(
     return compute(definitions.divergence.topk_kl_div_with_logits(
         input, values, indices, temperature, reduction, renormalize=renormalize, tail=tail, temperature_squared=temperature_squared,
         ignore_index=ignore_index, weight=weight, labels=labels, empty=empty, gradient=gradient, inplace=inplace, validate=validate,
-        normalizer=normalizer,
+        normalizer=normalizer, scale=scale, softcap=softcap,
     ))
 
 

@@ -4726,7 +4726,7 @@ class TaylorCrossEntropyLoss(TargetModule):
 
 
 class TopKKLDivWithLogitsLoss(LossModule):
-    """Kullback-Leibler divergence from a teacher's top-K logits: see
+    """Kullback-Leibler divergence from a teacher's top-K log-probabilities: see
     topk_kl_div_with_logits.
 
     A call takes input, values and indices.
@@ -4747,15 +4747,20 @@ class TopKKLDivWithLogitsLoss(LossModule):
         gradient: written in "forward", or computed in "backward"; None chooses.
         inplace: the gradient takes the memory of the logits; read them before.
         validate: check class indices on CUDA too, which waits for the device.
+        scale: above 0; the student's logits become scale · x, before the cap.
+        softcap: above 0; the student's logits become
+            softcap · tanh(x / softcap), before the temperature. None for none.
     """
 
     function = staticmethod(functional.topk_kl_div_with_logits)
-    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None}
+    shared = {"empty": "nan", "gradient": None, "inplace": False, "validate": None, "scale": 1.0, "softcap": None}
     reductions = ("none", "batchmean", "mean", "sum")
     reduction: BatchReduction
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
+    scale: float
+    softcap: float | None
     temperature: float
     renormalize: bool
     tail: bool
@@ -4766,11 +4771,11 @@ class TopKKLDivWithLogitsLoss(LossModule):
     def __init__(
         self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, renormalize: bool = False, tail: bool = False,
         temperature_squared: bool = True, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
-        inplace: bool = False, validate: bool | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None,
     ) -> None:
         super().__init__(
-            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, temperature=temperature,
-            renormalize=renormalize, tail=tail, temperature_squared=temperature_squared, ignore_index=ignore_index,
+            reduction=reduction, empty=empty, gradient=gradient, inplace=inplace, validate=validate, scale=scale, softcap=softcap,
+            temperature=temperature, renormalize=renormalize, tail=tail, temperature_squared=temperature_squared, ignore_index=ignore_index,
         )
 
     def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor:

@@ -6,7 +6,8 @@ times T, is
     pⱼ (Σ q + q₀) - qⱼ    where j is one of the K,    pⱼ (Σ q + q₀ - q₀ / p₀)    elsewhere.
 
 One sweep of the row computes the softmax's maximum and sum. A second writes the gradient as if no class were one of the K, and then these
-are overwritten. In the classic split backward is the same launch, which reads the first sweep's results.
+are overwritten. In the classic split backward is the same launch, which reads the first sweep's results. Logits may be scaled and
+soft-capped as they are read, as in the divergence template.
 """
 
 from collections import namedtuple
@@ -15,14 +16,16 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from lossforge.kernels.divergence.rows import row_weight
+from lossforge.kernels.divergence.rows import at_stored, capped, row_weight
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.engine.reduce import finish
 from lossforge.kernels.math import LOG2E, exp, exp2, log
 from lossforge.kernels.rowwise import sweep
 from lossforge.kernels.rowwise.rows import LOWEST
+from lossforge.kernels.topk.call import MOST
 
 LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: a smaller 1 - Σ p[i] is rounding error
+MOST_Q = tl.constexpr(MOST)
 
 
 class Entries(NamedTuple):
@@ -36,15 +39,16 @@ class Entries(NamedTuple):
 RowStats = namedtuple("RowStats", "span to top rate shift share keep")
 """What is known of rows before their gradient is written: log₂ p = (x - top) · rate - shift; share: p's factor; to: where it begins."""
 
-Elsewhere = namedtuple("Elsewhere", "gradient rows")
+Elsewhere = namedtuple("Elsewhere", "gradient rows formula")
 """The operation that writes the gradient of the classes that are not among the K."""
 
 Members = namedtuple("Members", "index lq q logit valid good")
-"""Each row's K entries (BR, KP): class, ln q, q, the class's logit, and whether it exists; good: whether all of a row are valid."""
+"""Each row's K entries (BR, KP): class, ln q, q, the class's logit, and whether it exists; good: whether all of a row are valid, and their
+q probabilities."""
 
 
 @triton.jit
-def members(entries, span, keep, x, inverse, config):
+def members(entries, span, keep, x, formula, config):
     at = tl.arange(0, config.KP)[None, :]
     exists = keep[:, None] & (at < entries.k)
     row = span.row[:, None]
@@ -54,12 +58,18 @@ def members(entries, span, keep, x, inverse, config):
     lq = tl.where(index == -1, float("-inf"), lq)
     if config.RENORMALIZE:
         top = tl.maximum(tl.max(lq, 1), LOWEST)
+        inverse = formula.inverse if formula.ratio is None else formula.inverse * formula.ratio
         step = (lq - top[:, None]) * inverse
         total = tl.sum(exp(step), 1)
         lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # 1: so that a row without entries has -inf, not nan
     logit = tl.load(sweep.element_address(x, span.outer, row, index), mask=valid, other=0.0).to(tl.float32)
+    logit = capped(logit, None, formula.scale_x, formula.cap_x)
     wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
-    return Members(tl.where(valid, index, -1).to(tl.int32), lq, exp(lq), logit, valid, wrong == 0)
+    q = exp(lq)
+    good = wrong == 0
+    if not config.RENORMALIZE:
+        good = good & (tl.sum(q, 1) <= MOST_Q)
+    return Members(tl.where(valid, index, -1).to(tl.int32), lq, q, logit, valid, good)
 
 
 @triton.jit
@@ -72,39 +82,41 @@ def by_row(v):
 
 
 @triton.jit
-def add_exponentials(lanes, tile, rate, config):
+def add_exponentials(lanes, tile, formula, config):
     """Add a tile (BR, BC) to the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its VEC classes."""
     m, s = lanes
-    x = tl.reshape(sweep.mask_out_of_range(tile.stored[0].to(tl.float32), tile, config), [config.BR, config.BC // config.VEC, config.VEC])
+    x = capped(tile.stored[0].to(tl.float32), tile.mask, formula.scale_x, formula.cap_x)
+    x = tl.reshape(sweep.mask_out_of_range(x, tile, config), [config.BR, config.BC // config.VEC, config.VEC])
     top = tl.maximum(m, tl.max(x, 2))
-    return top, s * exp2((m - top) * rate) + tl.sum(exp2((x - top[:, :, None]) * rate), 2)
+    return top, s * exp2((m - top) * formula.rate) + tl.sum(exp2((x - top[:, :, None]) * formula.rate), 2)
 
 
 @triton.jit
 def write_elsewhere(state, tile, of, config):
     """Write the gradient of a tile as if none of its classes were among the K."""
-    step = tile.stored[0].to(tl.float32) - of.rows.top[:, None]
-    g = exp2(step * of.rows.rate - of.rows.shift[:, None]) * of.rows.share
-    sweep.write_tile(g, tile, of, config)
+    x = capped(tile.stored[0].to(tl.float32), None, of.formula.scale_x, of.formula.cap_x)
+    g = exp2((x - of.rows.top[:, None]) * of.rows.rate - of.rows.shift[:, None]) * of.rows.share
+    sweep.write_tile(at_stored(g, x, of.formula), tile, of, config)
     return state
 
 
 @triton.jit
-def softmax_of(x, span, keep, rate, EVICT: tl.constexpr, config):
+def softmax_of(x, span, keep, formula, EVICT: tl.constexpr, config):
     """Return maximum and log-sum of each row; 0 for rows not kept."""
     if config.ONE_TILE:
         lanes, _, _, mask = sweep.edge(0, span.inside[:, None], span, config)
         tile = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, mask, float("-inf"), EVICT, config).to(tl.float32)
+        tile = capped(tile, mask, formula.scale_x, formula.cap_x)
         top = tl.max(tile, 1)
-        ls = log(tl.sum(exp2((tile - top[:, None]) * rate), 1))
+        ls = log(tl.sum(exp2((tile - top[:, None]) * formula.rate), 1))
     else:
         edge = span.inside[:, None]
         full = None if config.BR == 1 else edge
         m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
         s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
-        m, s = sweep.sweep((m, s), (x,), span, sweep.Reading(edge, full, float("-inf"), EVICT), add_exponentials, rate, config)
+        m, s = sweep.sweep((m, s), (x,), span, sweep.Reading(edge, full, float("-inf"), EVICT), add_exponentials, formula, config)
         top = tl.max(m, 1)
-        ls = log(tl.sum(s * exp2((m - top[:, None]) * rate), 1))
+        ls = log(tl.sum(s * exp2((m - top[:, None]) * formula.rate), 1))
     return tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
 
 
@@ -131,8 +143,8 @@ def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, row
     if BACKWARD:
         top, ls = sweep.load_stats(out.stats, 2, span)
     else:
-        top, ls = softmax_of(x, span, keep, formula.rate, "evict_last" if gradient.ptr is not None else "evict_first", config)
-    own = members(entries, span, keep, x, formula.inverse, config)  # after the sweep, because the sweep needs the registers
+        top, ls = softmax_of(x, span, keep, formula, "evict_last" if gradient.ptr is not None else "evict_first", config)
+    own = members(entries, span, keep, x, formula, config)  # after the sweep, because the sweep needs the registers
     lp = (own.logit - top[:, None]) * formula.inverse - ls[:, None]
     p = tl.where(own.valid, exp(lp), 0.0)
     share = tl.sum(own.q, 1)  # p's factor in the gradient
@@ -161,7 +173,7 @@ def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, row
             factor *= tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
         factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
         rows = RowStats(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
-        g = (p * by_row(share) - own.q) * by_row(factor)
-        sweep.write_rows((x,), Elsewhere(gradient, rows), write_elsewhere, True, config)
+        g = at_stored((p * by_row(share) - own.q) * by_row(factor), own.logit, formula)
+        sweep.write_rows((x,), Elsewhere(gradient, rows, formula), write_elsewhere, True, config)
         tl.debug_barrier()
         tl.store(sweep.element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])

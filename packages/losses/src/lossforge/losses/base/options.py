@@ -120,12 +120,16 @@ class DivergenceOptions(OfRows, CallOptions, total=False):
     """For losses of two distributions a row."""
 
 
-class CappedDivergenceOptions(DivergenceOptions, total=False):
-    """scale, softcap: logits become softcap · tanh(scale · x / softcap) before the temperature; target_…: the teacher's. hard_weight: the
-    share of the labels' cross entropy."""
+class CappedOptions(DivergenceOptions, total=False):
+    """scale, softcap: logits become softcap · tanh(scale · x / softcap) before the temperature."""
 
     scale: float
     softcap: float | None
+
+
+class CappedDivergenceOptions(CappedOptions, total=False):
+    """target_scale, target_softcap: the teacher's. hard_weight: the share of the labels' cross entropy."""
+
     target_scale: float
     target_softcap: float | None
     hard_weight: float

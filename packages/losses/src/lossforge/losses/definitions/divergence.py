@@ -20,8 +20,8 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import (
     CappedDivergenceOptions,
+    CappedOptions,
     CheckedMeanOptions,
-    DivergenceOptions,
     SharedOptions,
     WeightedElementwiseOptions,
     of_classes,
@@ -337,14 +337,14 @@ def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
     TOPK,
     Module(
         "TopKKLDivWithLogitsLoss",
-        "Kullback-Leibler divergence from a teacher's top-K logits",
+        "Kullback-Leibler divergence from a teacher's top-K log-probabilities",
         " A call takes input, values and indices.",
     ),
     switches=("renormalize", "tail", "temperature_squared"),
     options=(
         {"tail": True},
-        {"renormalize": True, "temperature": 2.0},
-        {"tail": True, "temperature": 3.0, "temperature_squared": False},
+        {"renormalize": True, "temperature": 2.0, "scale": 0.7},
+        {"tail": True, "temperature": 3.0, "temperature_squared": False, "softcap": 3.0, "scale": 1.3},
     ),
     like=f"{ORACLES}:topk_kl_div",
     paper="arXiv 1503.02531",
@@ -360,9 +360,9 @@ def topk_kl_div_with_logits(
     tail: bool = False,
     temperature_squared: bool = True,
     ignore_index: int = -100,
-    **options: Unpack[DivergenceOptions],
+    **options: Unpack[CappedOptions],
 ) -> CheckedCall[TopKCall]:
-    """Kullback-Leibler divergence from a teacher's top-K logits; no dense teacher is built.
+    """Kullback-Leibler divergence from a teacher's top-K log-probabilities; no dense teacher is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
@@ -375,7 +375,8 @@ def topk_kl_div_with_logits(
 
     Args:
         values: (N, K) or (N, K, d…), natural logarithms of the teacher's probabilities at temperature T; with renormalize its logits, or
-            log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices.
+            log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices. Where their exponentials add up to more than
+            1.05, they are no probabilities: a ValueError, on CUDA with validate alone, without it nan in the row.
         indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry.
         renormalize: q = softmax(values / T) over the K.
         labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing.

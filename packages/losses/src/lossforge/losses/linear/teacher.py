@@ -32,10 +32,11 @@ class LinearTeacher(NamedTuple):
 
 
 class TopKTeacher(NamedTuple):
-    """A teacher's top-K logits.
+    """A teacher's top-K log-probabilities.
 
     Attributes:
-        values: (…, K), their log-probabilities.
+        values: (…, K), natural logarithms of the teacher's probabilities at the loss's temperature T, `log_softmax(logits / T)` at the K;
+            with `renormalize` its logits.
         indices: (…, K), their class indices.
     """
 
@@ -62,7 +63,7 @@ def by_teacher(
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
-        for name, default in (("scale", 1.0), ("softcap", None), ("hard_weight", 0.0), ("return_entropy", False)):
+        for name, default in (("hard_weight", 0.0), ("return_entropy", False)):
             if given.pop(name, default) != default:
                 raise ValueError(f"{name} {NEEDED}")
         if "tail" not in (checks.keywords(function) or ()):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.divergence.call import DivergenceCall
-from lossforge.kernels.topk.call import TopKCall
+from lossforge.kernels.topk.call import MOST, TopKCall
 from lossforge.kernels.views.call import ViewsCall
 from lossforge.losses import checks
-from lossforge.losses.base.options import CappedDivergenceOptions, DivergenceOptions, check_options, checked_call, of_classes, rows_of
+from lossforge.losses.base.options import CappedDivergenceOptions, CappedOptions, check_options, checked_call, of_classes, rows_of
 from lossforge.losses.base.record import (
     SCALAR,
     SETTINGS,
@@ -36,7 +36,7 @@ REDUCTIONS = ("none", "batchmean", "mean", "sum")
 C = TypeVar("C", DivergenceCall, TopKCall)
 
 
-def divergence_loss(call: C, options: DivergenceOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
+def divergence_loss(call: C, options: CappedOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
     """Check arguments of a loss that is returned alone. call: with the function's arguments as they are; of a TopKCall the teacher is
     checked."""
     return divergence_results(call, options, temperature_squared, first)
@@ -44,7 +44,7 @@ def divergence_loss(call: C, options: DivergenceOptions | CappedDivergenceOption
 
 def divergence_results(
     call: C,
-    options: DivergenceOptions | CappedDivergenceOptions,
+    options: CappedOptions | CappedDivergenceOptions,
     temperature_squared: bool,
     finish: Callable[[Sequence[Tensor | None]], R],
 ) -> CheckedCall[C, R]:
@@ -60,15 +60,18 @@ def divergence_results(
     batchmean = call.reduction == "batchmean"
     call = call._replace(temperature=temperature, reduction="mean" if batchmean else call.reduction)
     dense = isinstance(call, DivergenceCall)
-    divisor = check_options(x, call.reduction, options, CappedDivergenceOptions if dense else DivergenceOptions)
+    divisor = check_options(x, call.reduction, options, CappedDivergenceOptions if dense else CappedOptions)
+    call = call._replace(**_capping(options, ("", "target_") if dense else ("",)))
     if dense:
-        call = call._replace(**_capping(options), **hard_weights(options.get("hard_weight", 0.0), temperature, temperature_squared))
+        call = call._replace(**hard_weights(options.get("hard_weight", 0.0), temperature, temperature_squared))
     call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
     if call.labels is None:
         checks.ignores_none(call.ignore_index, "labels, got none")
     call = _with_rows(call, rows_of(x, class_dim))
     if isinstance(call, DivergenceCall) and call.hard_weight is not None:
         labels_of_classes(call.labels, x, x.shape[class_dim], call.ignore_index, rows_of(x, class_dim), options.get("validate"))
+    if isinstance(call, TopKCall) and not call.renormalize:
+        _check_log_probabilities(call, class_dim, options.get("validate"))
     scale = 1.0
     if batchmean and options.get("normalizer") is None:
         for n in x.shape[2:]:
@@ -84,10 +87,29 @@ def divergence_results(
     return checked._replace(call=checked.call._replace(loss_scale=scale))
 
 
-def _capping(options: Any) -> dict[str, Any]:
-    """Return the fields of a call that say how logits are scaled and capped."""
-    given = {"scale": options.get("scale", 1.0), "softcap": options.get("softcap")}
-    given |= {"target_scale": options.get("target_scale", 1.0), "target_softcap": options.get("target_softcap")}
+def _check_log_probabilities(call: TopKCall, dim: int, validate: bool | None) -> None:
+    """Raise where the host may read the values, and those of a row that counts are no log-probabilities. On CUDA the row is nan."""
+    values = call.target.detach()
+    if not checks.to_read(values, validate):
+        return
+    total = torch.where(call.indices == -1, -torch.inf, values.float()).exp().sum(dim)
+    wrong = total > MOST
+    if call.labels is not None:
+        wrong &= call.labels != call.ignore_index
+    if call.weight is not None:
+        wrong &= call.weight != 0
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            "values must be log-probabilities of the K classes at temperature T, whose exponentials add up to at most 1, got "
+            f"{float(total[at]):.4g} at row {at[0] if len(at) == 1 else at}: give log_softmax(logits / T) at the K, or renormalize=True"
+        )
+
+
+def _capping(options: Any, prefixes: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a call that say how logits are scaled and capped. prefixes: of the options' names."""
+    given = {f"{prefix}{name}": default for prefix in prefixes for name, default in (("scale", 1.0), ("softcap", None))}
+    given = {name: options.get(name, default) for name, default in given.items()}
     found = {name: None if v is None and "softcap" in name else checks.number(name, v, 0.0, exclusive=True) for name, v in given.items()}
     return {"logit_scale" if name == "scale" else name: v for name, v in found.items()}
 
@@ -170,7 +192,8 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
     def of_rows(x: Tensor, teacher: Tensor) -> Tensor:
         if isinstance(a, DivergenceCall):
             vectors = capped(x, a.logit_scale, a.softcap), capped(teacher, a.target_scale, a.target_softcap)
-            x, teacher = seen(x, a.logit_scale, a.softcap), seen(teacher, a.target_scale, a.target_softcap)
+            teacher = seen(teacher, a.target_scale, a.target_softcap)
+        x = seen(x, a.logit_scale, a.softcap)
         lp = relative(x, 1).div(a.temperature).log_softmax(1)
         if not isinstance(a, DivergenceCall):
             return _topk(a, lp, teacher, keep)
@@ -222,6 +245,8 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
         # a row without entries: nothing, rather than nan from a softmax of nothing
         some = (lq > -torch.inf).any(1, keepdim=True)
         lq = torch.where(some, relative(torch.where(some, lq, 0.0), 1).div(a.temperature).log_softmax(1), -torch.inf)
+    else:
+        lq = torch.where(lq.exp().sum(1, keepdim=True) > MOST, torch.nan, lq)
     own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
     values = FORMULAS[a.loss].reference(own, lq, a.tail).sum(1)
     return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
