@@ -419,6 +419,17 @@ def gradient_of(x, counts, together, of, tile, scale, bias, kept, columns, confi
     return tl.where(counts, g, 0.0)
 
 
+@triton.jit
+def columns_of(t, i: tl.constexpr, PARTS: tl.constexpr):
+    """Return the i-th of one, two or four parts of a tile's columns."""
+    if PARTS == 1:
+        return t
+    elif PARTS == 2:
+        return halves_of(t)[i]
+    else:
+        return halves_of(halves_of(t)[i // 2])[i % 2]
+
+
 @triton.jit(do_not_specialize=("rows", "columns", "offset", "pairs"))
 def similarity_gradient_kernel(given, kept, out, rows, columns, offset, pairs, config):
     """Write the gradient of a block of rows of x, without the loss's own factor.
@@ -435,15 +446,16 @@ def similarity_gradient_kernel(given, kept, out, rows, columns, offset, pairs, c
     of = slope_of_rows(kept, tile.row, rows, config)
     if config.HARD:
         x, scale = pair_scaled(x, given.affine, scale, tile, offset)
-    QUARTER: tl.constexpr = config.BC // 4  # a part after the other takes fewer registers
-    halves = halves_of(x)
-    for_scale, for_bias = 0.0, 0.0
-    for i in tl.static_range(4):
-        x = halves_of(halves[i // 2])[i % 2]
-        part = Tile(tile.i, tile.j, tile.row, tile.j * config.BC + i * QUARTER + tl.arange(0, QUARTER))
+    # a part after the other takes fewer registers: two sums live beside the gradient where scale has one
+    PARTS: tl.constexpr = 4 if out.scale_ptr is not None else 1 if config.SIGMOID else 2
+    WIDTH: tl.constexpr = config.BC // PARTS
+    whole, for_scale, for_bias = x, 0.0, 0.0
+    for i in tl.static_range(PARTS):
+        x = columns_of(whole, i, PARTS)
+        part = Tile(tile.i, tile.j, tile.row, tile.j * config.BC + i * WIDTH + tl.arange(0, WIDTH))
         here_below = below
         if config.GUIDED:
-            here_below = halves_of(halves_of(below)[i // 2])[i % 2]
+            here_below = columns_of(below, i, PARTS)
         counts, together = related(given.labels, here_below, part, rows, columns, offset, pairs, config)
         g = gradient_of(x, counts, together, of, part, scale, bias, kept, columns, config)
         if out.scale_ptr is not None:  # with HARD the scale is a number
