@@ -17,11 +17,12 @@ from loss_code import LOSSES as PACKAGE
 from loss_code import check_lists, function_of
 from loss_configs import in_short
 from loss_pages import CURVES, page, reference
-from loss_text import MissingError, arguments, filled, whole_docstring
+from loss_text import MissingError, check
 
 from lossforge.bench.report import load
 from lossforge.kernels.boxes.call import BoxesCall
 from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.base.text import filled, whole_docstring
 from lossforge.losses.definitions.language.linear import LINEAR
 from lossforge.losses.templates import TEMPLATES
 
@@ -46,22 +47,22 @@ def changed(documented, **facts):
 def test_an_argument_without_a_line_is_named_with_its_loss_and_file():
     without = FOCAL.definition.__doc__.replace("        gamma: ", "        exponent: ")
     with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss does not say what gamma means"):
-        arguments(changed(without))
+        check(changed(without))
     beside = FOCAL.definition.__doc__.replace("        gamma: ", "        exponent: x.\n        gamma: ")
     with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no argument exponent"):
-        arguments(changed(beside))
+        check(changed(beside))
 
 
 def test_a_loss_without_an_example_is_named():
     with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no example"):
-        whole_docstring(changed(FOCAL.definition.__doc__, docs=LINEAR))
+        check(changed(FOCAL.definition.__doc__, docs=LINEAR))
 
 
 def test_a_loss_without_a_source_is_named():
     with pytest.raises(
         MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss names no source: give its @loss a paper, .* or .* like"
     ):
-        whole_docstring(changed(FOCAL.definition.__doc__, facts={"targets": "dense"}))
+        check(changed(FOCAL.definition.__doc__, facts={"targets": "dense"}))
 
 
 def run_generate(root, **env):
@@ -109,10 +110,10 @@ def test_a_line_that_is_too_long_for_the_help_is_named():
         in_short(changed(long), "gamma")
 
 
-def test_a_generated_function_passes_every_argument_on():
+def test_a_stub_has_the_whole_signature():
     made = " ".join(function_of(FOCAL).split())
-    assert made.startswith("@entry_point def sigmoid_focal_loss( inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, ")
-    assert "return compute(definitions.binary.sigmoid_focal_loss( inputs, targets, alpha, gamma, reduction, weight=weight, " in made
+    assert made.startswith("def sigmoid_focal_loss( inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, gamma: float = 2.0, ")
+    assert made.endswith(", score: Tensor | None = None, ) -> Tensor: ...")
 
 
 def test_a_file_of_definitions_that_nothing_imports_is_named(tmp_path):

@@ -4,7 +4,6 @@ Where something is missing, no file is changed.
 """
 
 import argparse
-import importlib.util
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,18 +32,10 @@ def written(files: dict[Path, str], check: bool, undo: ExitStack) -> list[Path]:
 
 
 def code(check: bool, undo: ExitStack) -> list[Path]:
-    """Write the public functions and modules, from the definitions alone: the package's own __init__ imports what is not written yet."""
-    import lossforge
-
-    spec = importlib.util.find_spec("lossforge.losses")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = lossforge.losses = package
+    """Write what editors read of the public functions and modules, and the list of exported names."""
     import loss_code
 
-    stale = written(loss_code.files(), check, undo)
-    if not (check and stale):
-        spec.loader.exec_module(package)
-    return stale
+    return written(loss_code.files(), check, undo)
 
 
 def rest(check: bool, undo: ExitStack) -> list[Path]:

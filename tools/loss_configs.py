@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from loss_code import written
-from loss_text import ROOT, MissingError, arguments, file_of
+from loss_text import ROOT, MissingError, file_of
 
 from lossforge.losses.base.declare import DECLARED, Declared, has_range
+from lossforge.losses.base.text import arguments
 from lossforge.losses.option_types import Range
 from lossforge.losses.registry import LOSSES, Loss
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 import reported
 import torch
 from formula_tex import tex
-from loss_text import MissingError, described, file_of, in_place_of, sections
+from loss_text import MissingError, file_of
 from tables import ROOT, family_of, formula, members, targets_of, title_of, titles
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from lab.base.files import save_figure
 from lossforge.bench.report import Report, load, tables
 from lossforge.losses.base.declare import Declared
 from lossforge.losses.base.docs import COMMON
+from lossforge.losses.base.text import described, documented, in_place_of
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.templates import TEMPLATES
 
@@ -32,11 +33,6 @@ OF_TORCH = ("size_average", "reduce")
 """torch's older words for the reduction."""
 EQUATION = re.compile(r"\S+(?:\(.*?\))? = ")
 """How a paragraph begins that is mathematics."""
-
-
-def documented(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the docstring's text and its sections."""
-    return sections(inspect.getdoc(function) or "")
 
 
 def guide(declared: Declared) -> list[str]:

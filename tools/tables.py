@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import reported
-from loss_text import MissingError, file_of, in_place_of
+from loss_text import MissingError, file_of
 
 from lossforge.bench.report import load, pictures, tables
 from lossforge.losses.base.declare import DECLARED, Declared
+from lossforge.losses.base.text import in_place_of
 from lossforge.losses.definitions.language.linear import LINEAR as OF_LAYERS
 from lossforge.losses.definitions.preference.common import PREFERENCE
 from lossforge.losses.definitions.preference.objectives import PAIRS, POLICIES

@@ -10,8 +10,10 @@ from typing import get_args
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import lossforge.losses as losses
+from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule
 from lossforge.losses.registry import LOSSES
 
@@ -75,9 +77,24 @@ def test_a_loss_that_refuses_the_reduction_none_tells_nothing_of_its_result():
     assert not [name for name in refusing if '"none"' in sections(inspect.getdoc(FUNCTIONS[name]))[1]["Returns"]]
 
 
+def with_defaults(function):
+    """The function, once the same call with the defaults of its signature gives the same: definitions have these a second time."""
+    defaults = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    def call(*args, **kwargs):
+        got = function(*args, **kwargs)
+        for ours, expected in zip(tree_leaves(function(*args, **{**defaults, **kwargs})), tree_leaves(got), strict=True):
+            assert (ours is None and expected is None) or torch.equal(ours, expected)
+        return got
+
+    return call
+
+
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {*OF_FORMULAS, *SLOW}))
-def test_the_example_runs(name):
+def test_the_example_runs(name, monkeypatch):
     """As it is, in a namespace of its own, on CPU tensors."""
+    if name in DECLARED:
+        monkeypatch.setattr(losses, name, with_defaults(FUNCTIONS[name]))
     torch.manual_seed(0)
     example = sections(inspect.getdoc(FUNCTIONS[name]))[1]["Examples"]
     lines = [each.source for each in doctest.DocTestParser().get_examples(example)]

@@ -1,7 +1,13 @@
 """Every loss and every formula of the library is registered, under one name."""
 
+import inspect
+
+import pytest
+import torch
+
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.registry import LOSSES
+from lossforge.losses.testing import samples
 
 
 def test_registry_is_whole():
@@ -19,3 +25,13 @@ def test_registry_is_whole():
         assert loss.module.function is loss.function
         assert loss.function.__doc__
         assert loss.oracle() is not None or loss.paper or not loss.template.by_rows  # others' judges are in their own tests
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
+def test_an_option_that_is_left_out_has_the_default_of_the_signature(loss):
+    """A definition has the defaults of `**options` a second time, where it or its template reads them."""
+    defaults = {p.name: p.default for p in inspect.signature(loss.function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    for sample in samples(loss, "cpu"):
+        given = {"reduction": "sum", **sample.kwargs}
+        got, expected = (loss.reference(sample.x, sample.target, **options) for options in ({**defaults, **given}, given))
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num()), sample.name

@@ -1,13 +1,16 @@
-"""What an editor reads: the source of every public function and module has each argument with its type, default and meaning."""
+"""What an editor reads: the stub of every public function and module has each argument with its type and default, as it is at run time."""
 
 import ast
+import copy
 import functools
 import inspect
+import pickle
 import pydoc
 import typing
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 import lossforge.losses as losses
@@ -23,16 +26,21 @@ SHORT |= {"point_mask_loss", "prototype_mask_loss", "sample_uncertain_points"}
 SHORT |= {"boundary_loss", "distance_transform", "generalized_dice_loss", "hausdorff_loss", "mcc_loss", "signed_distance_map", "silog_loss"}
 SHORT |= {"sinkhorn_center", "grad_cache_backward"}
 
-
-def defined(source):
-    """The function or class of a source, without overloads."""
-    return ast.parse(inspect.cleandoc("\n" + source)).body[-1]
+X = torch.zeros(2, 3)
 
 
 @functools.cache
-def classes(file):
-    """The classes of a file by name, parsed once: inspect.getsource parses it anew for each."""
-    return {node.name: node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)}
+def stubs(module):
+    """The functions and classes of a module's stub by name: several of a name are overloads."""
+    return members(ast.parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8")))
+
+
+def members(node):
+    found = {}
+    for each in node.body:
+        if isinstance(each, (ast.FunctionDef, ast.ClassDef)):
+            found.setdefault(each.name, []).append(each)
+    return found
 
 
 def defaults_of(node):
@@ -43,7 +51,17 @@ def defaults_of(node):
     return {a.arg: (a.annotation is not None, ast.unparse(named[a.arg]) if a.arg in named else None) for a in taken.args + taken.kwonlyargs}
 
 
-def check(name, node, signature, told):
+def defaults(signature):
+    return {name: p.default for name, p in signature.parameters.items() if p.default is not p.empty}
+
+
+def check(name, nodes, signature, told):
+    """Of overloads, the last has every argument as it is; the others have a default or a type for what they return."""
+    *overloads, node = nodes
+    for each in overloads:
+        written = {p: default for p, (_, default) in defaults_of(each).items() if default is not None}
+        assert {p: ast.literal_eval(default) for p, default in written.items()}.items() <= defaults(signature).items()
+        assert len(written) >= len(defaults(signature)) - 1
     found = defaults_of(node)
     found.pop("self", None)
     assert list(found) == list(signature.parameters)
@@ -56,32 +74,72 @@ def check(name, node, signature, told):
     assert not [p for p in signature.parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_functions_source_has_its_arguments(name):
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_functions_stub_has_its_arguments(name):
     function = getattr(losses, name)
-    node = defined(inspect.getsource(function))
-    assert node.name == name
-    assert inspect.cleandoc(ast.get_docstring(node)) == inspect.getdoc(function)
-    check(name, node, inspect.signature(function), inspect.getdoc(function))
+    check(name, stubs(functional)[name], inspect.signature(function), inspect.getdoc(function))
     shown = pydoc.plain(pydoc.render_doc(function))
     assert all(each in shown for each in inspect.signature(function).parameters)
+    assert set(typing.get_type_hints(function)) == {*inspect.signature(function).parameters, "return"}
 
 
 @pytest.mark.parametrize("name", modules.__all__)
-def test_a_modules_source_has_its_arguments(name):
+def test_a_modules_stub_has_its_arguments(name):
     module = getattr(modules, name)
-    node = classes(inspect.getsourcefile(module))[name]
-    members = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}  # of overloads the last
-    assert inspect.cleandoc(ast.get_docstring(node)) == inspect.getdoc(module)
-    check(name, members["__init__"], inspect.signature(module), inspect.getdoc(module))
-    assert defined(inspect.getsource(module.__init__)).name == "__init__"
+    (node,) = stubs(modules)[name]
+    check(name, members(node)["__init__"], inspect.signature(module), inspect.getdoc(module))
     kept = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
     of_base = {"empty"} & inspect.signature(module).parameters.keys()
     assert kept | of_base == set(module().option_names)
     forward = inspect.signature(module.forward)
-    assert forward.return_annotation is Tensor or forward.return_annotation is modules.Result
+    assert forward.return_annotation is Tensor or Tensor in typing.get_args(forward.return_annotation)
     assert all(p.annotation is not p.empty for p in [*forward.parameters.values()][1:])
+    taken = members(node)["forward"][0].args
+    named = [*taken.args, *([taken.vararg] if taken.vararg else ()), taken.kwarg]
+    assert [each.arg for each in named] == list(forward.parameters)
     assert pydoc.plain(pydoc.render_doc(module)).startswith("Python Library Documentation: class")
+
+
+@pytest.mark.parametrize("name", [*DECLARED, *modules.__all__])
+def test_what_is_made_at_import_is_found_by_its_name(name):
+    """So it is pickled and copied, and named in a traceback, as if it were written there."""
+    made = getattr(losses, name)
+    assert pickle.loads(pickle.dumps(made)) is copy.deepcopy(made) is made
+    assert name in dir(losses)
+    module = functional if name in DECLARED else modules
+    assert (made.__module__, made.__qualname__) == (module.__name__, name)
+    assert (made if name in DECLARED else made.__init__).__code__.co_name in (name, "__init__")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: losses.cross_entropy(X), r"^cross_entropy\(\) missing 1 required positional argument: 'target'"),
+        (lambda: losses.koleo_loss(), r"^koleo_loss\(\) missing 1 required positional argument: 'input'"),
+        (lambda: losses.huber_loss(X, X, "mean", 1.0, None, X), r"^huber_loss\(\) takes from 2 to 5 positional arguments but 6 were given"),
+        (lambda: losses.cross_entropy(X, X, input=X), r"^cross_entropy\(\) got multiple values for argument 'input'"),
+        (
+            lambda: losses.cross_entropy(X, X, smoothing=1),
+            r"^cross_entropy\(\) got an unexpected keyword .* It takes input, target",
+        ),
+        (lambda: losses.HuberLoss("mean", 1.0, 2), r"^HuberLoss\(\) takes reduction, delta by position, the rest by name, got 3$"),
+        (lambda: losses.KoLeoLoss(1e-8, eps=1e-8), r"^KoLeoLoss\(\) got eps twice, by position and by name$"),
+        (lambda: losses.HuberLoss(delt=1.0), r"^HuberLoss\(\) got an unexpected keyword argument 'delt'; did you mean 'delta'\?"),
+        (lambda: losses.HuberLoss()(X, X, X), r"^HuberLoss\(\) takes input, target by position, the rest by name, got 3$"),
+        (lambda: losses.HuberLoss()(X), r"^huber_loss\(\) missing 1 required positional argument: 'target'"),
+        (lambda: losses.HuberLoss()(X, X, input=X), r"^huber_loss\(\) got multiple values for argument 'input'"),
+    ],
+)
+def test_a_wrong_call_is_answered_by_name(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
+def test_a_module_takes_its_tensors_by_name_whatever_its_function_calls_them():
+    """torchvision calls them inputs and targets."""
+    x, target = torch.randn(3, 4), torch.rand(3, 4)
+    module = losses.SigmoidFocalLoss(reduction="sum")
+    assert torch.equal(module(target=target, input=x), losses.sigmoid_focal_loss(inputs=x, targets=target, reduction="sum"))
 
 
 def test_every_public_function_is_walked():

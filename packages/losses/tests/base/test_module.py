@@ -46,7 +46,6 @@ from lossforge.losses import (
     modules,
     plain_torch,
     preference,
-    selective_log_softmax,
     sigmoid_focal_loss,
 )
 from lossforge.losses.base.declare import DECLARED
@@ -332,17 +331,6 @@ def test_a_module_takes_what_its_function_takes(module, template):
     for name in ours.option_names:
         if theirs[name] is not inspect.Parameter.empty:
             assert getattr(ours, name) == theirs[name], name
-
-
-@pytest.mark.parametrize("function", [cross_entropy, selective_log_softmax], ids=lambda f: f.__name__)
-def test_overloads_have_the_signatures_defaults(function):
-    signature = inspect.signature(function).parameters
-    overloads = typing.get_overloads(inspect.unwrap(function))
-    assert len(overloads) >= 3
-    for each in overloads:
-        for name, parameter in inspect.signature(each).parameters.items():
-            if parameter.default is not inspect.Parameter.empty:
-                assert parameter.default == signature[name].default, name
 
 
 def test_a_bad_value_set_later_has_the_functions_error():

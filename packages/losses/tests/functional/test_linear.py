@@ -713,7 +713,7 @@ def test_positions_are_the_losss_own(device):
         assert error(FusedLinear(loss, head)(x, target, own), loss(head(x), target, own)) < 1e-5
     focal = fuse_linear(softmax_focal_loss)(x, w, target, 0.3, 1.5, "sum", bias=b)
     assert error(focal, softmax_focal_loss(logits, target, 0.3, 1.5, "sum")) < 1e-5
-    with pytest.raises(TypeError, match=r"linear_cross_entropy\(\) takes input, weight, target by position, and bias by name, got 4"):
+    with pytest.raises(TypeError, match=r"linear_cross_entropy\(\) takes input, weight, target by position, the rest by name, got 4"):
         fuse_linear(CrossEntropyLoss())(x, w, target, own)
 
 

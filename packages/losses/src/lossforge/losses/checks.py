@@ -38,10 +38,10 @@ VALIDATE = os.environ.get("LOSSFORGE_VALIDATE", "0").lower() in ("1", "true", "y
 """Whether class indices of CUDA tensors are checked too, at the price of a host synchronisation a call: LOSSFORGE_VALIDATE=1."""
 
 
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: Name, frames: int = 5) -> Name:
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: Name, frames: int = 4) -> Name:
     """Return the reduction, with torch's deprecated size_average and reduce still understood.
 
-    frames: from here to the user's call, at which the warning points. Definition, public function and its decorator lie between.
+    frames: from here to the user's call, at which the warning points. The definition and its public function lie between.
     """
     if size_average is not None or reduce is not None:
         meant = "none" if reduce is False else "sum" if size_average is False else "mean"
@@ -68,6 +68,34 @@ def only(accepted: Collection[str], given: Iterable[str], owner: str) -> None:
     for name in given:
         if name not in accepted:
             raise unexpected(owner, name, accepted)
+
+
+def bound(
+    owner: str,
+    by_position: Sequence[str],
+    accepted: Collection[str],
+    needed: Iterable[str],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    hints: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, as Python binds them.
+
+    by_position, accepted, needed: the names of the arguments by position, of all, and of those without a default. hints: what may be meant
+    where an argument is given twice.
+    """
+    if len(args) > len(by_position):
+        raise TypeError(f"{owner}() takes {', '.join(by_position) or 'nothing'} by position, the rest by name, got {len(args)}")
+    only(accepted, named, owner)
+    given = dict(zip(by_position, args, strict=False))
+    for name in named:
+        if name in given:
+            raise TypeError(f"{owner}() got {name} twice, by position and by name{hints.get(name, '')}")
+    given.update(named)
+    for name in needed:
+        if name not in given:
+            raise TypeError(f"{owner}() needs {name}. It takes {', '.join(accepted)}")
+    return given
 
 
 def names(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from lossforge.kernels.plans import Key, Table
 from lossforge.kernels.torch_internals import ordinary
 from lossforge.losses import checks
 from lossforge.losses.autograd import ExecutionSpec, Executor, Kernels, Operators, Reference, template_of
+from lossforge.losses.base.declare import Declared
 from lossforge.losses.base.record import C, CheckedCall, FusedTemplate, R, Several
+from lossforge.losses.base.text import whole_docstring
 from lossforge.losses.state import autocast_dtype, gradient_in_forward, kernels_apply, plain, state
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 SIMPLE = frozenset((int, float, bool, str, type(None)))
 
@@ -136,22 +135,29 @@ class _recorded:  # noqa: N801  # a context manager
             CALLS.keep(self.key, CallPlan(last.executor, places, last.finish))
 
 
-def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callable[P, Result]:
-    """Check keywords and flags of a public function's calls, and keep a plan of each.
+def entry_point(
+    definition: Callable[..., Any], signature: inspect.Signature, *, checked: bool = True, repeats: bool = True, autocast: bool = False
+) -> Callable[..., Any]:
+    """Make the public function of a definition: it checks keywords and flags of its calls, and keeps a plan of each.
 
     Args:
+        definition: takes the function's arguments, and has a default for each option that it takes by `**options`.
+        signature: the public function's.
+        checked: whether the definition returns a checked call, which is then computed, or what the function returns.
+        repeats: whether calls are kept.
         autocast: whether the function follows autocast.
     """
-    owner, accepted, flags = function.__qualname__, checks.keywords(function), checks.flags_of(inspect.signature(function))
-    names = tuple(inspect.signature(function).parameters)
+    owner, names, flags = definition.__qualname__, tuple(signature.parameters), checks.flags_of(signature)
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+    @functools.wraps(definition)
+    def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
-            if accepted is not None and name not in accepted:
-                raise checks.unexpected(owner, name, accepted)
+            if name not in names:
+                raise checks.unexpected(owner, name, names)
         validate = kwargs.get("validate")
-        key = _key(function, args, kwargs, autocast) if (validate is None or validate is False) and not checks.VALIDATE else None
+        key = None
+        if repeats and (validate is None or validate is False) and not checks.VALIDATE:
+            key = _key(definition, args, kwargs, autocast)
         if autocast and key is not None:
             key = (*key, *map(autocast_dtype, ("cuda", "cpu")))
         plan = None if key is None else CALLS.get(key)
@@ -159,18 +165,27 @@ def entry_point(function: Callable[P, Result], autocast: bool = False) -> Callab
             return plan.finish(plan.executor.results(plan.tensors((*args, *kwargs.values()) if kwargs else args)))
         checks.all_strided(names, args, kwargs)
         if key is None:
-            return function(*checks.with_flags(flags, args, kwargs), **kwargs)
+            found = definition(*checks.with_flags(flags, args, kwargs), **kwargs)
+            return compute(found) if checked else found
         with _recorded(key, (*args, *kwargs.values())) as made:
-            made.returned = function(*checks.with_flags(flags, args, kwargs), **kwargs)
+            found = definition(*checks.with_flags(flags, args, kwargs), **kwargs)
+            made.returned = compute(found) if checked else found
         return made.returned
 
-    checks.with_own_code(call, function.__name__)
-    call.entry = call  # type: ignore[attr-defined]  # not so of a wrapper, which takes over the attributes
+    made: Any = checks.with_own_code(call, definition.__name__)
+    made.__signature__ = signature
+    made.definition = definition
+    made.entry = made  # not so of a wrapper, which takes over the attributes
     return call
 
 
-entry_point_of_layer = functools.partial(entry_point, autocast=True)
-"""The same for a loss of a linear layer's output, which follows autocast."""
+def function_of(each: Declared, place: str) -> Callable[..., Any]:
+    """Make the public function that a definition declares. place: the Python module that has it."""
+    signature, autocast = each.whole_signature, each.docs.autocast
+    made = entry_point(each.definition, signature, checked=each.checks, repeats=each.repeats or autocast, autocast=autocast)
+    made.__module__, made.__doc__ = place, whole_docstring(each)
+    made.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": signature.return_annotation}
+    return made
 
 
 def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], of_layer: bool) -> Key | None:

@@ -1,10 +1,13 @@
-"""Declare a loss at its definition. tools/generate.py writes its public function, its module, settings and pages from what is said here."""
+"""Declare a loss at its definition: its public function and its module, settings and pages are made from what is said here."""
 
+import functools
 import inspect
+import operator
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, Union, Unpack, get_args, get_origin
 
 from torch import Tensor
 
@@ -78,19 +81,34 @@ class Declared:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
 
+    @functools.cached_property
+    def returned(self) -> Any:
+        """What the definition returns: a checked call, or what the function returns."""
+        return inspect.signature(self.definition).return_annotation
+
     @property
     def checks(self) -> bool:
         """Whether the definition returns a checked call, not what the function returns."""
-        return get_origin(inspect.signature(self.definition).return_annotation) is CheckedCall
+        return get_origin(self.returned) is CheckedCall
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """The definition's signature, with types as users read them, and what the public function returns."""
+        short = inspect.signature(self.definition)
+        parameters = [p.replace(annotation=without_range(p.annotation)) for p in short.parameters.values()]
+        result = (*get_args(self.returned), Tensor)[1] if self.checks else self.returned
+        return short.replace(parameters=parameters, return_annotation=result)
 
     @property
-    def signature(self) -> Signature:
-        """Return the definition's signature, with what the public function returns."""
-        short = inspect.signature(self.definition)
-        if not self.checks:
-            return short
-        _, result = (*get_args(short.return_annotation), Tensor)[:2]
-        return short.replace(return_annotation=result)
+    def flags(self) -> list[str]:
+        """The names of the flags that make the function return a record in place of a tensor."""
+        several = len(get_args(self.signature.return_annotation)) > 1
+        return [name for name in self.signature.parameters if name.startswith("return_")] if several else []
+
+    @functools.cached_property
+    def whole_signature(self) -> Signature:
+        """The public function's signature."""
+        return whole_signature(self.signature, self.docs.keeping.settings)
 
 
 DECLARED: dict[str, Declared] = {}
@@ -139,6 +157,15 @@ def loss(
 def has_range(annotation: Any) -> bool:
     """Return whether a type, or a member of a union, says which numbers it takes."""
     return any(isinstance(each, Range) or has_range(each) for each in get_args(annotation))
+
+
+def without_range(annotation: Any) -> Any:
+    """Return a type without the ranges of numbers, as users read it."""
+    if get_origin(annotation) is Annotated:
+        return get_args(annotation)[0]
+    if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
+        return functools.reduce(operator.or_, map(without_range, get_args(annotation)))
+    return annotation
 
 
 def whole_signature(short: Signature, settings: Mapping[str, Any]) -> Signature:

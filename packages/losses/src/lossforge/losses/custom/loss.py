@@ -25,7 +25,7 @@ from lossforge.losses.formulas import FORMULAS, DeviceFormula
 from lossforge.losses.formulas import formula as enter_formula
 from lossforge.losses.option_types import Reduction
 from lossforge.losses.registry import Loss
-from lossforge.losses.run import compute, entry_point
+from lossforge.losses.run import entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 from lossforge.losses.templates.rowwise import OF_POWERS, ROWWISE, OwnOptions, own_loss
@@ -307,27 +307,15 @@ def _made(
     name = _new_name(formula)
     enter_formula(name, DeviceFormula(kernel, heavy=True))(_in_torch(source, formula, given, template, reference))
 
-    accepted = [*hyper, *(p.name for p in first[2:]), *get_args(rest.annotation)[0].__annotations__]
-
-    known = (*accepted, *(p.name for p in first))
-
-    def checked(*tensors: Tensor, **options: Any) -> CheckedCall[Any]:
-        for each in options:
-            if each not in known:
-                raise checks.unexpected(source.name, each, accepted)
+    def definition_of(*tensors: Tensor, **options: Any) -> CheckedCall[Any]:
         numbers = {each: options.pop(each, default) for each, default in hyper.items()}
         return definition(name, numbers, *tensors, **options)
 
-    def loss(*tensors: Tensor, **options: Any) -> Tensor:
-        return compute(checked(*tensors, **options))
-
-    loss.__name__ = loss.__qualname__ = source.name
-    loss.__doc__ = ast.get_docstring(source.definition)
+    definition_of.__name__ = definition_of.__qualname__ = source.name
+    definition_of.__doc__ = ast.get_docstring(source.definition)
     own = [Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=float) for each, default in hyper.items()]
-    public = entry_point(loss)
-    public.definition = checked  # type: ignore[attr-defined]  # what a layer's logits are checked by
     short = Signature([*first, *own, rest], return_annotation=Tensor)
-    public.__signature__ = whole_signature(short, template.docs.keeping.settings)  # type: ignore[attr-defined]  # inspect reads it
+    public = entry_point(definition_of, whole_signature(short, template.docs.keeping.settings))
     entry = Loss(name, template, name, public, CustomModule, hyper, domain=domain, without=template.without)
     return CustomLoss(entry, "given" if given else "derived", short)
 

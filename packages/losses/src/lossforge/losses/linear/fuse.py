@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from lossforge.kernels.call import FLOAT32, FROM_WEIGHT, NEVER_ROUNDED, Head
 from lossforge.losses import checks
 from lossforge.losses.autograd import FUSED
-from lossforge.losses.base.declare import DECLARED, Declared
+from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall, rebuilt
 from lossforge.losses.parallel.shards import local_layer
@@ -247,8 +247,8 @@ def _in_shape(rows: "_Rows", kept: Tensor | None, first: Callable[[Any], Any], s
 
 def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what checks the calls of a public function, of a custom loss or of a definition: it takes a layer in place of logits."""
-    declared = getattr(function, "definition", None) or DECLARED.get(function.__name__)
-    return declared.definition if isinstance(declared, Declared) else declared or function
+    definition: Callable[..., Any] = getattr(function, "definition", function)
+    return definition
 
 
 def fuse_linear(loss: Any) -> Callable[..., Any]:
@@ -364,18 +364,8 @@ class FusedLoss:
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
         _check_loss(self.loss, self.function.__name__)  # a hook may have come since
-        if len(tensors) > len(self.by_position):
-            raise TypeError(f"{self.__name__}() takes {', '.join(self.by_position)} by position, and bias by name, got {len(tensors)}")
-        given = dict(zip(self.by_position, tensors, strict=False))
-        checks.only(self.accepted, named, self.__name__)
-        for name in named:
-            if name in given:
-                meant = "; did you mean 'loss_weight', the loss's own?" if name == "weight" and "loss_weight" in self.accepted else ""
-                raise TypeError(f"{self.__name__}() got {name} twice, by position and by name{meant}")
-        given.update(named)
-        for name in (*LAYER, *self.needed):
-            if name not in given:
-                raise TypeError(f"{self.__name__}() needs {name}. It takes {', '.join(self.accepted)}")
+        meant = {"weight": "; did you mean 'loss_weight', the loss's own?"} if "loss_weight" in self.accepted else {}
+        given = checks.bound(self.__name__, self.by_position, self.accepted, (*LAYER, *self.needed), tensors, named, meant)
         checks.with_flags(self.flags, (), given)
         parts = given.pop("input"), given.pop("weight"), given.pop("bias", None)
         if self.shared:
