@@ -390,6 +390,7 @@ def test_a_refused_call_under_compile_spoils_no_later_one(device):
     torch._dynamo.reset()
 
 
+@torch._dynamo.config.patch(recompile_limit=8)  # the default, which timm.optim raises
 def test_losses_do_not_share_what_torch_allows_a_function_to_compile(device):
     torch._dynamo.reset()
     names = ("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "log_cosh_loss", "poly_binary_cross_entropy", "varifocal_loss")
@@ -402,6 +403,7 @@ def test_losses_do_not_share_what_torch_allows_a_function_to_compile(device):
     torch._dynamo.reset()
 
 
+@torch._dynamo.config.patch(recompile_limit=8)  # the default, which timm.optim raises
 def test_modules_do_not_share_what_torch_allows_a_function_to_compile(device):
     """Nor does a class of a user's that inherits from one of them."""
     torch._dynamo.reset()
