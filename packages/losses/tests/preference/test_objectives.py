@@ -171,7 +171,7 @@ def test_a_sampler_of_weight_zero(name):
     tokens[1:, 3] = 0
     completions = torch.tensor([[1.0], [0.0], [1.0], [0.0]], dtype=torch.float64)
     options = {"loss_type": name, "beta": 0.1 if name == "dro" else 0.0}
-    options |= {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5, "kl_cov_ratio": 0.5}
+    options |= {"clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5}, "kl_cov": {"kl_cov_ratio": 0.5}}.get(name, {})
     cases = [(tokens, "token"), (completions, "token"), (completions.expand(4, 6), "token")]
     cases += [(completions, "sequence"), (completions.expand(4, 6), "sequence")] if POLICIES[name].level else []
     for weight, level in cases:
@@ -407,11 +407,12 @@ def test_tpo_and_alphapo_by_their_formulas():
 @pytest.mark.slow  # by default one of each function, in test_values.py
 def test_compile_every_objective():
     """All of them in one graph."""
-    numbers = {"clip_cov_ratio": 1.0, "clip_cov_lb": -0.5, "beta": 0.1}
+    numbers = {name: {"loss_type": name, "beta": 0.1} for name in POLICIES}
+    numbers["clip_cov"] |= {"clip_cov_ratio": 1.0, "clip_cov_lb": -0.5}
 
     def call(x, *given):
         of_pairs = [L.dpo_loss(*given, 0.1, SMOOTHING.get(name, 0.0), name) for name in PAIRS]
-        return torch.stack([*of_pairs, *(L.grpo_loss(x, A, OLD, REF, MASK, loss_type=name, **numbers) for name in POLICIES)])
+        return torch.stack([*of_pairs, *(L.grpo_loss(x, A, OLD, REF, MASK, **numbers[name]) for name in POLICIES)])
 
     torch._dynamo.reset()
     given = [t.clone().requires_grad_() for t in (POLICY, *GIVEN)]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from lossforge import losses as L
-from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, POLICIES
+from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, POLICIES, READ_BY
 
 N, T = 4, 5
 
@@ -173,6 +173,10 @@ def allowed(function, options):
     """Make drawn options a call that the function accepts."""
     if options.get("reduction") == "none":
         options.pop("normalizer", None)
+    if "discopop_tau" in options:
+        options["loss_type"] = "discopop"
+    if "tpo_l_gamma" in options:
+        options["loss_type"] = "tpo-l"
     kind = options.get("loss_type", "sigmoid")
     if kind not in (*(name for name, known in PAIRS.items() if known.smoothed), "tpo-l"):
         options.pop("label_smoothing", None)
@@ -180,6 +184,9 @@ def allowed(function, options):
         options.setdefault("label_smoothing", 0.05)
     if function is L.dpo_loss and not PAIRS[kind].divergence:
         options.pop("f_divergence_type", None)
+        options.pop("f_alpha_divergence_coef", None)
+    if "f_alpha_divergence_coef" in options:
+        options["f_divergence_type"] = "alpha_divergence"
     return options
 
 
@@ -367,21 +374,18 @@ POLICY = {
 }
 DEFAULTS = {name: p.default for name, p in inspect.signature(L.grpo_loss).parameters.items() if p.default is not p.empty}
 PLACES = {"per_token_logps": "x", "advantages": "a", "old_per_token_logps": "old", "ref_per_token_logps": "ref"}
-READING = {"max_": "dr_grpo", "sapo_": "sapo", "vespo_": "vespo", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "ppo_kl": "kl_cov"}
-"""The loss type that reads the options of a prefix alone."""
 
 
 def policy_options(draw, names):
     """Draw a set of options that are accepted together, of a loss type that reads those that are named."""
     options = drawn(draw, POLICY | REDUCING, names)
-    kinds = [kind for prefix, kind in READING.items() if any(name.startswith(prefix) for name in names)]
-    if "importance_sampling_level" in names and not kinds:
-        kinds = [kind for kind, known in POLICIES.items() if known.level]
+    levels = tuple(kind for kind, known in POLICIES.items() if known.level)
+    readers = {**READ_BY, "max_completion_length": ("dr_grpo",), "importance_sampling_level": levels}
+    kinds = [kind for kind in POLICIES if all(kind in readers.get(name, POLICIES) for name in names)]
     options["loss_type"] = kind = draw.choice(kinds or list(POLICIES))
-    drop = set() if POLICIES[kind].level else {"importance_sampling_level"}
+    drop = {name for name, known in readers.items() if kind not in known}
     drop |= {"tokens"} if kind in ("gmpo", "a2po") else set()
     drop |= {"importance_sampling_ratio"} if kind == "a2po" else set()
-    drop |= {"max_completion_length"} if kind != "dr_grpo" else set()
     drop |= {"normalizer"} if options.get("reduction") == "none" else set()
     options = {name: v for name, v in options.items() if name not in drop}
     if kind in ("a2po", "dro") or {"kl_clamp", "use_bias_correction_kl"} & set(options):
@@ -445,3 +449,27 @@ def test_pairs_through_the_kernels(seed, device):
     assert found.item() == pytest.approx(value.item(), rel=1e-5), kind
     gradients = (torch.autograd.grad(t, leaf)[0] for t, leaf in ((found, x), (value, exact)))
     torch.testing.assert_close(*(g.double().cpu() for g in gradients), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], **given), {"sapo_temperature_pos": 2.0}),
+        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], **given), {"vespo_k_neg": 1.0}),
+        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], **given), {"ppo_kl_coef": 0.1}),
+        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], loss_type="cispo", **given), {"delta": 2.0}),
+        (
+            lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], None, x.T.expand(N, T), loss_type="dro", beta=0.1, **given),
+            {"kl_clamp": 1.0},
+        ),
+        (lambda x, **given: L.dpo_loss(x, x, x, x, **given), {"f_alpha_divergence_coef": 0.3}),
+        (lambda x, **given: L.dpo_loss(x, x, x, x, **given), {"discopop_tau": 0.3}),
+        (lambda x, **given: L.tpo_loss(x, x, x, **given), {"tpo_l_gamma": 0.3}),
+    ],
+    ids=str,
+)
+def test_an_option_that_the_loss_would_not_read_is_refused(call, named):
+    (name,) = named
+    x = -torch.rand(1, N)
+    with pytest.raises(ValueError, match=f"^{name} needs "):
+        call(x, **named)

@@ -25,9 +25,9 @@ TESTED = "0.9"
 
 def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: Any = None) -> tuple[Tensor, Tensor]:
     index = labels.long().view(hidden.shape[:-1])
-    classes = None if group is None else len(weight) * dist.get_world_size(group)
-    spread = {"group": group, "classes": classes, "sum_input_gradient": False}
-    options: Any = {"temperature": temperature, "return_entropy": True, **spread}
+    options: Any = {"temperature": temperature, "return_entropy": True}
+    if group is not None:
+        options |= {"group": group, "classes": len(weight) * dist.get_world_size(group), "sum_input_gradient": False}
     logps, entropy = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)
     return logps, entropy
 

@@ -109,7 +109,6 @@ def _shifted(given: dict[str, Any], names: Sequence[str], lead: tuple[int, ...],
 
     names: of the arguments that may be class indices. lead: the leading dimensions of the input, the last that of a sequence.
     """
-    shift = checks.whole_number("shift", shift)
     if shift < 0:
         raise ValueError(f"shift must be at least 0 tokens, got {shift}")
     indices = {name: t for name in names if isinstance(t := given.get(name), Tensor) and t.shape == lead and not t.is_floating_point()}
@@ -490,6 +489,8 @@ def split(options: Any) -> tuple[dict[str, Any], LinearOptions]:
     """Return the loss's options and the layer's."""
     own = LinearOptions.__annotations__
     linear: LinearOptions = {name: t for name, t in options.items() if name in own}  # type: ignore[assignment]
+    if "shift" in linear:
+        linear["shift"] = checks.whole_number("shift", linear["shift"])
     return {name: t for name, t in options.items() if name not in own}, linear
 
 

@@ -199,8 +199,11 @@ def local_layer(
     """
     others = {name: v for name, v in options.items() if name not in ("group", "classes", "sum_input_gradient")}
     group, classes = options.get("group"), options.get("classes")
+    sums_input = checks.flag("sum_input_gradient", options.get("sum_input_gradient", True))
     if group is None:
         without_group(classes)
+        if not sums_input:
+            raise ValueError("sum_input_gradient=False needs group, over whose processes the input's gradient would be summed")
         return layer, {}, others
     input, weight, bias = layer
     checks.floating("input", input)
@@ -210,7 +213,7 @@ def local_layer(
     if bias is not None:
         checks.floating("bias", bias)
         bias = shards.trimmed(local_part(bias, shards.group, 0, "bias") if is_dtensor(bias) else bias, 0)
-    sums_input = checks.flag("sum_input_gradient", options.get("sum_input_gradient", True)) or is_dtensor(input)
+    sums_input = sums_input or is_dtensor(input)
     if is_dtensor(input):
         input = _gathered_input(input, shards.group)
     return (input, weight, bias), {"group": Shards(*shards[:6], sums_input and shards.world > 1)}, others

@@ -1,15 +1,17 @@
 """Group-relative policy optimisation and its relatives: objectives over the tokens of sampled completions, and PPO's value loss."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.common import accurate, check_mask, check_read, objective, reduced, same_shapes
 from lossforge.losses.definitions.preference.objectives import (
     EXPONENT,
     POLICIES,
+    READ_BY,
     Policy,
     PolicyObjective,
     PolicyOptions,
@@ -131,6 +133,7 @@ def grpo_loss(
         mask: (N, T), bool or integer, non-zero where a token counts (TRL's completion_mask). Tokens that do not count may hold any value,
             also nan.
         epsilon: in [0, 1]; 1 gives no lower bound. For "gmpo" a bound of ln r, for "dppo_tv" and "dppo_kl" of the divergence.
+            A loss_type without a clip reads neither this nor epsilon_high.
         epsilon_high: of at least 0, default epsilon (DAPO takes 0.28). TRL's "cispo" takes 1 + epsilon_high by this name, and has no lower
             bound.
         beta: β of at least 0, default TRL's 0; 0.04 in the paper. "a2po" and "dro" need it above 0, as part of ℓ, and have no KL term.
@@ -205,6 +208,11 @@ def grpo_loss(
         kl_cov_ratio=checks.number("kl_cov_ratio", kl_cov_ratio, 0.0, 1.0),
         ppo_kl_coef=checks.number("ppo_kl_coef", ppo_kl_coef, 0.0),
     )
+    for name, types in READ_BY.items():
+        needs = f"a loss_type of {', '.join(map(repr, types))}, got {loss_type!r}"
+        check_read(name, getattr(options, name), DEFAULTS[name], loss_type in types, needs)
+    for name, value in (("kl_clamp", kl_clamp), ("use_bias_correction_kl", use_bias_correction_kl)):
+        check_read(name, value, DEFAULTS[name], loss_type not in WITHIN or return_stats, f"a loss_type other than {loss_type!r}")
     length = _check_length(max_completion_length, per_token_logps, loss_type)
 
     advantages, *logps = accurate(advantages, *given)
@@ -222,7 +230,7 @@ def grpo_loss(
         sampler = torch.where(keep, sampler, 1.0)
     computed = _weighted(objective, Tokens(policy, log_ratio, level, reference, advantages, keep, sampler, options))
     losses, kl = computed.losses, None
-    in_loss = checks.nonzero(options.beta) and loss_type not in ("a2po", "dro")
+    in_loss = checks.nonzero(options.beta) and loss_type not in WITHIN
     if reference is not None and (in_loss or return_stats):
         gap, ratio = reference - policy, level.clamp(max=EXPONENT).exp()
         q = gap if kl_clamp is None else limited(gap, -kl_clamp, kl_clamp)
@@ -241,6 +249,11 @@ def grpo_loss(
         items = counts.sum()
     loss = reduced(losses, reduction, normalizer, empty, items)
     return _with_stats(loss, computed, kl, advantages, keep) if return_stats else loss
+
+
+WITHIN = ("a2po", "dro")
+"""Policies whose formula has beta itself, without an estimate of KL."""
+DEFAULTS = {name: p.default for name, p in inspect.signature(grpo_loss).parameters.items()}
 
 
 def _check_advantages(advantages: Tensor, x: Tensor, loss_type: str) -> None:
@@ -265,8 +278,7 @@ def _check_sampler(ratio: Tensor | None, x: Tensor, loss_type: str) -> None:
 
 
 def _check_beta(beta: float, loss_type: str, reference: Tensor | None) -> float:
-    within = loss_type in ("a2po", "dro")
-    if within and not checks.nonzero(checks.number("beta", beta, 0.0)):
+    if loss_type in WITHIN and not checks.nonzero(checks.number("beta", beta, 0.0)):
         raise ValueError(f"beta must be above 0 with loss_type {loss_type!r}, got {beta!r}")
     beta = checks.number("beta", beta, 0.0)
     if checks.nonzero(beta) and reference is None and loss_type != "dro":

@@ -541,6 +541,16 @@ POLICIES = {
 }
 
 
+READ_BY = {
+    "delta": ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "dppo_tv", "dppo_kl"),
+    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), ("sapo",)),
+    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), ("vespo",)),
+    **dict.fromkeys(("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), ("clip_cov",)),
+    **dict.fromkeys(("kl_cov_ratio", "ppo_kl_coef"), ("kl_cov",)),
+}
+"""Which policies read an option that some of them do not."""
+
+
 def lists(**tables: Mapping[str, PairObjective | PolicyObjective]) -> Callable[[C], C]:
     """Write tables into a docstring, each where its name stands in braces: a line for each objective, with its name and formula."""
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.common import accurate, check_read, objective, reduced, same_shapes
 from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, Pair, hinge, lists, power_score, smoothed
 from lossforge.losses.option_types import Empty, Reduction
 
@@ -186,6 +186,9 @@ def dpo_loss(
         raise ValueError(f'f_divergence_type other than "reverse_kl" needs a loss_type of {named}, got {loss_type!r}')
     alpha = checks.number("f_alpha_divergence_coef", f_alpha_divergence_coef)
     tau = checks.number("discopop_tau", discopop_tau, 0.0, exclusive=True)
+    by_alpha, by_tau = f_divergence_type == "alpha_divergence", loss_type == "discopop"
+    check_read("f_alpha_divergence_coef", alpha, 0.5, by_alpha, f'f_divergence_type "alpha_divergence", got {f_divergence_type!r}')
+    check_read("discopop_tau", tau, 0.05, by_tau, f'loss_type "discopop", got {loss_type!r}')
     policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given)
     score = DIVERGENCES[f_divergence_type]
     pair = Pair(
@@ -356,6 +359,7 @@ def tpo_loss(
     label_smoothing = _check_loss_type(loss_type, (*WITHOUT_REFERENCE, "tpo-l"), label_smoothing)
     tpo_alpha = checks.number("tpo_alpha", tpo_alpha, 0.0)
     tpo_l_gamma = checks.number("tpo_l_gamma", tpo_l_gamma)
+    check_read("tpo_l_gamma", tpo_l_gamma, 0.5, loss_type == "tpo-l", f'loss_type "tpo-l", got {loss_type!r}')
     if loss_type == "tpo-l":
         losses = smoothed(beta * (chosen - rejected) - tpo_l_gamma, label_smoothing)
     else:
