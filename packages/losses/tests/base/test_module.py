@@ -162,6 +162,8 @@ BESIDE = {
         **{each: {"loss_type": "kl_cov"} for each in ("kl_cov_ratio", "ppo_kl_coef")},
     },
     "DPOLoss": {"f_alpha_divergence_coef": {"f_divergence_type": "alpha_divergence"}, "discopop_tau": {"loss_type": "discopop"}},
+    "CosineDistanceWithLogitsLoss": {name: {"softcap": 3.0, "target_softcap": 3.0} for name in ("scale", "target_scale")},
+    "InfoNCELoss": {"decoupled": {"temperature": 1.0}},
     "GISTEmbedLoss": {"margin_strategy": {"margin": 0.4}},
     "TPOLoss": {"tpo_l_gamma": {"loss_type": "tpo-l"}},
 }
@@ -171,7 +173,7 @@ REFUSED = {("LogitAdjustedCrossEntropyLoss", "softcap")}
 OF_DENSE = {("KLDivLoss", "log_target"), ("AsymmetricLossMultiLabel", "smoothing"), ("PolyBinaryCrossEntropy", "smoothing")}
 OF_DENSE |= {("DistributionBalancedLoss", "smoothing")}
 """Options that class indices do not go with."""
-OF_INDICES = {("VarifocalLoss", "positive_at_zero")}
+OF_INDICES = {("VarifocalLoss", "positive_at_zero"), ("BCEWithLogitsLoss", "label_smoothing")}
 """Options that take class indices alone."""
 NO_VALUE = {
     ("AsymmetricLossMultiLabel", "eps"),

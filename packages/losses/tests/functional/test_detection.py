@@ -341,7 +341,7 @@ def test_half_precision_scores_of_pixels(device):
         (mal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),
         (mal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
         (ia_bce_loss, "index", {"alpha": 1.5}, ValueError, "alpha must be finite and at least 0 and at most 1, got 1.5"),
-        (sigmoid_focal_loss, "dense", {"score": torch.rand(3)}, TypeError, "target must hold class indices where score is given"),
+        (sigmoid_focal_loss, "dense", {"score": torch.rand(3)}, TypeError, "targets must hold class indices where score is given"),
         (quality_focal_loss, "dense", {"dim": 3}, ValueError, "dim must be at least -2 and below 2 .* got 3"),
     ],
 )  # fmt: skip

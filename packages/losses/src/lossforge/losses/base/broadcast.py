@@ -18,7 +18,7 @@ def of_one_shape(tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
             if not _broadcast(t, x):
                 wanted = f"{name} must have the shape of {first}, {tuple(x.shape)}, or broadcast with it"
                 raise ValueError(f"{wanted}, got {tuple(t.shape)}")
-            _warn(first, x, name, t, frames=7)
+            _warn(first, x, name, t, frames=6)
     same = all(t.shape == x.shape for _, t in others)
     return tuple(tensors.values()) if same else torch.broadcast_tensors(*tensors.values())
 
@@ -32,7 +32,7 @@ def with_target(input: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     both = isinstance(input, Tensor) and isinstance(target, Tensor) and target.is_floating_point()
     if not both or target.shape == input.shape or not _broadcast(target, input):
         return input, target
-    _warn("input", input, "target", target, frames=6)
+    _warn("input", input, "target", target, frames=5)
     return torch.broadcast_tensors(input, target)
 
 
@@ -41,7 +41,7 @@ def _broadcast(a: Tensor, b: Tensor) -> bool:
 
 
 def _warn(first: str, x: Tensor, name: str, t: Tensor, frames: int) -> None:
-    """Warn as torch's losses do. frames: from here to the user's call, past the definition, the public function and its decorator."""
+    """Warn as torch's losses do. frames: from here to the user's call, past the definition and the public function."""
     if torch.compiler.is_compiling():  # which cannot trace a warning
         return
     warnings.warn(

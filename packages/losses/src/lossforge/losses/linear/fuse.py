@@ -221,24 +221,37 @@ def fused(
         given = _shifted(given, ("labels", "target_b", *targets), lead, linear["shift"], _ignored(function, given))
     given = {name: rows.joined("target" if name in targets else name, t) for name, t in given.items()}
     kept: Tensor | None = None
+    sound: Tensor | None = None
     valid = linear.get("valid")
     if valid is not None or linear.get("skip_ignored"):
         counts = _counting(function, given)
         kept = counts.nonzero().squeeze(1) if valid is None else _first(counts, valid)
         given = _of_kept(function, given, targets, kept, rows.count)
-        x = head.input.index_select(0, kept)
-        head = head.with_input(x if valid is None else x * torch.where(counts.sum() > valid, torch.nan, 1.0))
+        sound = None if valid is None else torch.where(counts.sum() > valid, torch.nan, 1.0)
+        head = head.with_input(head.input.index_select(0, kept))
     checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
     if type(checked.call) not in FUSED:
         raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
-    in_shape = functools.partial(_in_shape, rows, kept, checked.finish, finish)
+    in_shape = functools.partial(_in_shape, rows, kept, sound, checked.finish, finish)
     return CheckedCall(rebuilt(checked.call), checked.options, in_shape, checked.computing if computing is None else computing)
 
 
-def _in_shape(rows: "_Rows", kept: Tensor | None, first: Callable[[Any], Any], second: Callable[[Any], Any] | None, results: Any) -> Any:
-    """Return what the loss returns, with 0 in the rows that were left out, and the leading dimensions of the input."""
+def _in_shape(
+    rows: "_Rows",
+    kept: Tensor | None,
+    sound: Tensor | None,
+    first: Callable[[Any], Any],
+    second: Callable[[Any], Any] | None,
+    results: Any,
+) -> Any:
+    """Return what the loss returns, with 0 in the rows that were left out, and the leading dimensions of the input.
+
+    sound: 1, or nan where more rows count than were said to. Results are multiplied by it, and so are all gradients.
+    """
     found = first(results)
     found = found if second is None else second(found)
+    if sound is not None:
+        found = _each(lambda t: t * sound if t.is_floating_point() else t, found)
     if kept is not None:
         found = _each(functools.partial(_unselect, rows=kept, count=rows.count), found)
     return _each(rows.separated, found)

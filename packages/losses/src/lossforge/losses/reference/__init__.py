@@ -61,8 +61,8 @@ def unit_rows(x: Tensor, eps: float = 1e-12) -> Tensor:
 
 def softmax(x: Tensor) -> Tensor:
     """Return softmax over dimension 1, the likeliest class as 1 less the others: so a gradient keeps its digits where that is nearly 1."""
-    p = x.softmax(1)
-    likeliest = torch.zeros_like(p, dtype=torch.bool).scatter(1, x.detach().argmax(1, keepdim=True), True)
+    p, classes = x.softmax(1), torch.arange(x.shape[1], device=x.device).view(-1, *(1,) * (x.ndim - 2))
+    likeliest = classes == x.detach().argmax(1, keepdim=True)
     others = torch.where(likeliest, 0.0, p)
     return torch.where(likeliest, 1 - others.sum(1, keepdim=True), others)
 

@@ -160,7 +160,7 @@ def with_several_classes(checked: CheckedCall[RowwiseCall, R]) -> CheckedCall[Ro
         warnings.warn(
             "input has one class, whose softmax is 1 whatever its logit is: the loss and its gradient are 0. For one logit of two classes "
             "take a loss with a sigmoid, such as binary_cross_entropy_with_logits or sigmoid_focal_loss",
-            stacklevel=6,
+            stacklevel=5,
         )
     return checked
 
