@@ -49,8 +49,7 @@ def or_nan(x: Tensor) -> Tensor:
 
 def size_of(x: Tensor, dim: int) -> Tensor:
     """Return the largest size of each vector along `dim`, at least 1, without gradient: over it, no square overflows."""
-    x = x.detach().abs()
-    return x.new_ones(()) if x.numel() == 0 else x.amax(dim, keepdim=True).clamp(min=1)
+    return x.new_ones(()) if x.numel() == 0 else torch.linalg.vector_norm(x.detach(), torch.inf, dim, keepdim=True).clamp(min=1)
 
 
 def unit_rows(x: Tensor, eps: float = 1e-12) -> Tensor:
