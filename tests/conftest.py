@@ -95,6 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def signals() -> Iterator[None]:
     """An app takes the signals of its process for good; one that ran in this process gives them back here."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests under nohup would ignore, and what they start
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

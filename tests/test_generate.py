@@ -39,7 +39,11 @@ def changed(documented, **facts):
 
     def definition(*args, **kwargs): ...
 
-    definition.__name__, definition.__doc__, definition.__code__ = "sigmoid_focal_loss", documented, FOCAL.definition.__code__
+    definition.__name__, definition.__doc__, definition.__code__ = (
+        "sigmoid_focal_loss",
+        documented,
+        inspect.unwrap(FOCAL.definition).__code__,
+    )
     definition.__signature__ = inspect.signature(FOCAL.definition)
     return dataclasses.replace(FOCAL, definition=definition, **facts)
 

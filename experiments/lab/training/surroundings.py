@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from lab.base.stop import ENDING
 
-LOGGERS = ("alembic", "mlflow")
+LOGGERS = ("alembic", "mlflow", "mlflow.store.db.utils")
 
 
 @contextlib.contextmanager

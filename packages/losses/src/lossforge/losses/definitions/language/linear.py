@@ -109,8 +109,9 @@ LINEAR = TemplateDocs(
 )
 
 
+_as_fused: Any = checks.renamed(weight="loss_weight", target_logits="teacher")
 CROSS_ENTROPY, KL, TOP_K, JS, TOTAL_VARIATION, COSINE = map(
-    checks.renamed(weight="loss_weight", target_logits="teacher"),
+    _as_fused,
     (
         cross_entropy,
         kl_div_with_logits,
