@@ -141,7 +141,8 @@ class MlflowUploader(Background):
         say: Callable[[str], None] = print_now,
     ) -> None:
         super().__init__("mlflow")
-        self.modules = ("pandas", *(["IPython"] if uri.startswith("http") else []))  # MLflow imports it, and IPython at its first request
+        # MLflow imports pandas, polars where it is installed, whose import changes the environment, and IPython at its first request
+        self.modules = ("pandas", "polars", *(["IPython"] if uri.startswith("http") else []))
         self.folder, self.uri, self.experiment, self.patience, self.say = folder, uri, tracking.experiment, tracking.patience_seconds, say
         self.place, self.own, self.registered = masked(uri), own, tracking.register
         self.ended, self.over = threading.Event(), threading.Event()  # nothing more will be written; nothing more will be sent
