@@ -466,7 +466,7 @@ def test_pairs_through_the_kernels(seed, device):
         (lambda x, **given: L.dpo_loss(x, x, x, x, **given), {"discopop_tau": 0.3}),
         (lambda x, **given: L.tpo_loss(x, x, x, **given), {"tpo_l_gamma": 0.3}),
     ],
-    ids=str,
+    ids=lambda v: "".join(v) if isinstance(v, dict) else "",
 )
 def test_an_option_that_the_loss_would_not_read_is_refused(call, named):
     (name,) = named
