@@ -156,7 +156,6 @@ def test_the_library_replaces_a_link_at_a_report(tmp_path, precious):
 DIRECT = {
     "lab/data/scenes.py": "writes in a folder that it has just made",
     "lab/tracking/logged_model.py": "writes in a temporary folder",
-    "lab/results/prediction.py": "reads the file that it has just written",
     "lab/run/machine.py": "writes to /proc and reads from there",
     "lab/processes/rank_failures.py": "reads from /proc",
     "lab/comparison/page.py": "reads a file of the program",

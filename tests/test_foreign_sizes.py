@@ -88,7 +88,12 @@ CALLS = {f"names {each.replace(' ', '.')}, and": f"c{each.replace(' ', chr(10))}
     "names torch.FloatTensor, and": b"ctorch\nFloatTensor\n(K\x08t\x81.",
     "changed after it was made": EMPTY_TENSOR + b")b.",
     "shape (2, 1000), and 8 bytes": EMPTY_TENSOR.replace(b"K\x02\x85K\x01\x85", b"(K\x02M\xe8\x03t(K\x01K\0t") + b".",
-    "shape ('a',)": EMPTY_TENSOR.replace(b"K\x02\x85K\x01\x85", b"X\x01\0\0\0a\x85K\x01\x85") + b".",
+    "shape of other kinds than sizes": EMPTY_TENSOR.replace(b"K\x02\x85K\x01\x85", b"X\x01\0\0\0a\x85K\x01\x85") + b".",
+    "cannot be read": b"\x96" + (2**40).to_bytes(8, "little") + b".",  # a bytearray of a length that is not there
+    "a storage is not described as one": EMPTY_TENSOR.replace(b"ctorch\nFloatStorage\n", b"ctorch\nfloat16\n") + b".",
+    "a storage of 9 elements has 8 bytes": EMPTY_TENSOR.replace(b"cpuK\x02t", b"cpuK\x09t") + b".",
+    "a tensor is not described as one": b"ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\0K\x02\x85K\x01\x85\x89NtR.",
+    "a key is neither a text nor a number": b"}K\x01\x85" + b"q\0h\0\x86" * 60 + b"K\x01s.",
 }
 
 

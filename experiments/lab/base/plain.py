@@ -32,7 +32,7 @@ def are_plain(tree: Any) -> bool:
 
 
 def is_shallow(text: str, most: int = VALUES, *, references: bool = False) -> bool:
-    """Return whether a YAML text has few levels and values, of which a deep or a large one ends the loader, or never does.
+    """Return whether a YAML text has few levels and values: the loader crashes on a deep text, and does not finish a large one.
 
     Args:
         text: the text; nothing of it is loaded.

@@ -18,7 +18,7 @@ VALUES = 10_000
 """Most values of a file, each reference counted as what it stands for. OmegaConf takes about 3 s for so many."""
 
 
-OF_HYDRA = re.compile(r"^(?:override |optional )*/?hydra\b|@hydra\b")
+OF_HYDRA = re.compile(r"^(?:(?:override|optional)\s+)*/?(?:_global_\.)?hydra\b|@(?:_global_\.)?hydra\b")
 
 
 class CheckedSource(FileConfigSource):

@@ -125,7 +125,7 @@ def as_text(cell: Any) -> str:
     """Return a cell as a text: bytes, which Parquet may hold, by UTF-8, and a float such as 1.0, which was an integer, as that."""
     if isinstance(cell, bytes):
         return cell.decode(errors="backslashreplace").strip()
-    return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
+    return str(int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell).strip()
 
 
 def texts(table: Any, name: str, where: Where) -> list[str]:

@@ -187,7 +187,7 @@ def predict(asked: AskedPrediction) -> int:
     faults = [_absent(path) for path in asked.missing]
     if asked.passed:
         print(one_line(asked.passed))
-    interrupted, cut = False, ""
+    interrupted, cut, done = False, "", set[str]()
     try:
         files = predicted(asked)
         said.unlink(missing_ok=True)
@@ -198,6 +198,7 @@ def predict(asked: AskedPrediction) -> int:
                     lines.write(json.dumps(line).encode() + b"\n")
                 except OSError as error:
                     raise unwritable(said, error) from None
+                done.add(line["picture"])
 
             for number, (path, seen) in enumerate(files):
                 video = is_video(path)
@@ -213,9 +214,7 @@ def predict(asked: AskedPrediction) -> int:
     for fault in faults:
         print(one_line(f"error: {fault}"), file=sys.stderr)
     if interrupted:
-        pictures = {json.loads(line)["picture"] for line in said.read_text().splitlines()} if said.exists() else set()
-        done = len(pictures - {cut})  # a signal may come between a line and what follows it
-        print(f"interrupted: {done} of {len(asked.files)} images were predicted", file=sys.stderr)
+        print(f"interrupted: {len(done - {cut})} of {len(asked.files)} images were predicted", file=sys.stderr)
         return ABORTED
     return int(bool(faults))
 

@@ -7,10 +7,10 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,13 @@ PART = re.compile(r"(data\.pkl|data/\d+|version|byteorder|\.format_version|\.sto
 """The parts of what torch.save writes; of these data.pkl alone is a pickle, and torch would find it by its name in other letters, too."""
 STORED = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
 """Bytes of an element, by the name of the storage."""
+OPCODES = (
+    "PROTO STOP MARK GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1"
+)
+OPCODES += " BINFLOAT BINUNICODE SHORT_BINSTRING TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS EMPTY_TUPLE EMPTY_LIST EMPTY_DICT"
+"""What torch.save writes. Others allocate by a number of the file (BYTEARRAY8), or are not known to torch."""
+KEYS = (str, int, float, bool, type(None))
+"""Kinds of a dictionary's keys. The hash of nested tuples may take for ever."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")  # an optimiser's group may hold one
 MOST_DIMENSIONS = 64  # of a tensor
 WANTED = "A checkpoint of train.py, or a file of torch.save(model.state_dict(), path), is expected: plain tensors by name."
@@ -75,7 +82,10 @@ def load(path: Path) -> dict[str, Any]:
         raise _damaged(path, f"it cannot be read ({error})") from None
     if part is not None:
         raise _damaged(path, f"the checksum of its part {part.partition('/')[2] or part} is wrong")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise _damaged(path, f"it cannot be read ({error})") from None
 
 
 def _parts(path: Path, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -94,6 +104,13 @@ def _parts(path: Path, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         what = "a TorchScript archive" if script else f"an archive with a part {odd[0]!r}" if odd else "an archive of other parts"
         raise UserError(f"{path}: is {what}, and is not read. {WANTED}")
     return parts
+
+
+class _Storage:
+    """Stands for a kind of storage. element: bytes of one element."""
+
+    def __init__(self, element: int) -> None:
+        self.element = element
 
 
 class _Inert:
@@ -118,6 +135,10 @@ class _Names(pickle._Unpickler):
         UserError: it names something that a checkpoint does not need, or a tensor is larger than the part with its elements.
     """
 
+    dispatch: ClassVar[dict[int, Any]] = {
+        code[0]: pickle._Unpickler.dispatch[code[0]] for code in (getattr(pickle, name) for name in OPCODES.split())
+    }
+
     def __init__(self, path: Path, content: bytes, sizes: Mapping[str, int]) -> None:
         super().__init__(BytesIO(content))
         self.path, self.sizes = path, sizes
@@ -131,16 +152,39 @@ class _Names(pickle._Unpickler):
             return name
         if element is None and (module != "torch._utils" or name not in known):
             raise UserError(f"{self.path}: names {module}.{name}, and is not read. {WANTED}")
-        return known.get(name, element)
+        return known[name] if element is None else _Storage(element)
 
     def persistent_load(self, pid: Any) -> Any:
-        _kind, element, key, _place, _count = pid
-        return _Inert(self.sizes[f"data/{key}"], element)
+        if type(pid) is not tuple or len(pid) != 5 or type(pid[1]) is not _Storage or type(pid[2]) is not str or type(pid[4]) is not int:
+            raise pickle.UnpicklingError("a storage is not described as one")
+        _kind, storage, key, _place, count = pid
+        held = self.sizes[f"data/{key}"]
+        if count * storage.element != held:
+            raise pickle.UnpicklingError(f"a storage of {count} elements has {held:,} bytes")
+        return _Inert(held, storage.element)
+
+    def load_setitem(self) -> None:
+        self._check_keys(self.stack[-2:])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        self._check_keys(self.stack)
+        super().load_setitems()
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
+    def _check_keys(self, items: Sequence[object]) -> None:
+        if any(type(key) not in KEYS for key in items[::2]):
+            raise pickle.UnpicklingError("a key is neither a text nor a number")
 
     def _tensor(self, storage: Any, _offset: int, size: tuple[int, ...], _stride: Any, _grad: bool, _hooks: Any) -> _Inert:
-        fits = len(size) <= MOST_DIMENSIONS and all(type(each) is int and 0 <= each < 2**63 for each in size)
+        if type(storage) is not _Inert or type(size) is not tuple or len(size) > MOST_DIMENSIONS:
+            raise pickle.UnpicklingError("a tensor is not described as one")
+        fits = all(type(each) is int and 0 <= each < 2**63 for each in size)
         if not fits or math.prod(size) * storage.element > storage.held:
-            raise UserError(f"{self.path}: has a tensor of the shape {size!r:.100}, and {storage.held:,} bytes of it. {WANTED}")
+            shape = f"{size!r:.100}" if fits else "of other kinds than sizes"
+            raise UserError(f"{self.path}: has a tensor of the shape {shape}, and {storage.held:,} bytes of it. {WANTED}")
         return _Inert(storage.held, storage.element)
 
 

@@ -264,7 +264,10 @@ class MlflowUploader(Background):
         if not (is_own(state, self.folder) and masked(str(state.get("uri"))) == self.place and state.get("key") == self.key):
             state = {}  # the run is searched for by its key
         self.offset, self.store.run_id = state.get("offset", 0), state.get("run_id") or None
-        self.aside, self.later = list(state.get("aside", [])), [each for each in state.get("later", []) if isinstance(each, int)]
+        self.aside, self.later = (
+            list(state.get("aside", [])),
+            [each for each in state.get("later", []) if type(each) is int and 0 <= each < self.offset],
+        )
         self._advance(0)  # tells a later sync.py the store and experiment of the run
         self.lock = file
 
@@ -294,9 +297,13 @@ class MlflowUploader(Background):
                 if points:
                     self._try({"kind": "metrics"}, partial(self.store.metrics, points))
                 if self.later and batch[0][0].get("kind") == "summary":
-                    self.later.append(self.offset)
+                    self._leave_for_later()
                 self._advance(sum(size for _, size in batch))
         return found
+
+    def _leave_for_later(self) -> None:
+        if self.offset not in self.later:  # a record that follows may fail, and this one come again
+            self.later.append(self.offset)
 
     def _send_later(self) -> None:
         """Send again what the store failed to take, and a summary after that, because it names the model; raise the first error."""
@@ -329,7 +336,7 @@ class MlflowUploader(Background):
             if not self.store.refuses(error):
                 if not (may_wait and record.get("kind") in AFTERWARDS and self.store.works()):
                     raise
-                self.later.append(self.offset)
+                self._leave_for_later()
                 self._fails(error)
                 return
             named = record.get("name", record.get("path"))

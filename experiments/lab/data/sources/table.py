@@ -146,10 +146,12 @@ def _refuse_unfit(config: TableConfig, kind: str) -> None:
 
 
 def _with_ending(root: Path, keys: list[str]) -> tuple[list[str], str]:
-    """Return the images' names with their ending, and the ending if the table names them without it, as Kaggle's do."""
-    bare = not any(os.path.exists(root / key) for key in keys)
-    found = (each for each in (*SUFFIXES, *map(str.upper, SUFFIXES)) if bare and any(os.path.exists(root / f"{key}{each}") for key in keys))
-    ending = next(found, "")
+    """Return the images' names with their ending, and the ending if the table names them without it, as Kaggle's do: the most frequent."""
+    if not keys or any(os.path.exists(root / key) for key in keys):
+        return keys, ""
+    counts = {each: sum(os.path.exists(root / f"{key}{each}") for key in keys) for each in (*SUFFIXES, *map(str.upper, SUFFIXES))}
+    most = max(counts, key=lambda each: counts[each])
+    ending = most if counts[most] else ""
     return [f"{key}{ending}" for key in keys], ending
 
 

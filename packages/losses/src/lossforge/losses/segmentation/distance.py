@@ -232,13 +232,15 @@ def _spacing(mask: Tensor, spacing: Sequence[float] | None) -> tuple[float, ...]
     found = tuple(checks.number("spacing", s, 0.0, exclusive=True) for s in checks.several("spacing", spacing))
     if len(found) != count:
         raise ValueError(f"spacing must have one number for each of {count} spatial dimensions, got {len(found)}")
+    if min(found) < 1e-15 * max(found):
+        raise ValueError(f"spacing must have numbers within 15 powers of ten of each other, whose squares float32 can add, got {found}")
     return found
 
 
 @torch.no_grad()
 def _distance(mask: Tensor, spacing: tuple[float, ...], background: bool, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the distance to the nearest pixel that is not in the mask; with `background` to the nearest that is."""
-    unit = 2.0 ** (math.frexp(max(spacing))[1] - 1)  # by which squares of any spacing are in float32's range, and no digit changes
+    unit = 2.0 ** (math.frexp(max(spacing))[1] - 1)  # over it, squares of spacings are in float32's range, and no digit changes
     steps = [s / unit for s in spacing]
     if dtype == torch.float32 and mask.numel() and kernels_apply(torch.empty(1, device=mask.device)):
         found: Tensor = OPERATORS.distance_transform(mask.view(torch.uint8), steps, background)
