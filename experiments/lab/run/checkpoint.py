@@ -33,6 +33,7 @@ OPCODES = (
 )
 OPCODES += " BINFLOAT BINUNICODE SHORT_BINSTRING TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS EMPTY_TUPLE EMPTY_LIST EMPTY_DICT"
 """What torch.save writes. Others allocate by a number of the file (BYTEARRAY8), or are not known to torch."""
+SET: dict[bytes, Any] = {each: pickle._Unpickler.dispatch[each[0]] for each in (pickle.SETITEM, pickle.SETITEMS)}
 KEYS = (str, int, float, bool, type(None))
 """Kinds of a dictionary's keys. The hash of nested tuples may take for ever."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")  # an optimiser's group may hold one
@@ -135,6 +136,7 @@ class _Names(pickle._Unpickler):
         UserError: it names something that a checkpoint does not need, or a tensor is larger than the part with its elements.
     """
 
+    stack: list[Any]
     dispatch: ClassVar[dict[int, Any]] = {
         code[0]: pickle._Unpickler.dispatch[code[0]] for code in (getattr(pickle, name) for name in OPCODES.split())
     }
@@ -165,11 +167,11 @@ class _Names(pickle._Unpickler):
 
     def load_setitem(self) -> None:
         self._check_keys(self.stack[-2:])
-        super().load_setitem()
+        SET[pickle.SETITEM](self)
 
     def load_setitems(self) -> None:
         self._check_keys(self.stack)
-        super().load_setitems()
+        SET[pickle.SETITEMS](self)
 
     dispatch[pickle.SETITEM[0]] = load_setitem
     dispatch[pickle.SETITEMS[0]] = load_setitems
