@@ -327,13 +327,9 @@ def client_of(uri: str) -> Any:
         refuse_links_to_write(database)
     from mlflow.tracking import MlflowClient
 
-    levels = {
-        "alembic": logging.WARNING,
-        "mlflow": logging.WARNING,
-        "mlflow.store.db.utils": logging.CRITICAL,
-    }  # whose errors are raised, too
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the errors that it raises
     # by the driver's name, because MLflow makes a folder `a%25b` for an address `sqlite:///a%25b/mlflow.db`, whose folder is `a%b`
     client = MlflowClient(tracking_uri=uri.replace("sqlite:///", "sqlite+pysqlite:///", 1))
     client.search_experiments(max_results=1)

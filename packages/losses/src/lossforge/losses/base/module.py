@@ -55,7 +55,7 @@ class LossModule(OfFunction, nn.Module):
             own.__kwdefaults__, own.__annotations__, own.__doc__ = shared.__kwdefaults__, shared.__annotations__, shared.__doc__
             own.__module__, own.__qualname__ = shared.__module__, f"{cls.__qualname__}.forward"
             own.__dict__.update(shared.__dict__)  # what a decorator of a custom class's forward noted
-            cls.forward = checks.with_own_code(own, own.__qualname__)  # type: ignore[method-assign]
+            cls.forward = checks.with_own_code(own, own.__qualname__)  # type: ignore[method-assign]  # meant
 
     def __init__(self, **options: Any) -> None:
         super().__init__()

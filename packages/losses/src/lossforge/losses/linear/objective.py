@@ -74,7 +74,7 @@ class _Slopes:
 
     seen: results of all rows by their places, 0 where they are not computed yet. used: the slopes that the chunks were given. done: all
     rows are known; from then on the slopes are those of the first time. sound: 1, or nan where the chunks were given other slopes than
-    those of all rows; value and gradients are multiplied by it.
+    those of all rows; value and gradients are multiplied by it. None where one chunk has all rows.
     """
 
     def __init__(self, checked: CheckedCall[Any, Any], objective: Objective) -> None:
@@ -84,7 +84,7 @@ class _Slopes:
         self.seen: dict[int, Tensor] = {}
         self.used: dict[int, Tensor] = {}
         self.done = False
-        self.sound: Tensor | float = 1.0
+        self.sound: Tensor | None = None
 
     def of_rows(self, start: int, end: int, results: Several) -> Sequence[Tensor | None]:
         """Return the gradients that arrive at the results of a chunk, which is the rows from start to end."""
@@ -118,8 +118,9 @@ class _Slopes:
         if not self.done:
             return value
         self.seen.clear()
-        if start:
-            self.sound = torch.where(self._same(slopes), 1.0, torch.nan).to(value.dtype)
+        if not start:
+            return value
+        self.sound = torch.where(self._same(slopes), 1.0, torch.nan).to(value.dtype)
         return value * self.sound
 
     def _same(self, slopes: Sequence[Tensor]) -> Tensor:
@@ -197,7 +198,8 @@ class _Written(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _ = ctx.saved_tensors  # raises where one has been changed since
-        grad_output = grads[0] * ctx.computation.slopes.sound
+        sound = ctx.computation.slopes.sound
+        grad_output = grads[0] if sound is None else grads[0] * sound
         if torch.is_grad_enabled():
             return None, *ctx.computation.differentiable(ctx.wanted, grad_output)
         written, ctx.written = ctx.written or ctx.computation.gradients(ctx.wanted), None
