@@ -11,6 +11,7 @@ from linear_calls import indices, normal
 from lossforge.losses import (
     LinearTeacher,
     TopKTeacher,
+    binary_cross_entropy_with_logits,
     fuse_linear,
     linear_cosine_distance,
     linear_cross_entropy,
@@ -197,6 +198,23 @@ def test_an_ignored_row_adds_nothing_whatever_its_input_holds(name, way, bad, de
     with_bad[target < 0, 1:3] = bad
     for got, right in zip(way(IGNORING[name], [with_bad, *leaves[1:]], target), expected, strict=True):
         assert error(got, right) < 5e-6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.usefixtures("by")
+def test_logits_of_a_row_that_is_not_finite_are_the_same(bad, device):
+    """By kernels and in plain torch, with a gradient and without one; of elements they may be infinite."""
+    x, w, b = (normal(*s, seed=1).to(device).requires_grad_() for s in ((5, 4), (6, 4), (6,)))
+    x = x.detach().index_fill(0, torch.tensor([2], device=device), bad).requires_grad_()
+    y = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)).to(device)
+    fused = fuse_linear(binary_cross_entropy_with_logits)
+    expected = fused(x, w, y, bias=b, reduction="none").detach()
+    with plain_torch():
+        found = fused(x, w, y, bias=b, reduction="none").detach()
+        with torch.no_grad():
+            without = fused(x, w, y, bias=b, reduction="none")
+    for got in (found, without):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("gradient", ["forward", "backward"])

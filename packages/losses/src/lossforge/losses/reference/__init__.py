@@ -27,13 +27,16 @@ def products(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def logits_of(layer: Head, rounded: bool) -> Tensor:
     """Return a layer's logits. rounded: in the layer's own dtype.
 
-    A row whose input is not finite has logits of nan. Where the row does not count, the weight's gradient must not hold 0 · nan: so the
-    product takes 0 in place of what is not finite.
+    Where a row does not count, the weight's gradient must not hold 0 · nan: so the product that is differentiated takes 0 in place of what
+    is not finite, and the logits of such rows are added without a gradient.
     """
     x, weight, bias = layer[:3]
-    whole = x.nan_to_num(0.0, 0.0, 0.0)
-    z = F.linear(whole, weight, bias) if rounded else products(whole, weight, bias)
-    return z + (x - x).detach().sum(-1, keepdim=True, dtype=z.dtype)
+    product = F.linear if rounded else products
+    if not torch.is_grad_enabled():
+        return product(x, weight, bias)
+    z = product(x.nan_to_num(0.0, 0.0, 0.0), weight, bias)
+    bad = ~x.isfinite().all(-1, keepdim=True)
+    return z + torch.where(bad, product(x, weight, bias) - z, 0.0).detach()
 
 
 def root_of(x: Tensor) -> Tensor:
