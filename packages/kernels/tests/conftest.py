@@ -3,9 +3,9 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import compute_cache_key
 
+from lossforge.kernels import plans
 from lossforge.kernels.engine import launch
 from lossforge.kernels.engine.launch import Step
-from lossforge.kernels.plans import PLANS, layouts, recorded
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates import TEMPLATES, reference
 
@@ -62,13 +62,8 @@ def by_plan():
         values = leaves((call, *arguments))
         tensors = [v for v in values if isinstance(v, Tensor)]
         others = [Tensor if isinstance(v, Tensor) else v for v in values]
-        key = (function.__module__, function.__name__, *layouts(tensors), *others)
-        plan = PLANS.get(key)
-        if plan is not None:
-            return plan(tensors)
-        with recorded(key, tensors) as made:
-            made.results = function(call, formulas, *arguments)
-        return made.results
+        key = (function.__module__, function.__name__, *plans.layouts(tensors), *others)
+        return plans.by_plan(key, tensors, function, lambda: (call, formulas, *arguments))
 
     return started
 

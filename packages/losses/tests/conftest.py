@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.utils.deterministic
 
-from lossforge.losses import autograd, run
+from lossforge.losses import run
 
 sys.path.insert(0, str(Path(__file__).parent))  # for loss_calls, linear_calls and preference_calls
 
@@ -33,16 +33,16 @@ def _poison():
 def paths(monkeypatch):
     """The ways that calls took, in order: "kept", "direct", and the names of operators."""
     seen = []
-    kept, executor_of = run.CallPlan.tensors, run.executor_of
+    kept, planned = run.CallPlan.tensors, run.planned
 
     def direct(checked):
-        found = executor_of(checked)
-        if isinstance(found[0], autograd.Kernels):
+        plan, tensors = planned(checked)
+        if plan.way in (run.DIFFERENTIATED, run.undifferentiated):
             seen.append("direct")
-        return found
+        return plan, tensors
 
     monkeypatch.setattr(run.CallPlan, "tensors", lambda *args: (seen.append("kept"), kept(*args))[1])
-    monkeypatch.setattr(run, "executor_of", direct)
+    monkeypatch.setattr(run, "planned", direct)
     return seen
 
 

@@ -12,7 +12,7 @@ from lossforge.kernels.engine.launch import Slot, filler, workspace
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.binary.focal import focal
 from lossforge.kernels.formulas.regression import l1
-from lossforge.kernels.plans import PLANS, call_key, layouts, recorded
+from lossforge.kernels.plans import PLANS, by_plan, call_key, layouts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -27,25 +27,15 @@ def test_filler():
         assert isinstance(found[-1], Formulas) == named
 
 
-def by_plan(key, given, launch):
-    """Return what the launches give, made again by their plan where there is one."""
-    plan = PLANS.get(key)
-    if plan is not None:
-        return plan(given)
-    with recorded(key, given) as made:
-        made.results = launch()
-    return made.results
-
-
 def scale(x, factor):
-    by_plan(("scale", *layouts((x, factor))), (x, factor), lambda: scale_(x, factor))
+    by_plan(("scale", *layouts((x, factor))), (x, factor), scale_, lambda: (x, factor))
 
 
 def l1_call(x, y, gradient=None, **others):
     """The element-wise template's results, by a plan."""
     call = ElementwiseCall("l1", x, y, **others)
     key = call_key("elementwise", "l1", call[1:10], call[10:])
-    return by_plan(key, (*call[1:10], gradient), lambda: element.forward(call, Formulas(l1), [gradient], False))
+    return by_plan(key, (*call[1:10], gradient), element.forward, lambda: (call, Formulas(l1), [gradient], False))
 
 
 def l1_sum(x, y):

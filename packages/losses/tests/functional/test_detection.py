@@ -11,6 +11,7 @@ import torchvision.ops
 from loss_calls import gradient_of
 
 from lossforge.kernels.elementwise import launch as element_launch
+from lossforge.kernels.plans import PLANS
 from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import (
     DistributionFocalLoss,
@@ -29,7 +30,6 @@ from lossforge.losses import (
     sigmoid_focal_loss,
     varifocal_loss,
 )
-from lossforge.losses.run import CALLS
 from lossforge.losses.testing import error
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
@@ -489,7 +489,7 @@ def test_distributions_are_replayed(options, device, paths):
     """From the second call on, with other values."""
     if backend(torch.zeros(1, device=device)) == "torch":
         pytest.skip("the reference keeps no calls")
-    CALLS.clear()
+    PLANS.clear()
     module = DistributionFocalLoss(**options)
     for _ in range(4):
         x, y = sides(device)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lossforge.kernels import launch_counts
+from lossforge.kernels.plans import PLANS
 from lossforge.losses import (
     backend,
     cross_entropy,
@@ -16,7 +17,7 @@ from lossforge.losses import (
     selective_log_softmax,
     sequence_logps,
 )
-from lossforge.losses.run import CALLS
+from lossforge.losses.run import CallPlan
 from lossforge.losses.testing import error
 
 INF = float("inf")
@@ -104,9 +105,9 @@ def test_one_launch_a_pass_and_no_copy(device):
 def test_a_call_of_one_token_a_row_is_kept(device):
     index = torch.randint(0, 40, (5,), device=device)
     for options in ({}, {"return_entropy": True}):
-        CALLS.clear()
+        PLANS.clear()
         selective_log_softmax(torch.randn(5, 40, device=device, requires_grad=True), index, **options)
-        assert len(CALLS) == 1
+        assert sum(isinstance(plan, CallPlan) for plan in PLANS.values()) == 1
 
 
 def test_ignored_tokens(device):

@@ -26,7 +26,7 @@ STAGES: dict[str, list[tuple[Any, str]]] = {
     "plan": [(plans.Plan, "__call__")],
     "memory for sums": [(launch, "new_sums")],
     "launches": [(launch.Step, "start")],
-    "scaling of the gradient": [(autograd, "gradients")],
+    "scaling of the gradient": [(autograd, "scaled")],
 }
 CALL, ENGINE = "recognising the call", "autograd engine"
 

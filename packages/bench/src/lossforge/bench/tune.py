@@ -27,7 +27,7 @@ from lossforge.kernels.distribution.call import DistributionCall
 from lossforge.kernels.divergence.call import DivergenceCall
 from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.kernels.overlap.call import OverlapCall
-from lossforge.kernels.plans import PLANS
+from lossforge.kernels.plans import by_plan
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.tiles import (
@@ -43,8 +43,8 @@ from lossforge.kernels.tiles import (
     SimilarityGradientTiles,
     SimilarityTiles,
 )
-from lossforge.losses.autograd import ExecutionSpec, template_of
 from lossforge.losses.base.record import Several
+from lossforge.losses.spec import ExecutionSpec, template_of
 
 ROWS = ((16384, 1000), (16384, 1001), (8192, 32000), (8192, 50304), (8192, 128256), (4096, 262144))
 DTYPES = (torch.float32, torch.bfloat16)
@@ -63,21 +63,16 @@ def into(written: torch.Tensor, launch: Callable[[], object]) -> Callable[[], to
 
 def forward(call: Any, gradients: Sequence[torch.Tensor | None], keep: bool) -> tuple[Several, Several]:
     spec, tensors = _spec(call)
-    key = (*spec.key_of(tensors), "tuned forward", keep, *[g is None for g in gradients])
-    given = (*tensors, *gradients)
-    plan = PLANS.get(key)
-    return spec.split(spec.forward(key, given, tensors, gradients, keep) if plan is None else plan(given))
+    key, launches = spec.key_of(tensors, "tuned forward", keep, *[g is None for g in gradients]), spec.template.launches
+    arguments = spec.formulas, gradients, keep and spec.keeps, True
+    return spec.split(by_plan(key, (*tensors, *gradients), launches.forward, lambda: (call, *arguments)))
 
 
 def backward(call: Any, kept: Several, grad_outputs: Sequence[torch.Tensor | None], gradient: torch.Tensor) -> None:
     spec, tensors = _spec(call)
-    key = (*spec.key_of(tensors), "tuned backward", *[t is None for t in kept])
-    given = (*tensors, *kept, *grad_outputs, gradient)
-    plan = PLANS.get(key)
-    if plan is None:
-        spec.backward(key, given, tensors, kept, grad_outputs, [gradient])
-    else:
-        plan(given)
+    key, launches = spec.key_of(tensors, "tuned backward", *[t is None for t in kept]), spec.template.launches
+    arguments = call, spec.formulas, kept, grad_outputs, [gradient]
+    by_plan(key, (*tensors, *kept, *grad_outputs, gradient), launches.backward, lambda: arguments)
 
 
 def _spec(call: Any) -> tuple[ExecutionSpec[Any], Several]:

@@ -1,25 +1,25 @@
-"""The plans of launches, each under all that its launches follow from. Needs neither Triton nor a GPU.
+"""The one table of plans, each under all that it follows from. Needs neither Triton nor a GPU.
 
-Launches are recorded while they are made, `with recorded(key, given) as made`, and made again for an equal call by their plan.
+`by_plan` records the launches of a call while they are made, and makes them again for an equal call by their plan. The plans of public
+calls, which say what of a call was checked, are kept here, too: lossforge.losses.run makes them.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-V = TypeVar("V")
 Key = tuple[Any, ...]
 """All that a plan follows from: hashable values."""
 MOST_PLANS = 4096
 """How many plans a table keeps: shapes and hyper-parameters may vary without end."""
 
 
-class Table(dict[Key, V]):
+class Table(dict[Key | None, Any]):
     """Plans by their keys. Where there are too many, the first made go first."""
 
-    def keep(self, key: Key, plan: V) -> None:
+    def keep(self, key: Key, plan: Any) -> None:
         """Keep a plan under its key."""
         if len(self) >= MOST_PLANS:
             self.pop(next(iter(self)), None)
@@ -71,8 +71,8 @@ class Plan:
         return tuple([None if place is None else pool[place] for place in self.results])
 
 
-PLANS: Table[Plan] = Table()
-"""The plans of all launches that were recorded."""
+PLANS = Table()
+"""The plans of all launches that were recorded, and of public calls."""
 
 
 class Done(NamedTuple):
@@ -87,7 +87,7 @@ class Done(NamedTuple):
 
 
 class _Current(threading.local):
-    recording: "recorded | None" = None
+    recording: list[Done] | None = None
 
 
 _current = _Current()
@@ -96,58 +96,52 @@ _current = _Current()
 def note(again: Callable[[Sequence[int]], Step] | None, taken: Sequence[Tensor], added: Sequence[Tensor]) -> None:
     """Enter a step into the recording that is open, if one is."""
     if _current.recording is not None:
-        _current.recording.done.append(Done(again, taken, added))
+        _current.recording.append(Done(again, taken, added))
 
 
-class recorded:  # noqa: N801  # a context manager
-    """Record the launches of a `with` statement, and keep their plan under a key, unless one is recorded already around it.
+def by_plan(key: Key | None, given: Sequence[Tensor | None], function: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> Any:
+    """Return what a function gives that launches: by the plan of its key, else by a call of it, whose launches are recorded.
 
-    Launches that do more than their steps get none.
+    Launches within those of another key are a part of that plan. Launches that do more than their steps get none.
 
-    Attributes:
-        results: what the launches gave, which is set within: new tensors, or some of those given.
+    Args:
+        key: all that the launches follow from but the addresses of the tensors; None where they are not to be recorded as one.
+        given: the call's tensors, and those that it writes.
+        function: gives new tensors, some of those given, or None.
+        arguments: returns the function's.
     """
-
-    def __init__(self, key: Key, given: Sequence[Tensor | None]) -> None:
-        """Make it.
-
-        Args:
-            key: all that the launches follow from but the addresses of the tensors.
-            given: the call's tensors, and those that it writes.
-        """
-        self.key, self.given = key, given
-        self.done: list[Done] = []
-        self.results: Any = ()
-
-    def __enter__(self) -> "recorded":
-        self.open = _current.recording is None
-        if self.open:
-            _current.recording = self
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if not self.open:
-            return
+    plan = PLANS.get(key)
+    if plan is not None:
+        return plan(given)
+    if key is None or _current.recording is not None:
+        return function(*arguments())
+    done: list[Done] = []
+    _current.recording = done
+    try:
+        results = function(*arguments())
+    finally:
         _current.recording = None
-        plan = self.plan() if kind is None else None
-        if plan is not None:
-            PLANS.keep(self.key, plan)
+    plan = _plan(done, given, results)
+    if plan is not None:
+        PLANS.keep(key, plan)
+    return results
 
-    def plan(self) -> Plan | None:
-        """Return the plan of the launches; None where they are more than their steps, or where two of the tensors given are one."""
-        present = [t for t in self.given if t is not None]
-        if len({*map(id, present)}) < len(present):
-            return None
-        places = {id(t): i for i, t in enumerate(self.given) if t is not None}
-        count = len(self.given)
-        steps: list[Step] = []
-        try:
-            for again, taken, added in self.done:
-                if again is None:
-                    return None
-                steps.append(again([places[id(t)] for t in taken]))
-                places |= {id(t): count + i for i, t in enumerate(added)}
-                count += len(added)
-            return Plan(steps, [None if t is None else places[id(t)] for t in self.results or ()])
-        except KeyError:  # a tensor that is neither given nor of a step
-            return None
+
+def _plan(done: Sequence[Done], given: Sequence[Tensor | None], results: Sequence[Tensor | None] | None) -> Plan | None:
+    """Return the plan of launches; None where they are more than their steps, or where two of the tensors given are one."""
+    present = [t for t in given if t is not None]
+    if len({*map(id, present)}) < len(present):
+        return None
+    places = {id(t): i for i, t in enumerate(given) if t is not None}
+    count = len(given)
+    steps: list[Step] = []
+    try:
+        for again, taken, added in done:
+            if again is None:
+                return None
+            steps.append(again([places[id(t)] for t in taken]))
+            places |= {id(t): count + i for i, t in enumerate(added)}
+            count += len(added)
+        return Plan(steps, [None if t is None else places[id(t)] for t in results or ()])
+    except KeyError:  # a tensor that is neither given nor of a step
+        return None

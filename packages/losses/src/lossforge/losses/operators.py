@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.kernels.plans import PLANS, layouts, recorded
+from lossforge.kernels.plans import by_plan, layouts
 from lossforge.kernels.torch_internals import register_autograd
 from lossforge.losses import checks
-from lossforge.losses.autograd import ExecutionSpec, gradients, remember
 from lossforge.losses.base.record import Several, Template
+from lossforge.losses.gradients import gradients, new_gradients, remember
 from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.namespace import NAMESPACE, OPERATORS
+from lossforge.losses.spec import ExecutionSpec
 from lossforge.losses.state import plain
 from lossforge.losses.templates import TEMPLATES
 
@@ -58,10 +59,6 @@ def _placeholders(x: Tensor, results: Sequence[Tensor | None]) -> tuple[Tensor, 
     return tuple([x.new_empty(0) if t is None else t for t in results])
 
 
-def _new(tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    return [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=False)]
-
-
 def _register(template: Template[Any]) -> None:
     """Define the operator of a template and its backward."""
     name, count, end = template.name, 1 + len(template.fields()), 1 + template.end
@@ -72,34 +69,29 @@ def _register(template: Template[Any]) -> None:
 
     def forwards(*args: Any) -> tuple[Tensor, ...]:
         spec, tensors, keep = spec_of(args), args[1:end], args[-1]
-        written = _new(tensors, args[count:-1])
-        key = (*spec.key_of(tensors), "operator", keep, *args[count:-1])
-        given = (*tensors, *written)
-        plan = PLANS.get(key)
-        found = spec.forward(key, given, tensors, written, keep, False) if plan is None else plan(given)
+        written = new_gradients(tensors, args[count:-1])
+        key, forward = spec.key_of(tensors, "operator", keep, *args[count:-1]), template.launches.forward
+        arguments = spec.formulas, written, keep and spec.keeps, False
+        found = by_plan(key, (*tensors, *written), forward, lambda: (spec.call(tensors), *arguments))
         return _placeholders(args[1], (*found, *written))
 
     def backwards(*args: Any) -> Any:
         spec, tensors = spec_of(args), args[1:end]
         given: Several = tuple([None if t is None or t.numel() == 0 else t for t in args[count : count + kept]])
-        grads, written = args[count + kept : -several], _new(tensors, args[-several:])
+        grads, written = args[count + kept : -several], new_gradients(tensors, args[-several:])
+        key, backward = spec.key_of(tensors, "operator", *layouts((*given, *grads)), *args[-several:]), template.launches.backward
         every = (*tensors, *given, *grads, *written)
-        key = (*spec.key_of(tensors), "operator", *layouts((*given, *grads)), *args[-several:])
-        plan = PLANS.get(key)
-        if plan is None:
-            spec.backward(key, every, tensors, given, grads, written)
-        else:
-            plan(every)
+        by_plan(key, every, backward, lambda: (spec.call(tensors), spec.formulas, given, grads, written))
         return _one_or_several(args[1], written)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
         x = args[1]
         shapes = template.shapes(template.of(args[0], args[1:end], args[end:count]), args[-1])
         made = [torch.empty_like(s) if isinstance(s, Tensor) else None if s is None else x.new_empty(s[0], dtype=s[1]) for s in shapes]
-        return _placeholders(x, (*made, *_new(args[1:end], args[count:-1])))
+        return _placeholders(x, (*made, *new_gradients(args[1:end], args[count:-1])))
 
     def fake_backward(*args: Any) -> Any:
-        return _one_or_several(args[1], _new(args[1:end], args[-several:]))
+        return _one_or_several(args[1], new_gradients(args[1:end], args[-several:]))
 
     def setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         numbers, inputs = inputs[0], inputs[1:]
@@ -146,12 +138,7 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
 def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
     """Launch a function of a folder of the kernels by its plan, on tensors followed by other arguments."""
     key = folder, function, *layouts(tensors), *others
-    plan = PLANS.get(key)
-    if plan is not None:
-        return plan(tensors)
-    with recorded(key, tensors) as made:
-        made.results = getattr(kernels.of_folder(folder), function)(*tensors, *others)
-    return made.results
+    return by_plan(key, tensors, getattr(kernels.of_folder(folder), function), lambda: (*tensors, *others))
 
 
 def define_differentiable(

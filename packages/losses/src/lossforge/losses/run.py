@@ -1,4 +1,4 @@
-"""The path of a public function: a call is checked, computed by one of three executors, and its plan found under its key from then on.
+"""The path of a public function: a call is checked, its way chosen, and its plan found under its key from then on.
 
 Everything that checks and plans depend on is in the key: layouts and devices of the tensors, whether they require grad and are leaves,
 the values of all other arguments, and the state of torch (grad mode, modes, transforms, tracing). Calls are kept whose tensors are the
@@ -7,7 +7,6 @@ arguments themselves, perhaps in another shape, and that the kernels compute.
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,20 +14,42 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels import INTERPRETED
-from lossforge.kernels.plans import Key, Table
+from lossforge.kernels.plans import PLANS, Key
 from lossforge.kernels.torch_internals import ordinary
-from lossforge.losses import checks
-from lossforge.losses.autograd import ExecutionSpec, Executor, Kernels, Operators, Reference, template_of
+from lossforge.losses import by_operators, checks
+from lossforge.losses.autograd import DIFFERENTIATED, undifferentiated
 from lossforge.losses.base.declare import Declared
-from lossforge.losses.base.record import C, CheckedCall, FusedTemplate, R, Several
+from lossforge.losses.base.record import C, CheckedCall, Finish, FusedTemplate, R, Several
 from lossforge.losses.base.text import whole_docstring
+from lossforge.losses.spec import ExecutionSpec, template_of
 from lossforge.losses.state import autocast_dtype, gradient_in_forward, kernels_apply, plain, state
+from lossforge.losses.templates import reference
 
 SIMPLE = frozenset((int, float, bool, str, type(None)))
 
 
-def executor_of(checked: CheckedCall[Any, Any]) -> tuple[Executor, Several]:
-    """Return what computes a checked call, and its tensors."""
+class CallPlan(NamedTuple):
+    """A public call that was checked.
+
+    Attributes:
+        way: what computes it: from its spec, its tensors, and once more those of them that are differentiated, to its results.
+        spec: all of it but its tensors.
+        finish: from the results to what the public function returns.
+        places: of its tensors among the arguments, each with the shape that it is viewed in, if any.
+    """
+
+    way: Callable[..., Several]
+    spec: ExecutionSpec[Any]
+    finish: Finish[Any]
+    places: Sequence[tuple[int | None, torch.Size | None]] = ()
+
+    def tensors(self, values: Sequence[Any]) -> Several:
+        """Return the call's tensors from the values of its arguments."""
+        return tuple([None if at is None else values[at] if shape is None else values[at].view(shape) for at, shape in self.places])
+
+
+def planned(checked: CheckedCall[Any, Any]) -> tuple[CallPlan, Several]:
+    """Return the plan of a checked call, and its tensors: by the plain-torch reference, the operators, or the kernels."""
     call, options = checked.call, checked.options
     template = template_of(call)
     tensors, numbers = template.flat(call)
@@ -38,13 +59,19 @@ def executor_of(checked: CheckedCall[Any, Any]) -> tuple[Executor, Several]:
     # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
     by_chunks = isinstance(template, FusedTemplate) and plain(*tensors)
     if not (template.launchable(call) and kernels_apply(first, *others, fused=by_chunks)):
-        return Reference(ExecutionSpec(template, call.loss, numbers)), tensors
+        return CallPlan(_by_reference, ExecutionSpec(template, call.loss, numbers), checked.finish), tensors
     wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
     x: Any = differentiable[wanted.index(True)] if any(wanted) else first
     in_forward = gradient_in_forward(options.get("gradient"), x, call.reduction)
     inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
     spec = ExecutionSpec(template, call.loss, numbers, wanted, in_forward, inplace)
-    return (Kernels if inplace or plain(*tensors) else Operators)(spec), tensors
+    if not (inplace or plain(*tensors)):
+        return CallPlan(by_operators.results, spec, checked.finish), tensors
+    return CallPlan(DIFFERENTIATED if any(wanted) else undifferentiated, spec, checked.finish), tensors
+
+
+def _by_reference(spec: ExecutionSpec[Any], tensors: Several, *differentiable: Tensor | None) -> Several:
+    return reference(spec.call(tensors))
 
 
 def _with_values(tensors: Several) -> Several:
@@ -59,91 +86,25 @@ def _with_values(tensors: Several) -> Several:
 
 def compute(checked: CheckedCall[C, R]) -> R:
     """Compute a checked call, and return what its public function returns."""
-    if checked.computing is not None:
-        return checked.computing(CheckedCall(*checked[:3]))
-    executor, tensors = executor_of(checked)
-    returned = checked.finish(executor.results(tensors))
-    if not torch.compiler.is_compiling() and _current.recording is not None:
-        _current.recording.last = _Computed(executor, tensors, checked.finish, returned)
-    return returned
+    plan, tensors = planned(checked)
+    found: R = plan.finish(plan.way(plan.spec, tensors, *tensors[: len(plan.spec.wanted)]))
+    return found
 
 
-class CallPlan(NamedTuple):
-    """A public call that was checked.
-
-    Attributes:
-        executor: what computes it.
-        places: of its tensors among the arguments, each with the shape that it is viewed in, if any.
-        finish: from the results to what the public function returns.
-    """
-
-    executor: Executor
-    places: Sequence[tuple[int | None, torch.Size | None]]
-    finish: Callable[[Several], Any]
-
-    def tensors(self, values: Sequence[Any]) -> Several:
-        """Return the call's tensors from the values of its arguments."""
-        return tuple([None if at is None else values[at] if shape is None else values[at].view(shape) for at, shape in self.places])
-
-
-CALLS: Table[CallPlan] = Table()
-"""The plans of all public calls that are kept, under what their checks depend on."""
-
-
-class _Computed(NamedTuple):
-    """What `compute` computed, and what it returned."""
-
-    executor: Executor
-    tensors: Several
-    finish: Callable[[Several], Any]
-    returned: Any
-
-
-class _Current(threading.local):
-    recording: "_recorded | None" = None
-
-
-_current = _Current()
-
-
-class _recorded:  # noqa: N801  # a context manager
-    """Record a public call in a `with` statement, and keep its plan under a key: where the call that was computed last is what it
-    returns, and needs no more than its arguments.
-
-    Attributes:
-        returned: what the public function returned, which is set within.
-        last: what was computed last within.
-    """
-
-    def __init__(self, key: Key, values: Sequence[Any]) -> None:
-        self.key, self.values = key, values
-        self.returned: Any = None
-        self.last: _Computed | None = None
-
-    def __enter__(self) -> "_recorded":
-        self.around, _current.recording = _current.recording, self
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        _current.recording = self.around
-        last = self.last
-        if kind is not None or last is None or last.returned is not self.returned or not isinstance(last.executor, Kernels):
-            return
-        places = _places(self.values, last.tensors)
-        if places is not None:
-            last.executor.spec.keep()
-            CALLS.keep(self.key, CallPlan(last.executor, places, last.finish))
+def computed(found: Any) -> Any:
+    """Return what a public function returns, from what its definition does: a checked call, or that itself."""
+    return compute(found) if isinstance(found, CheckedCall) else found
 
 
 def entry_point(
-    definition: Callable[..., Any], signature: inspect.Signature, *, checked: bool = True, repeats: bool = True, autocast: bool = False
+    definition: Callable[..., Any], signature: inspect.Signature, *, repeats: bool = True, autocast: bool = False
 ) -> Callable[..., Any]:
     """Make the public function of a definition: it checks keywords and flags of its calls, and keeps a plan of each.
 
     Args:
-        definition: takes the function's arguments, and has a default for each option that it takes by `**options`.
+        definition: takes the function's arguments, and has a default for each option that it takes by `**options`. It returns a checked
+            call, which is then computed, or what the function returns.
         signature: the public function's.
-        checked: whether the definition returns a checked call, which is then computed, or what the function returns.
         repeats: whether calls are kept.
         autocast: whether the function follows autocast.
     """
@@ -160,17 +121,18 @@ def entry_point(
             key = _key(definition, args, kwargs, autocast)
         if autocast and key is not None:
             key = (*key, *map(autocast_dtype, ("cuda", "cpu")))
-        plan = None if key is None else CALLS.get(key)
+        plan = None if key is None else PLANS.get(key)
         if plan is not None:
-            return plan.finish(plan.executor.results(plan.tensors((*args, *kwargs.values()) if kwargs else args)))
-        checks.all_strided(names, args, kwargs)
-        if key is None:
+            tensors = plan.tensors((*args, *kwargs.values()) if kwargs else args)
+        else:
+            checks.all_strided(names, args, kwargs)
             found = definition(*checks.with_flags(flags, args, kwargs), **kwargs)
-            return compute(found) if checked else found
-        with _recorded(key, (*args, *kwargs.values())) as made:
-            found = definition(*checks.with_flags(flags, args, kwargs), **kwargs)
-            made.returned = compute(found) if checked else found
-        return made.returned
+            if not isinstance(found, CheckedCall):
+                return found
+            plan, tensors = planned(found)
+            if key is not None:
+                _keep(key, plan, tensors, (*args, *kwargs.values()))
+        return plan.finish(plan.way(plan.spec, tensors, *tensors[: len(plan.spec.wanted)]))
 
     made: Any = checks.with_own_code(call, definition.__name__)
     made.__signature__ = signature
@@ -182,7 +144,7 @@ def entry_point(
 def function_of(each: Declared, place: str) -> Callable[..., Any]:
     """Make the public function that a definition declares. place: the Python module that has it."""
     signature, autocast = each.whole_signature, each.docs.autocast
-    made = entry_point(each.definition, signature, checked=each.checks, repeats=each.repeats or autocast, autocast=autocast)
+    made = entry_point(each.definition, signature, repeats=each.repeats or autocast, autocast=autocast)
     made.__module__, made.__doc__ = place, whole_docstring(each)
     made.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": signature.return_annotation}
     return made
@@ -213,6 +175,15 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], of_layer: b
         else:
             return None
     return *key, *state()
+
+
+def _keep(key: Key, plan: CallPlan, tensors: Several, values: Sequence[Any]) -> None:
+    """Keep the plan of a call that the kernels compute, where it needs no more than the values of its arguments."""
+    if plan.way is DIFFERENTIATED or plan.way is undifferentiated:
+        places = _places(values, tensors)
+        if places is not None:
+            plan.spec.keep()
+            PLANS.keep(key, plan._replace(places=places))
 
 
 def _places(values: Sequence[Any], tensors: Several) -> list[tuple[int | None, torch.Size | None]] | None:

@@ -1,14 +1,14 @@
 """Options that every loss has, their checks, the tensors they stand for, and what they make of a call."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, overload
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.base.record import C, CheckedCall, R, first
+from lossforge.losses.base.record import C, CheckedCall, first, of_one_row
 from lossforge.losses.option_types import Activation, BoxFormat, Empty, Gradient
 
 
@@ -211,14 +211,10 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-@overload
-def checked_call(call: C, options: Any, normalizer: Tensor | None) -> CheckedCall[C]: ...
-@overload
-def checked_call(call: C, options: Any, normalizer: Tensor | None, finish: Callable[[Sequence[Tensor | None]], R]) -> CheckedCall[C, R]: ...
-def checked_call(call: C, options: Any, normalizer: Tensor | None, finish: Callable[..., Any] = first) -> CheckedCall[C, Any]:
+def checked_call(call: C, options: Any, normalizer: Tensor | None, one_row: bool = False) -> CheckedCall[C]:
     """Return a checked call with what every template's options say of it.
 
-    normalizer: where it is a tensor. finish: see `CheckedCall`.
+    normalizer: where it is a tensor. one_row: whether the call has logits (C,) as one row.
     """
     record: Any = call
     record = record._replace(
@@ -227,7 +223,7 @@ def checked_call(call: C, options: Any, normalizer: Tensor | None, finish: Calla
         reduction=call.reduction if options.get("normalizer") is None else "sum",
         empty_is_zero=options.get("empty") == "zero",
     )
-    return CheckedCall(record, options, finish)
+    return CheckedCall(record, options, of_one_row if one_row else first)
 
 
 def broadcast_weight(options: WeightedOptions, x: Tensor, of: str, shape: torch.Size, what: str) -> Tensor | None:

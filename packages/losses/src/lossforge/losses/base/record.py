@@ -3,6 +3,7 @@
 It says what its losses' docstrings share, which tools/generate.py puts into the public functions, and makes samples of calls.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple
@@ -356,8 +357,8 @@ def rebuilt(call: C) -> C:
     return made(*call[:])
 
 
-Finish = Callable[[Sequence[Tensor | None]], Tensor]
-"""From the results, None for what was not asked for, to a loss."""
+Finish = Callable[[Sequence[Tensor | None]], R]
+"""From the results, None for what was not asked for, to what a public function returns."""
 
 
 class CheckedCall(NamedTuple, Generic[C, R]):
@@ -366,12 +367,14 @@ class CheckedCall(NamedTuple, Generic[C, R]):
     Attributes:
         call: its record.
         options: when and where the gradient is written: `gradient` and `inplace`.
-        finish: from the results, None for what was not asked for, to what the public function returns.
-        computing: in place of an executor, what computes the call: its classes are spread over processes, an objective follows it, or
-            another result joins it. It takes the call without `computing`. Such a call is checked each time: no plan of it is kept.
+        finish: from the results, None for what was not asked for, to what the public function returns: by default the loss alone.
     """
 
     call: C
     options: Mapping[str, Any]
     finish: Callable[[Sequence[Tensor | None]], R]
-    computing: Callable[["CheckedCall[C, Any]"], R] | None = None
+
+    def returning(self, finish: Callable[[Sequence[Tensor | None]], Any]) -> "CheckedCall[C, Any]":
+        """Return the call with another `finish`, which gets one row's results as those of logits (C,) where that is what they are."""
+        one_row = self.finish is of_one_row
+        return CheckedCall(self.call, self.options, functools.partial(of_single_row, finish) if one_row else finish)

@@ -802,7 +802,8 @@ def zlpr_loss(
     x, y = (t if t.ndim == 2 else t.reshape(-1, t.shape[-1]) for t in (input, target))
     call = MultilabelCall("zlpr", x, y, reduction=reduction)
     shaped = len(lead) != 1 and reduction == "none"
-    return checked_call(call, options, divisor, functools.partial(_of_shape, lead) if shaped else first)
+    checked = checked_call(call, options, divisor)
+    return checked.returning(functools.partial(_of_shape, lead)) if shaped else checked
 
 
 def _of_shape(lead: Sequence[int], results: Sequence[Tensor | None]) -> Tensor:

@@ -1,6 +1,5 @@
 """Losses of rows of classes under a softmax for imbalanced, hard or noisily labelled data."""
 
-import functools
 from typing import Annotated, TypedDict, Unpack, cast
 
 import torch
@@ -467,7 +466,7 @@ def jsd_cross_entropy(
     alpha: NonNegative = 12.0,
     smoothing: UnitInterval = 0.1,
     **options: Unpack[ViewOptions],
-) -> CheckedCall[ViewsCall]:
+) -> Tensor:
     """Cross entropy of clean samples and the Jensen-Shannon divergence of their views, as timm.loss.JsdCrossEntropy (AugMix, Hendrycks et
     al. 2019, arXiv 1912.02781).
 
@@ -506,8 +505,4 @@ def jsd_cross_entropy(
     call = RowwiseCall("cross_entropy", input[:samples], target, label_smoothing=smoothing, reduction="mean")
     clean = rowwise_loss(call, cast(RowOptions, options))
     call_of_views = ViewsCall("jsd", input, splits=num_splits, loss_scale=alpha)
-    return CheckedCall(call_of_views, {"gradient": options.get("gradient")}, first, functools.partial(_sum, clean))
-
-
-def _sum(clean: CheckedCall[RowwiseCall], views: CheckedCall[ViewsCall]) -> Tensor:
-    return compute(clean) + compute(views)
+    return compute(clean) + compute(CheckedCall(call_of_views, {"gradient": options.get("gradient")}, first))

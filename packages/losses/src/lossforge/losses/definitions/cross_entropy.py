@@ -1,7 +1,7 @@
 """Cross entropy of rows of classes."""
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -140,14 +140,14 @@ def cross_entropy(
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
     further = any(call.outputs)
-    finish = CrossEntropyOutput.of if further else first
+    finish: Callable[..., Any] = CrossEntropyOutput.of if further else first
     call = _weighed_by_itself(call, token_weight, group is not None) if isinstance(token_weight, str) else call._replace(lam=token_weight)
     if further and call.entropy_weight and not return_entropy:
         finish = _without_entropy
     if group is not None:
-        return over_processes(call, row_options, group, classes, finish)
+        return finish(over_processes(call, row_options, group, classes))
     without_group(classes)
-    return with_several_classes(rowwise_results(call, row_options, finish, probabilities=True))
+    return with_several_classes(rowwise_results(call, row_options, probabilities=True).returning(finish))
 
 
 def cross_entropy_of_index(
@@ -166,8 +166,8 @@ def cross_entropy_of_index(
     """
     call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
     if group is not None:
-        return over_processes(call, options, group, None, tuple, "index")
-    return rowwise_results(call, options, tuple, target_name="index")
+        return over_processes(call, options, group, None, "index")
+    return rowwise_results(call, options, target_name="index").returning(tuple)
 
 
 def _without_entropy(results: Sequence[Tensor | None]) -> CrossEntropyOutput:

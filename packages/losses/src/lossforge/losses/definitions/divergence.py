@@ -6,7 +6,7 @@ student excludes makes KL(teacher ‖ student) infinite, as the mathematics say,
 makes the reverse infinite, whose gradient then is not finite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -27,7 +27,7 @@ from lossforge.losses.base.options import (
     of_classes,
     rows_of,
 )
-from lossforge.losses.base.record import CheckedCall, TemplateDocs, first
+from lossforge.losses.base.record import CheckedCall, TemplateDocs
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.namespace import OPERATORS
@@ -35,7 +35,7 @@ from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.reference import counted, or_nan, relative
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
-from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss, divergence_results
+from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
 
 __all__ = ["DivergenceOutput"]
@@ -66,8 +66,8 @@ def _with_entropy(
     call: DivergenceCall, options: CappedDivergenceOptions, temperature_squared: bool, wanted: bool
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Check arguments of a divergence, whose entropy may be wanted too."""
-    finish: Callable[..., Tensor | DivergenceOutput] = _output if wanted else first
-    return divergence_results(call._replace(outputs=[wanted]), options, temperature_squared, finish)
+    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=[wanted]), options, temperature_squared)
+    return checked.returning(_output) if wanted else checked
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
-from lossforge.kernels.plans import PLANS, call_key, layouts, recorded
+from lossforge.kernels.plans import by_plan, call_key, layouts
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_classes, of_rows
@@ -291,7 +291,9 @@ class Chunks:
         tensors, numbers = self.template.flat(chunk)
         written = () if gradient is None or gradient is chunk.x else (gradient,)
         key = call_key(self.template.name, chunk.loss, tensors, numbers), "forward of a chunk", gradient is None, *layouts(written), keep
-        return by_plan(key, (*tensors, *written), self.template.launches.forward, chunk, self.formulas, [gradient], keep)
+        given = *tensors, *written
+        found: Several = by_plan(key, given, self.template.launches.forward, lambda: (chunk, self.formulas, [gradient], keep))
+        return found
 
     def backward(self, chunk: Any, kept: Several, grads: Sequence[Tensor | None], gradient: Tensor, **columns: tuple[int, int]) -> None:
         """Write the gradient of a chunk's logits, perhaps in their place."""
@@ -302,7 +304,7 @@ class Chunks:
         more = (*kept, *grads) if gradient is chunk.x else (*kept, *grads, gradient)
         key = call_key(self.template.name, chunk.loss, tensors, numbers), *layouts(more), *columns.items()
         backward = functools.partial(self.template.launches.backward, **columns)
-        by_plan(key, (*tensors, *more), backward, chunk, self.formulas, kept, grads, [gradient])
+        by_plan(key, (*tensors, *more), backward, lambda: (chunk, self.formulas, kept, grads, [gradient]))
 
     def differentiated(self, chunk: Any, gradient: Tensor, slopes: Callable[[Several], Sequence[Tensor | None]]) -> Several:
         """Return the results of a chunk, and write the gradient of its logits. slopes: from results to their upstream gradients."""
@@ -312,16 +314,6 @@ class Chunks:
         kept = tuple([found[name] for name in (*template.kept, *template.saved)])
         self.backward(chunk, kept, slopes(results), gradient)
         return results
-
-
-def by_plan(key: Any, given: Several, launch: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function gives that launches, made again by the plan of its key."""
-    plan = PLANS.get(key)
-    if plan is not None:
-        return plan(given)
-    with recorded(key, given) as made:
-        made.results = launch(*arguments)
-    return made.results
 
 
 def teacher_of(call: Any) -> Head | None:
@@ -371,7 +363,7 @@ def by_product(function: Callable[..., Any], call: Any, more: Several, *argument
     tensors, numbers = own.flat(call)
     static = [each for each in arguments if isinstance(each, (bool, int))]
     key = call_key(own.name, call.loss, tensors, numbers), function.__name__, *layouts(more), *static
-    return by_plan(key, (*tensors, *more), function, call, *arguments)
+    return by_plan(key, (*tensors, *more), function, lambda: (call, *arguments))
 
 
 def _divisor(call: Any) -> tuple[Tensor | None, float]:

@@ -14,12 +14,12 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from lossforge.kernels.call import FLOAT32, FROM_WEIGHT, NEVER_ROUNDED, Head
 from lossforge.losses import checks
-from lossforge.losses.autograd import FUSED
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.record import CheckedCall, rebuilt
+from lossforge.losses.linear.engine import FUSED
 from lossforge.losses.parallel.shards import local_layer
-from lossforge.losses.run import compute
+from lossforge.losses.run import computed
 from lossforge.losses.state import autocast_dtype, without_autocast
 from lossforge.losses.templates.elementwise import IGNORED
 
@@ -195,14 +195,12 @@ def fused(
     linear: LinearOptions,
     targets: tuple[str, ...],
     finish: Callable[[Any], Any] | None = None,
-    computing: Callable[[CheckedCall[Any, Any]], Any] | None = None,
-) -> CheckedCall[Any, Any]:
-    """Check a loss of the logits of a layer.
+) -> Any:
+    """Check a loss of the logits of a layer. Where its classes are spread over processes, the loss's definition computes it, too.
 
     Args:
         given: the loss's other arguments by name, `targets` of them with an entry a row. The first of these may be a teacher's layer.
         finish: from what the loss returns to what is returned.
-        computing: as in `CheckedCall`; by default the definition's own.
     """
     if given.get("inplace"):
         raise ValueError("inplace=True needs logits, which a fused loss does not have")
@@ -229,27 +227,25 @@ def fused(
         given = _of_kept(function, given, targets, kept, rows.count)
         sound = None if valid is None else torch.where(counts.sum() > valid, torch.nan, 1.0)
         head = head.with_input(head.input.index_select(0, kept))
-    checked: CheckedCall[Any, Any] = _definition(function)(head, **given)
-    if type(checked.call) not in FUSED:
-        raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {checked.call.loss}")
-    in_shape = functools.partial(_in_shape, rows, kept, sound, checked.finish, finish)
-    return CheckedCall(rebuilt(checked.call), checked.options, in_shape, checked.computing if computing is None else computing)
+    found = _definition(function)(head, **given)
+    in_shape = functools.partial(_in_shape, rows, kept, sound, finish)
+    if not isinstance(found, CheckedCall):
+        return in_shape(found)
+    if type(found.call) not in FUSED:
+        raise TypeError(f"only losses of rows or elements and divergences can be fused with a linear layer, got {found.call.loss}")
+    return CheckedCall(rebuilt(found.call), found.options, functools.partial(_after, found.finish, in_shape))
 
 
-def _in_shape(
-    rows: "_Rows",
-    kept: Tensor | None,
-    sound: Tensor | None,
-    first: Callable[[Any], Any],
-    second: Callable[[Any], Any] | None,
-    results: Any,
-) -> Any:
+def _after(first: Callable[[Any], Any], second: Callable[[Any], Any], results: Any) -> Any:
+    return second(first(results))
+
+
+def _in_shape(rows: "_Rows", kept: Tensor | None, sound: Tensor | None, finish: Callable[[Any], Any] | None, found: Any) -> Any:
     """Return what the loss returns, with 0 in the rows that were left out, and the leading dimensions of the input.
 
     sound: 1, or nan where more rows count than were said to. Results are multiplied by it, and so are all gradients.
     """
-    found = first(results)
-    found = found if second is None else second(found)
+    found = found if finish is None else finish(found)
     if sound is not None:
         found = _each(lambda t: t * sound if t.is_floating_point() else t, found)
     if kept is not None:
@@ -388,7 +384,7 @@ class FusedLoss:
         kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
         checks.with_flags(self.flags, (), kept)
         kept.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
-        return compute(fused(self.function, layer, kept, linear, self.targets))
+        return computed(fused(self.function, layer, kept, linear, self.targets))
 
 
 CURE = "Merge an adapter (peft: merge_and_unload()), keep it off the head (peft: target_modules), or call the layer and then the loss"

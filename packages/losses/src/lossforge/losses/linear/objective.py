@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lossforge.kernels.call import Head
 from lossforge.losses import checks
-from lossforge.losses.autograd import scaled
 from lossforge.losses.base.record import CheckedCall, Several
+from lossforge.losses.gradients import scaled
 from lossforge.losses.linear.engine import forward, goes_by_exponentials, is_wide, rows_of_chunks
 from lossforge.losses.run import compute
 from lossforge.losses.state import gradient_in_forward, kernels_apply, plain

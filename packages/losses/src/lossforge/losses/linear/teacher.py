@@ -1,13 +1,11 @@
 """Divergences of a linear layer's logits from a teacher's: from logits, from another layer, or from the K likeliest classes."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.linear.fuse import fused, layer_of, split
 from lossforge.losses.parallel.divergence import over_processes, own_part
 from lossforge.losses.parallel.shards import Shards, local_layer
@@ -50,7 +48,7 @@ NEEDED = "needs all of the teacher's logits, as a tensor or LinearTeacher, got a
 
 def by_teacher(
     function: Callable[..., Any], layer: tuple[Tensor, Tensor, Tensor | None], teacher: Teacher, options: Any, **given: Any
-) -> CheckedCall[Any, Any]:
+) -> Any:
     """Check a divergence of a layer's logits from a teacher.
 
     Args:
@@ -74,16 +72,16 @@ def by_teacher(
         return fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
     if not isinstance(teacher, (Tensor, LinearTeacher)):
         raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
-    computing = None
+    hard_weight = given.pop("hard_weight", 0.0) if shards else 0.0
     if shards:
-        of_labels = given.pop("hard_weight", 0.0), given["temperature_squared"]
-        teacher, computing = _own(teacher, shards["group"]), functools.partial(over_processes, shards["group"], *of_labels)
+        teacher = _own(teacher, shards["group"])
     if isinstance(teacher, LinearTeacher):
         for name in ("scale", "softcap"):
             value = getattr(teacher, name)
             given[f"target_{name}"] = None if value is None else checks.number(f"teacher.{name}", value, 0.0, exclusive=True)
         given["target_logits"] = layer_of(*teacher[:3], of="teacher.")
-    return fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",), computing=computing)
+    checked = fused(function, head, {"target_logits": teacher, **given}, linear, ("target_logits",))
+    return over_processes(shards["group"], hard_weight, given["temperature_squared"], checked) if shards else checked
 
 
 def _own(teacher: Tensor | LinearTeacher, shards: Shards) -> Tensor | LinearTeacher:

@@ -18,11 +18,11 @@ from torch import Tensor
 from lossforge import kernels
 from lossforge.kernels.call import Head
 from lossforge.kernels.divergence.call import ELSEWHERE, DivergenceCall
-from lossforge.kernels.plans import call_key, layouts
+from lossforge.kernels.plans import by_plan, call_key, layouts
 from lossforge.losses import checks
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.linear.engine import FUSED, Chunks, Gradients, by_plan, is_wide
+from lossforge.losses.linear.engine import FUSED, Chunks, Gradients, is_wide
 from lossforge.losses.parallel.rows import rows_of_exchange
 from lossforge.losses.parallel.shards import NO_CLASS, Shards, is_dtensor, local_part
 from lossforge.losses.reference import largest, reduced, with_weight
@@ -198,7 +198,8 @@ def _statistics(chunks: Chunks, call: Call) -> tuple[Tensor, Tensor | None]:
     call = call._replace(loss="kl", hyper=[], reduction="sum")
     tensors, numbers = chunks.template.flat(call)
     key = call_key(chunks.template.name, call.loss, tensors, numbers), "statistics"
-    _, entropy, *_, stats = by_plan(key, tensors, chunks.template.launches.forward, call, FORMULAS["kl"].kernels, [None], True)
+    forward = chunks.template.launches.forward
+    _, entropy, *_, stats = by_plan(key, tensors, forward, lambda: (call, FORMULAS["kl"].kernels, [None], True))
     return stats, entropy
 
 
@@ -206,7 +207,7 @@ def _by_kernel(chunks: Chunks, call: Call, stats: Tensor) -> Tensor:
     """Return the losses over this process's classes, and store their Σ h in the statistics."""
     tensors, numbers = chunks.template.flat(call)
     key = call_key(chunks.template.name, call.loss, tensors, numbers), "sums", *layouts((stats,))
-    (value,) = by_plan(key, (*tensors, stats), kernels.of_folder("divergence").sums_of, call, chunks.formulas, stats)
+    (value,) = by_plan(key, (*tensors, stats), kernels.of_folder("divergence").sums_of, lambda: (call, chunks.formulas, stats))
     found: Tensor = value
     return found
 

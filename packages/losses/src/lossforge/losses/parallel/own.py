@@ -4,8 +4,7 @@ The gradient of a layer's input is the sum over the processes. Backward writes t
 product, that of the weight's gradient.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,15 +13,17 @@ from torch import Tensor
 from lossforge.kernels.call import Head
 from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.losses import checks
-from lossforge.losses.autograd import ExecutionSpec, Kernels, recalled, remember
+from lossforge.losses.autograd import DIFFERENTIATED
 from lossforge.losses.base.options import of_classes, rows_of
 from lossforge.losses.base.record import CheckedCall, Several, rebuilt
-from lossforge.losses.linear.engine import backward
+from lossforge.losses.gradients import new_gradients, of_results, recalled, remember
+from lossforge.losses.linear.engine import backward, forward
 from lossforge.losses.parallel.rows import Joining, joined
 from lossforge.losses.parallel.scalar import in_three_products
 from lossforge.losses.parallel.shards import NO_CLASS, Shards, SummedGradient, is_dtensor, shards_of
 from lossforge.losses.reference import which_count
-from lossforge.losses.run import compute, executor_of
+from lossforge.losses.run import compute, planned
+from lossforge.losses.spec import ExecutionSpec
 from lossforge.losses.templates.rowwise import RowOptions, entropy_weight, rowwise_results
 
 
@@ -31,13 +32,11 @@ def over_processes(
     options: RowOptions,
     group: Any,
     classes: int | None,
-    finish: Callable[[Sequence[Tensor | None]], Any],
     target_name: str = "target",
-) -> CheckedCall[RowwiseCall[Any], Any]:
-    """Return the checked call of this process's classes, whose finish joins its results with those of the others.
+) -> Any:
+    """Check and compute the call of this process's classes; return the results of all, in the template's order.
 
-    call: with the function's arguments as they are. finish: from the results of all classes to what the function returns.
-    target_name: in messages.
+    call: with the function's arguments as they are. target_name: in messages.
     """
     x = call.x
     if options.get("gradient") == "forward" and not isinstance(x, Head):
@@ -68,7 +67,7 @@ def over_processes(
     factor = 1.0 - label_smoothing + part
     given: RowOptions = {**options, **local, "z_loss": 0.0}  # type: ignore[typeddict-item]
     own_call = call._replace(x=x, target=own_target, weight=weight, ignore_index=NO_CLASS, label_smoothing=part / factor if factor else 0.0)
-    checked = rowwise_results(own_call, given, finish, probabilities=True)
+    checked = rowwise_results(own_call, given, probabilities=True)
     own: RowwiseCall[Any] = checked.call
     of_rows = own.lam if target_b is None else None
     one = (lambda t: t.unsqueeze(0)) if own.target.ndim > target.ndim else (lambda t: t)
@@ -90,8 +89,9 @@ def over_processes(
     )
     kept = {name: v for name, v in options.items() if name != "gradient"}
     own, whole = rebuilt(own), rebuilt(whole)
-    joining = Joining(shards, whole, own, z_loss, factor, checked.finish, options.get("gradient"), of_rows)
-    return CheckedCall(own, kept, functools.partial(joined, joining), functools.partial(_computed, joining))
+    joining = Joining(shards, whole, own, z_loss, factor, options.get("gradient"), of_rows)
+    results = _results(joining, CheckedCall(own, kept, tuple))
+    return [t if t is None or t.ndim == 0 else t.squeeze(0) for t in results] if x.ndim == 1 else tuple(results)
 
 
 def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCall[Any]:
@@ -103,18 +103,18 @@ def _with_smoothing(own: RowwiseCall[Any], whole: RowwiseCall[Any]) -> RowwiseCa
     return own._replace(target_b=torch.where(elsewhere, 0, target_b), lam=torch.where(elsewhere, 1.0, lam).expand(counts.shape))
 
 
-def _computed(joining: Joining, checked: CheckedCall[Any, Any]) -> Any:
-    """Compute the checked call of this process's classes, and return what its public function returns for those of all."""
+def _results(joining: Joining, checked: CheckedCall[RowwiseCall[Any], Any]) -> Sequence[Tensor | None]:
+    """Compute this process's call, and return the results of all classes."""
     if (loss := in_three_products(joining)) is not None:
-        return loss
+        return loss, *[None] * 7
     shards, layer = joining.shards, checked.call.x
-    if not (shards.sums_input and torch.is_grad_enabled() and layer.input.requires_grad):
-        return compute(checked)
-    executor, tensors = executor_of(checked)
-    if isinstance(executor, Kernels):
-        return checked.finish(_Own.apply(executor.spec, tensors, shards, *tensors[:3]))
-    call = checked.call._replace(x=layer.with_input(SummedGradient.apply(layer.input, shards.group)))
-    return compute(CheckedCall(call, checked.options, checked.finish))
+    if shards.sums_input and torch.is_grad_enabled() and layer.input.requires_grad:
+        plan, tensors = planned(checked)
+        if plan.way is DIFFERENTIATED:
+            return joined(joining, _Own.apply(plan.spec, tensors, shards, *tensors[:3]))
+        summed = layer.with_input(SummedGradient.apply(layer.input, shards.group))
+        checked = checked._replace(call=checked.call._replace(x=summed))
+    return joined(joining, compute(checked))
 
 
 class _Own(torch.autograd.Function):
@@ -123,7 +123,7 @@ class _Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: ExecutionSpec[Any], tensors: Several, shards: Shards, *inputs: Tensor | None) -> Several:
         none = [None] * len(inputs)
-        results, kept = spec.split(spec.forward(None, tensors, tensors, none, True))
+        results, kept = spec.split(forward(spec.call(tensors), None, none, spec.keeps))
         remember(ctx, spec, tensors, kept, none)
         ctx.shards = shards
         ctx.mark_non_differentiable(*[t for t in results[spec.template.graded :] if t is not None])
@@ -133,8 +133,6 @@ class _Own(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         tensors, kept = recalled(ctx)
-        grads = [t if present else None for t, present in zip(grad_outputs[: ctx.spec.template.graded], ctx.spec.present, strict=False)]
-        wanted = ctx.needs_input_grad[3:]
-        written = [torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=False)]
-        backward(ctx.spec.call(tensors), None, kept, grads, written, ctx.shards.summing)
+        written = new_gradients(tensors, ctx.needs_input_grad[3:])
+        backward(ctx.spec.call(tensors), None, kept, of_results(ctx.spec, grad_outputs), written, ctx.shards.summing)
         return None, None, None, *written

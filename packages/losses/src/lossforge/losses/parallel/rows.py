@@ -8,7 +8,7 @@ class j, times its weight. With Q_r = Σ qⱼ of its own classes:
 Gradients need no rule of their own: L_r, lse_r and H_r are differentiable results of one call, and its backward is one pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,6 @@ class Joining(NamedTuple):
         own: the call of this process's classes.
         z_loss: coefficient of lse².
         factor: of this process's loss, which has a label smoothing of its own.
-        finish: from the results of all classes to what the public function returns.
         mode: when the gradient is written: the option `gradient`.
         weight: of the rows: the option `token_weight` as a tensor. whole.loss and whole.entropy_weight say the others.
     """
@@ -46,7 +45,6 @@ class Joining(NamedTuple):
     own: RowwiseCall[Any]
     z_loss: float
     factor: float
-    finish: Callable[[Sequence[Tensor | None]], Any]
     mode: str | None
     weight: Tensor | None = None
 
@@ -64,13 +62,8 @@ class Joining(NamedTuple):
         return keep.sum() if whole.target.is_floating_point() else row_weights(whole, None).sum()
 
 
-def joined(joining: Joining, results: Sequence[Tensor | None]) -> Any:
-    """Return what the function returns, from this process's results."""
-    return joining.finish(_joined(joining, results))
-
-
-def _joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the results of all classes, in the template's order."""
+def joined(joining: Joining, results: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the results of all classes, in the template's order, from those of this process's."""
     shards, whole, own = joining.shards, joining.whole, joining.own
     loss, _, lse, entropy, _, argmax, log_p2, mean_logit = results
     assert loss is not None

@@ -1,7 +1,6 @@
 """What the divergences from a teacher share: the checks of their arguments, and the call. And that of several views of a sample."""
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,12 +19,9 @@ from lossforge.losses.base.record import (
     Fusing,
     Keeping,
     Make,
-    R,
     Sample,
     Template,
     TemplateDocs,
-    first,
-    of_single_row,
 )
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
@@ -37,18 +33,7 @@ C = TypeVar("C", DivergenceCall, TopKCall)
 
 
 def divergence_loss(call: C, options: CappedOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
-    """Check arguments of a loss that is returned alone. call: with the function's arguments as they are; of a TopKCall the teacher is
-    checked."""
-    return divergence_results(call, options, temperature_squared, first)
-
-
-def divergence_results(
-    call: C,
-    options: CappedOptions | CappedDivergenceOptions,
-    temperature_squared: bool,
-    finish: Callable[[Sequence[Tensor | None]], R],
-) -> CheckedCall[C, R]:
-    """Check arguments of a loss whose results are the template's. Arguments as of divergence_loss."""
+    """Check arguments of a loss. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
     x = call.x
     call = call._replace(weight=options.get("weight"), labels=options.get("labels"))
     class_dim = of_classes(x)
@@ -78,8 +63,7 @@ def divergence_results(
             scale = scale * n
     if x.ndim == 1:
         call = call._replace(**{name: t.unsqueeze(0) for name, t in call._asdict().items() if name in ROWS and t is not None})
-        finish = functools.partial(of_single_row, finish)
-    checked = checked_call(call._replace(loss_scale=scale), options, divisor, finish)
+    checked = checked_call(call._replace(loss_scale=scale), options, divisor, x.ndim == 1)
     if not temperature_squared:
         return checked
     scale = checked.call.loss_scale * temperature * temperature

@@ -10,7 +10,7 @@ from lossforge.kernels.margins.call import MarginsCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, checked_call, weights_of_classes
-from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs, first, of_one_row
+from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, reduced_call
 from lossforge.losses.reference.infinite import with_call
@@ -36,7 +36,7 @@ def margins_loss(call: MarginsCall, options: CheckedOptions, lists: bool) -> Che
     if one:
         x, target = x.view(1, classes), target.view(1, classes) if lists else target.view(1)
     call = call._replace(x=x, target=_used(target) if lists else target, weight=weight)
-    return checked_call(call, options, divisor, of_one_row if one and not alone else first)
+    return checked_call(call, options, divisor, one and not alone)
 
 
 def _used(lists: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """What the losses of rows of classes share: the checks of their arguments, and the call."""
 
 import dataclasses
-import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ from lossforge.losses.base.record import (
     Sample,
     Template,
     TemplateDocs,
-    first,
-    of_single_row,
 )
 from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
@@ -72,11 +69,10 @@ class OwnOptions(ClassOptions, total=False):
 def rowwise_results(
     call: RowwiseCall,
     options: RowOptions,
-    finish: Callable[[Sequence[Tensor | None]], Any] = first,
     probabilities: bool = False,
     target_name: str = "target",
 ) -> CheckedCall[RowwiseCall, Any]:
-    """Check arguments of a loss whose results are the template's, None where `call.outputs` has not asked for one.
+    """Check arguments of a loss, whose further results `call.outputs` asks for.
 
     call: with the function's arguments as they are, x (C,), (N, C) or (N, C, d…); mean_of_rows: a mean divides by the number of rows not
     ignored, whatever their weights. probabilities: whether the loss takes them as targets. target_name: in messages.
@@ -126,7 +122,7 @@ def rowwise_results(
         call = call._replace(
             x=x.unsqueeze(0), target=target.unsqueeze(0), target_b=None if call.target_b is None else call.target_b.unsqueeze(0)
         )
-    return checked_call(call, options, divisor, functools.partial(of_single_row, finish) if x.ndim == 1 else finish)
+    return checked_call(call, options, divisor, x.ndim == 1)
 
 
 def _check_weighted(call: RowwiseCall, target: Tensor, options: RowOptions) -> None:

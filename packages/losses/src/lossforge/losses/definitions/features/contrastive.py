@@ -209,9 +209,8 @@ def softened(call: SimilarityCall, number: float, t: Tensor | None) -> Similarit
     return call._replace(logit_scale=1.0 / number, scale=None if t is None else 1.0 / t)
 
 
-def checked_features(call: SimilarityCall, options: SharedOptions, of: str, finish: Finish = first) -> CheckedCall[SimilarityCall]:
-    divisor = check_options(call.a, call.reduction, options, SharedOptions, of)
-    return checked_call(call, options, divisor, finish)
+def checked_features(call: SimilarityCall, options: SharedOptions, of: str) -> CheckedCall[SimilarityCall]:
+    return checked_call(call, options, check_options(call.a, call.reduction, options, SharedOptions, of))
 
 
 class SpreadOptions(SharedOptions, total=False):
@@ -264,9 +263,9 @@ def _group_of(options: SpreadOptions, gathered: dict[str, bool], others: dict[st
     return group
 
 
-def _computed(checked: CheckedCall[SimilarityCall], group: Any, of: str, distinct: bool = False) -> Tensor:
-    """Return the loss of a checked call. distinct: whether equal labels of two processes mean two things."""
-    return compute(checked) if group is None else over_processes(group, checked, of, distinct)
+def _of_group(checked: CheckedCall[SimilarityCall], group: Any, of: str, distinct: bool = False) -> Any:
+    """Return a checked call; with group its loss. distinct: whether equal labels of two processes mean two things."""
+    return checked if group is None else over_processes(group, checked, of, distinct)
 
 
 def whole_offset(offset: int, rows: int, columns: int, of: str) -> int:
@@ -374,7 +373,7 @@ def info_nce_loss(
             )
         call = _in_directions(call, a, b, directions)
     if several is None:
-        return _computed(checked_features(softened(call, *temperatures), options, "query"), group, "query")
+        return _of_group(checked_features(softened(call, *temperatures), options, "query"), group, "query")
     if symmetric or several[0] != rows:
         raise ValueError(f"negatives (N, K, D) need N = {rows} and symmetric=False, got {tuple(several)} with symmetric={symmetric}")
     number, t = temperatures
@@ -500,7 +499,7 @@ def nt_xent_loss(
     checks.fits("input2", b, len(a) == len(b), "have the shape of input1, {}", a.shape)
     further = {"gathered1": gathered1 is not None, "gathered2": gathered2 is not None, "offset": checks.whole_number("offset", offset) != 0}
     group = _group_of(options, further, {"decoupled": decoupled})
-    finish: Finish = first
+    finish: Finish[Tensor] = first
     if gathered1 is None or gathered2 is None:
         if gathered1 is not None or gathered2 is not None or offset:
             raise ValueError("gathered1, gathered2 and offset go together, got offset or one of the views alone")
@@ -512,10 +511,10 @@ def nt_xent_loss(
         call, finish = _of_views(torch.stack([a, b], 1), torch.stack([c, d], 1), whole_offset(offset, len(a), len(c), "gathered1"))
         call = call._replace(reduction=reduction)
     call = softened(call._replace(decoupled=decoupled), *number_of("temperature", temperature, a, 0.0))
-    return _computed(checked_features(call, options, "input1", finish), group, "input1", distinct=True)
+    return _of_group(checked_features(call, options, "input1").returning(finish), group, "input1", distinct=True)
 
 
-def _of_views(views: Tensor, others: Tensor, offset: int) -> tuple[SimilarityCall, Finish]:
+def _of_views(views: Tensor, others: Tensor, offset: int) -> tuple[SimilarityCall, Finish[Tensor]]:
     """Return a call of the views of samples, (N, V, D), among those of more, (M, V, D), and what orders its values by view."""
     rows, several, _ = views.shape
     column_labels = torch.arange(len(others), device=views.device).repeat_interleave(several)
@@ -596,7 +595,8 @@ def supervised_contrastive_loss(
         return loss if base is None else loss * (number / base if t is None else t.to(loss.dtype) / base)
 
     number, t = number_of("temperature", temperature, call.a, 0.0)
-    return _computed(checked_features(softened(call, number, t), options, "features", finish), group, "features", distinct=labels is None)
+    checked = checked_features(softened(call, number, t), options, "features").returning(finish)
+    return _of_group(checked, group, "features", distinct=labels is None)
 
 
 def of_labels(
@@ -683,7 +683,7 @@ def clip_loss_from_features(
     offset = whole_offset(offset, len(a), len(b), "text_features")
     number, scale = number_of("logit_scale", logit_scale, a)
     call = SimilarityCall("both_sides", a, b, scale=scale, logit_scale=number, offset=offset, reduction=reduction)
-    return _computed(checked_features(call, options, "image_features"), group, "image_features")
+    return _of_group(checked_features(call, options, "image_features"), group, "image_features")
 
 
 @public(
@@ -735,6 +735,6 @@ def siglip_loss_from_features(
     (number, scale), (shift, bias) = number_of("logit_scale", logit_scale, a), number_of("logit_bias", logit_bias, a)
     offset = NOWHERE if negative_only else checks.whole_number("offset", offset)
     call = SimilarityCall("sigmoid", a, b, scale=scale, bias=bias, logit_scale=number, logit_bias=shift if bias is None else 0.0)
-    return _computed(
+    return _of_group(
         checked_features(call._replace(offset=offset, reduction=reduction), options, "image_features"), group, "image_features"
     )

@@ -269,8 +269,8 @@ def linear_selective_log_softmax(
     check_all_rows(linear, "one index a row, got several")
     x = logits_at(head, index)
     given["target"], place = first_of(x, index, head.weight.shape[0], ignore_index)
-    computing = functools.partial(beside_first, x, index, place, outputs)
-    return fused(cross_entropy_of_index, head, given, linear, ("target",), _negated, computing)
+    checked = fused(cross_entropy_of_index, head, given, linear, ("target",), _negated)
+    return beside_first(checked, x, index, place, outputs)
 
 
 @public(LINEAR)
@@ -290,7 +290,7 @@ def linear_objective(
     gradient: Gradient | None = None,
     validate: bool | None = None,
     **options: Unpack[LinearOptions],
-) -> CheckedCall[RowwiseCall]:
+) -> Tensor:
     """Objective of the log-probabilities of tokens, such as grpo_loss or dpo_loss, from a model's hidden states in three products.
 
     objective(linear_selective_log_softmax(input, weight, index, bias)), where that takes four. A chunk of tokens is computed, then the
@@ -336,8 +336,7 @@ def linear_objective(
     outputs = [False, False, entropy, *[False] * 4]
     given = {"ignore_index": ignore_index, "validate": validate, "outputs": outputs, "target": index}
     given |= _softened(temperature, softcap, scale)
-    finish, computing = functools.partial(_logps, outputs), functools.partial(by_objective, whole)
-    return fused(cross_entropy_of_index, head, given, linear, ("target",), finish, computing)
+    return by_objective(whole, fused(cross_entropy_of_index, head, given, linear, ("target",), functools.partial(_logps, outputs)))
 
 
 @public(LINEAR)

@@ -12,7 +12,7 @@ from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options
 from lossforge.losses.base.outputs import Outputs
-from lossforge.losses.base.record import CheckedCall, first
+from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.option_types import Positive
 from lossforge.losses.run import compute
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
@@ -110,7 +110,7 @@ def selective_log_softmax(
     call = RowwiseCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
     call = call._replace(outputs=asked_of_rows(outputs, several))
     if lse is None and not several:
-        return rowwise_results(call, options, functools.partial(with_outputs, outputs), target_name="index")
+        return rowwise_results(call, options, target_name="index").returning(functools.partial(with_outputs, outputs))
     if inplace:
         raise ValueError("inplace=True needs one index a row, got several")
     index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
@@ -118,10 +118,10 @@ def selective_log_softmax(
     near = logits.gather(-1, each.long().clamp(0, logits.shape[-1] - 1))
     if lse is not None:
         call = call._replace(target=index, logit_scale=scale, softcap=cap)
-        return CheckedCall(call, options, first, functools.partial(_beside_lse, near, lse))
+        return _beside_lse(call, near, lse)
     target, place = first_of(near, index, logits.shape[-1], ignore_index)
-    checked = rowwise_results(call._replace(target=target), options, tuple, target_name="index")
-    return checked._replace(computing=functools.partial(beside_first, near, index, place, outputs))
+    checked = rowwise_results(call._replace(target=target), options, target_name="index").returning(tuple)
+    return beside_first(checked, near, index, place, outputs)
 
 
 def asked_of_rows(outputs: list[bool], several: bool) -> list[bool]:
@@ -184,7 +184,7 @@ def first_of(x: Tensor, index: Tensor, classes: int, ignore_index: int) -> tuple
     return index.gather(-1, place).squeeze(-1), place
 
 
-def beside_first(x: Tensor, index: Tensor, place: Tensor, outputs: list[bool], checked: CheckedCall[RowwiseCall[Any], Any]) -> Any:
+def beside_first(checked: CheckedCall[RowwiseCall[Any], Any], x: Tensor, index: Tensor, place: Tensor, outputs: list[bool]) -> Any:
     """Return the log-probabilities of several tokens a row from that of one, because differences lose no digits to a common offset.
 
     x, index: the tokens' logits and classes, (…, K). place: (…, 1), that of the token which the checked call computes. outputs: which
@@ -201,9 +201,8 @@ def beside_first(x: Tensor, index: Tensor, place: Tensor, outputs: list[bool], c
     return with_outputs(outputs, (torch.where(index == call.ignore_index, 0.0, known), *of_rows), (index, call.ignore_index))
 
 
-def _beside_lse(x: Tensor, lse: Tensor, checked: CheckedCall[RowwiseCall, Any]) -> Tensor:
+def _beside_lse(call: RowwiseCall, x: Tensor, lse: Tensor) -> Any:
     """Return the log-probabilities of the tokens of a call from their logits (…, K) and the log-sum-exp of each row's softened logits."""
-    call = checked.call
     index = call.target.view(x.shape)
     x = x.to(torch.promote_types(x.dtype, torch.float32)) * call.logit_scale
     x = x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
