@@ -70,8 +70,6 @@ def walk() -> None:
     losses.matching_cost(rand(2, 77, 7), boxes[:, :77], labels[0], boxes[0], [300, 1])
     losses.sinkhorn_center(rand(300, 1000))
     losses.seesaw_loss(leaf(37, 5003), randint(0, 5003, (37,)), arange(5003)).backward()
-    masks, targets = leaf(7, 61, 67), rand(7, 241, 239) > 0.5
-    sum(losses.point_mask_loss(masks, targets, losses.sample_uncertain_points(masks, 1100))).backward()
     boxes, labels = 40 * boxes.detach().view(-1, 4), randint(0, 9, (2, 61, 67))
     losses.prototype_mask_loss(leaf(602, 20), leaf(2, 20, 61, 67), labels, boxes, [301, 301], label=randint(0, 9, (602,))).backward()
     losses.signed_distance_map(rand(2, 3, 61, 67) > 0.9)

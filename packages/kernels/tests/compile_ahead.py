@@ -63,11 +63,9 @@ from lossforge.losses import (
     mcc_loss,
     multi_similarity_loss,
     nt_xent_loss,
-    point_mask_loss,
     prototype_mask_loss,
     proxy_anchor_loss,
     rowwise,
-    sample_uncertain_points,
     seesaw_loss,
     siglip_loss_from_features,
     sigmoid_focal_loss,
@@ -401,7 +399,6 @@ def record(few: bool = False) -> Recorder:
     self_distillation(recorder)
     routers(recorder)
     seesaws(recorder)
-    sampled_points(recorder)
     prototypes(recorder)
     distances(recorder)
     sums_of_regions(recorder)
@@ -563,15 +560,6 @@ def seesaws(recorder: Recorder) -> None:
     for classes, dtype in itertools.product((11, 1204, 9605), DTYPES):
         recorder.case = f"seesaw {dtype} {classes} classes"
         seesaw_loss(torch.zeros(32, classes, dtype=dtype), torch.zeros(32, dtype=torch.int64), torch.ones(classes))
-
-
-def sampled_points(recorder: Recorder) -> None:
-    """The losses at sampled points: types of logits and targets, orders of memory."""
-    for dtype, target in zip(DTYPES, (torch.bool, torch.float32, torch.bfloat16), strict=True):
-        recorder.case = f"point_mask {dtype} backward"
-        x = torch.zeros(3, 32, 64, dtype=dtype).mT.requires_grad_()
-        points = sample_uncertain_points(x, 40)
-        point_mask_loss(x, torch.zeros(3, 96, 96, dtype=target), points)[0].backward()
 
 
 def prototypes(recorder: Recorder) -> None:

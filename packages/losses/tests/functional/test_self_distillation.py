@@ -206,7 +206,7 @@ def test_two_views_of_different_dtypes(ours, device):
 
 
 def test_compiled(device):
-    """The operators have a fake form."""
+    """The operator of the centre has a fake form, and torch.compile traces the search for the nearest rows."""
     x, scores = normal(9, 6, device=device).requires_grad_(), normal(6, 9, device=device)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, s: koleo_loss(x) + sinkhorn_center(s).sum(), fullgraph=True, backend="aot_eager")

@@ -1,18 +1,13 @@
 """Losses of masks at sampled points, as PointRend and Mask2Former train: no mask is resized as a whole."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
 from lossforge.losses.base.options import checked_reduction
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define, define_differentiable, launched
 from lossforge.losses.option_types import Reduction
 from lossforge.losses.reference import accurate
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 
 __all__ = ["point_mask_loss", "sample_uncertain_points"]
 
@@ -31,7 +26,8 @@ def sample_uncertain_points(
     Of num_points · oversample_ratio uniform points of each mask, the num_points · importance_sample_ratio with the smallest |x| are kept,
     x the logit there. Uniform points are added to make num_points. (Kirillov et al. 2020, arXiv 1912.08193.)
 
-    Nothing waits for the device. The same generator in the same state gives the same points.
+    Nothing waits for the device. The same generator in the same state gives the same points. In plain PyTorch: a kernel gained 4 % (one
+    H200, 37,632 points of 100 masks: 0.435 ms, 0.452 without).
 
     Args:
         input: logits (N, H, W) or (N, 1, H, W), of any floating dtype and strides.
@@ -64,7 +60,8 @@ def sample_uncertain_points(
     few = int(count * checks.number("importance_sample_ratio", importance_sample_ratio, 0.0, 1.0))
     masks, device = x.shape[0], x.device
     points = torch.rand(masks, many, 2, device=device, generator=generator)
-    logits = OPERATORS.sample_points(x.resolve_neg(), points) if kernels_apply(x) else bilinear(accurate(x), points)
+    x = accurate(x).unsqueeze(1)
+    logits = F.grid_sample(x, 2 * points.to(x.dtype).unsqueeze(1) - 1, align_corners=False)[:, 0, 0]
     chosen = logits.abs().neg().topk(few, 1).indices
     certain = torch.rand(masks, count - few, 2, device=device, generator=generator)
     return torch.cat([points.take_along_dim(chosen.unsqueeze(2), 1), certain], 1)
@@ -80,9 +77,9 @@ def point_mask_loss(
     each mask. Logits x and targets y there are bilinear interpolations as grid_sample(align_corners=False) has them. PointRend takes L₁
     alone.
 
-    One launch reads both masks at their points, and computes both losses. Backward adds the points' gradients as integers of 64 bits, in
-    units of 2⁻⁴⁷ of the largest possible one of 12,544 points: so it is the same bit for bit each time. Beside the gradient it takes 8
-    bytes a logit. No gradient goes to the points.
+    In plain PyTorch: torch.compile of it took less time than a kernel (one H200, 100 masks of 256×256 at 12,544 points, float32: 0.217 ms
+    to 0.362). Points of one pixel add up in its gradient: on CUDA in an order that changes from run to run, unless
+    torch.use_deterministic_algorithms(True) is set. No gradient goes to the points.
 
     When to use it: Take it for masks of queries (Mask2Former, MaskDINO, OneFormer, RF-DETR), whose targets are larger than the logits.
 
@@ -117,14 +114,15 @@ def point_mask_loss(
     right = points.ndim == 3 and len(points) == len(x) and points.shape[1] > 0 and points.shape[2] == 2
     checks.fits("points", points, right, "have shape ({}, P, 2) with at least one point", len(x))
     divisor = checked_reduction(reduction, normalizer, x)
-    if kernels_apply(x) and (not y.is_floating_point() or y.dtype in KERNEL_DTYPES):
-        y = y.view(torch.uint8) if y.dtype == torch.bool else y.resolve_neg()
-        found = OPERATORS.point_loss(x.resolve_neg(), y, points.float())
-    else:
-        found = point_loss_reference(x, y, points)
     divisor = len(x) if reduction == "mean" and divisor is None else divisor
-    bce, dice = (reduced_values(values, reduction, divisor) for values in found[:2])
-    return bce, dice
+    x = accurate(x)
+    points = points.to(x.dtype)
+    logit, y = bilinear(x, points), bilinear(y, points)
+    p = logit.sigmoid()
+    whole = p.sum(1) + y.sum(1)
+    bce = F.binary_cross_entropy_with_logits(logit, y, reduction="none").mean(1)
+    dice = (whole - 2 * (p * y).sum(1)) / (whole + 1)
+    return reduced_values(bce, reduction, divisor), reduced_values(dice, reduction, divisor)
 
 
 def true_masks(target: object, x: Tensor, of: str) -> Tensor:
@@ -136,7 +134,7 @@ def true_masks(target: object, x: Tensor, of: str) -> Tensor:
 
 
 def reduced_values(values: Tensor, reduction: str, divisor: float | Tensor | None) -> Tensor:
-    """Return the losses of masks for reduction "none", in memory of their own, because backward keeps the operator's; else their sum."""
+    """Return the losses of masks for reduction "none", in memory of their own, because backward may keep the values; else their sum."""
     total = values.clone() if reduction == "none" else values.sum()
     return total if divisor is None else total / divisor
 
@@ -151,49 +149,17 @@ def _masks(t: Tensor, name: str = "input") -> Tensor:
 
 
 def bilinear(x: Tensor, points: Tensor) -> Tensor:
-    """Return the values (N, P) of masks (N, H, W) at points (N, P, 2), in plain torch that can be differentiated twice."""
+    """Return the values (N, P) of masks (N, H, W) of any dtype at points (N, P, 2), in the dtype of the points.
+
+    F.grid_sample cannot be differentiated twice, and takes masks of the dtype of the points alone.
+    """
     height, width = x.shape[1:]
-    at = points.to(x.dtype) * torch.tensor([width, height], dtype=x.dtype, device=x.device) - 0.5
-    corner = at.floor()
-    shares = at - corner
-    flat, value = x.flatten(1), torch.zeros((), dtype=x.dtype, device=x.device)
-    for i in (0, 1):
-        for j in (0, 1):
-            column, row = corner[..., 0] + j, corner[..., 1] + i
-            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            taken = flat.gather(1, torch.where(inside, row * width + column, 0).long())
-            across, down = (s if k else 1 - s for s, k in zip(shares.unbind(-1), (j, i), strict=True))
-            value = value + across * down * torch.where(inside, taken, 0.0)
-    return value
-
-
-def point_loss_reference(x: Tensor, target: Tensor, points: Tensor) -> Tensor:
-    """Compute what the operator returns in plain torch: (5, N), both losses, then Σ p y, Σ p and Σ y."""
-    x = accurate(x)
-    logit, y = bilinear(x, points), bilinear(target.to(x.dtype), points)
-    bce = F.binary_cross_entropy_with_logits(logit, y, reduction="none").mean(1)
-    p = logit.sigmoid()
-    shared, predicted, wanted = (p * y).sum(1), p.sum(1), y.sum(1)
-    return torch.stack([bce, (predicted + wanted - 2 * shared) / (predicted + wanted + 1), shared, predicted, wanted])
-
-
-def _sample(x: Tensor, points: Tensor) -> Tensor:
-    found: tuple[Tensor] = launched("points", "sample", (x, points))
-    return found[0]
-
-
-def _forward(x: Tensor, target: Tensor, points: Tensor) -> Tensor:
-    found: tuple[Tensor] = launched("points", "forward", (x, target, points))
-    return found[0]
-
-
-def _fake(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((5, x.shape[0]), dtype=torch.float32)
-
-
-def _backward(grad: Tensor, results: Tensor, x: Tensor, target: Tensor, points: Tensor, gradient: Tensor) -> None:
-    launched("points", "backward", (x, target, points, results, grad, gradient))
-
-
-define("sample_points(Tensor x, Tensor points) -> Tensor", _sample, lambda x, points: x.new_empty(points.shape[:2], dtype=torch.float32))
-define_differentiable("point_loss", "Tensor x, Tensor target, Tensor points", _forward, _fake, _backward, point_loss_reference)
+    at_x, at_y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
+    left, top = at_x.floor(), at_y.floor()
+    across, down = (torch.stack([1 - share, share], -1) for share in (at_x - left, at_y - top))
+    columns, rows = (torch.stack([corner, corner + 1], -1) for corner in (left.long(), top.long()))
+    columns, rows = columns.unsqueeze(2), rows.unsqueeze(3)  # (N, P, 1, 2) and (N, P, 2, 1)
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    index = torch.where(inside, rows * width + columns, 0)
+    values = x.flatten(1).gather(1, index.flatten(1)).view(index.shape).to(points.dtype)
+    return (torch.where(inside, values, 0.0) * down.unsqueeze(3) * across.unsqueeze(2)).sum((2, 3))

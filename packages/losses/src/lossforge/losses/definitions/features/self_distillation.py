@@ -164,7 +164,8 @@ def koleo_loss(
 
     L = -1/N Σᵢ ln(‖zᵢ - zₚ + ε‖ + ε), z the rows divided by their lengths, p the nearest other row of i, ε = eps.
 
-    The matrix of similarities is in memory for 2,048 rows at a time.
+    The matrix of similarities is in memory for 2,048 rows at a time. In plain PyTorch: torch.compile of the formula was quicker than an
+    operator around it (one H200, 8192×1024, float32: 2.96 ms to 3.63).
 
     When to use it: Take it beside `dino_loss`, by a factor of 0.1, so that the features of a batch spread over the sphere.
 
@@ -182,24 +183,17 @@ def koleo_loss(
     eps = checks.number("eps", eps, 0.0)
     with without_autocast(input):
         x = unit_rows(input, eps)
-        nearest: Tensor = OPERATORS.nearest(x.detach())
-        return -(F.pairwise_distance(x, x[nearest], eps=eps) + eps).log().mean()
+        return -(F.pairwise_distance(x, x[_nearest(x.detach())], eps=eps) + eps).log().mean()
 
 
 def _nearest(x: Tensor) -> Tensor:
+    """Return of each row the other row with the largest product."""
     found = []
-    for first in range(0, len(x), ROWS):
-        products = x[first : first + ROWS] @ x.T
-        products.diagonal(first).fill_(-torch.inf)
+    for first, rows in enumerate(x.split(ROWS)):
+        products = rows @ x.T
+        products.diagonal(first * ROWS).fill_(-torch.inf)
         found.append(products.argmax(1))
     return torch.cat(found)
-
-
-def _fake_nearest(x: Tensor) -> Tensor:
-    return x.new_empty(len(x), dtype=torch.int64)
-
-
-define("nearest(Tensor x) -> Tensor", _nearest, _fake_nearest, ANY_DEVICE)
 
 
 def _two_views(input1: Tensor, input2: Tensor) -> tuple[Tensor, Tensor]:
