@@ -31,7 +31,7 @@ def test_every_loss_passes(loss, device, all_cases):
     PyTorch's mechanisms with --all alone: test_operators.py tries them by default, for every loss.
     """
     report = Report(loss.name)
-    if loss.template.variables:
+    if loss.template.variables and loss.has_kernel:
         check_formula(loss, report, 0)
         of_formula = 4 if loss.template.name == "rowwise" else 5
         assert len(report.findings) == of_formula, str(report)

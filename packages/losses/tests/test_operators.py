@@ -45,7 +45,7 @@ def operator_call(call, calls=1) -> tuple[str, tuple]:
 
 
 @pytest.mark.each("template", ci=True)
-@EACH
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.has_kernel], ids=lambda loss: loss.name)
 def test_opcheck(loss, device, all_cases):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     for sample in traced_samples(loss, device, all_cases):

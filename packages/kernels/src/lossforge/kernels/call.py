@@ -30,8 +30,7 @@ class Formulas(NamedTuple):
 
     formula: what a template takes; of divergences its terms. special: a quicker one for the hyper-parameters of which `applies` is true.
     binary: both for targets of 0 and 1, where fewer instructions do (elementwise/kernel.py says how). heavy: so much arithmetic that
-    registers limit the programs under way. sparse: of one for targets of 0 and 1, that where they are 0 value and gradient are, whatever x
-    is, so that it is not read for a tile of them. averaged: of a divergence that is a mean under q, (ln q, ln p) → the term of a class.
+    registers limit the programs under way. averaged: of a divergence that is a mean under q, (ln q, ln p) → the term of a class.
     terms, slopes: of vectors, what is summed and its derivatives (vectors/kernel.py); `special` has all three.
     """
 
@@ -40,7 +39,6 @@ class Formulas(NamedTuple):
     applies: Callable[..., Any] | None = None
     binary: "Formulas | None" = None
     heavy: bool = False
-    sparse: bool = False
     averaged: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
     slopes: Callable[..., Any] | None = None

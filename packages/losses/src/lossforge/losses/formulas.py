@@ -40,7 +40,6 @@ class DeviceFormula(NamedTuple):
     applies: Function | None = None
     binary: "DeviceFormula | None" = None
     heavy: bool = False
-    sparse: bool = False
     averaged: Function | None = None
     terms: Function | None = None
     slopes: Function | None = None
@@ -69,23 +68,32 @@ class DeviceFormula(NamedTuple):
 class Formula:
     """A formula twice.
 
-    reference: in plain torch. device: for the kernels. saturates: of elements with class indices, whether a right answer at a logit of ±inf
-    takes its limit, 0, as kernels for targets of 0 and 1 give it.
+    reference: in plain torch. device: for the kernels; None where plain torch computes it on every device. saturates: of elements with
+    class indices, whether a right answer at a logit of ±inf takes its limit, 0, as kernels for targets of 0 and 1 give it.
     """
 
-    def __init__(self, reference: Callable[..., Tensor], device: DeviceFormula, saturates: bool = False) -> None:
+    def __init__(self, reference: Callable[..., Tensor], device: DeviceFormula | None, saturates: bool = False) -> None:
         self.reference, self.device, self.saturates = reference, device, saturates
 
     @functools.cached_property
     def kernels(self) -> Formulas:
+        assert self.device is not None
         return self.device.load()
 
 
 FORMULAS: dict[str, Formula] = {}
 
 
-def formula(name: str, device: DeviceFormula, saturates: bool = False) -> Callable[[R], R]:
-    """Enter a plain-torch reference, with its device functions: `DeviceFormula("softmax.focal")`, or a plain `DeviceFormula(function)`."""
+def has_kernel(name: str) -> bool:
+    """Return whether kernels inline a formula, or have it themselves."""
+    return name not in FORMULAS or FORMULAS[name].device is not None
+
+
+def formula(name: str, device: DeviceFormula | None, saturates: bool = False) -> Callable[[R], R]:
+    """Enter a plain-torch reference, with its device functions: `DeviceFormula("softmax.focal")`, or a plain `DeviceFormula(function)`.
+
+    device: None where no kernel computes it.
+    """
 
     def enter(reference: R) -> R:
         FORMULAS[name] = Formula(reference, device, saturates)

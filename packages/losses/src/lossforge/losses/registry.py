@@ -10,7 +10,7 @@ from torch import nn
 from lossforge.losses import functional, modules
 from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.base.record import Template
-from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses.formulas import has_kernel
 from lossforge.losses.state import plain_torch
 
 
@@ -49,9 +49,9 @@ class Loss:
         return self.declared.definition if self.declared else self.function
 
     @property
-    def kernel(self) -> Formula:
-        """Return the formula, in plain torch and as the kernels inline it."""
-        return FORMULAS[self.formula]
+    def has_kernel(self) -> bool:
+        """Return whether a kernel computes it; else plain PyTorch does on every device."""
+        return has_kernel(self.formula)
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the function by its plain-torch reference, on any device."""

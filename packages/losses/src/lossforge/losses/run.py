@@ -21,6 +21,7 @@ from lossforge.losses.autograd import DIFFERENTIATED, undifferentiated
 from lossforge.losses.base.declare import Declared
 from lossforge.losses.base.record import C, CheckedCall, Finish, FusedTemplate, R, Several
 from lossforge.losses.base.text import whole_docstring
+from lossforge.losses.formulas import has_kernel
 from lossforge.losses.spec import ExecutionSpec, template_of
 from lossforge.losses.state import autocast_dtype, gradient_in_forward, kernels_apply, plain, state
 from lossforge.losses.templates import reference
@@ -58,7 +59,8 @@ def planned(checked: CheckedCall[Any, Any]) -> tuple[CallPlan, Several]:
     differentiable, others = tensors[: len(template.differentiable)], tensors[len(template.differentiable) :]
     # without a kernel the chunks are differentiated by autograd, which an operator cannot do within itself: then only on plain tensors
     by_chunks = isinstance(template, FusedTemplate) and plain(*tensors)
-    if not (template.launchable(call) and kernels_apply(first, *others, fused=by_chunks)):
+    launchable = template.launchable(call) and (by_chunks or has_kernel(call.loss))
+    if not (launchable and kernels_apply(first, *others, fused=by_chunks)):
         return CallPlan(_by_reference, ExecutionSpec(template, call.loss, numbers), checked.finish), tensors
     wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
     x: Any = differentiable[wanted.index(True)] if any(wanted) else first

@@ -68,7 +68,7 @@ def third_argument(loss: Loss) -> str:
 
 def has_inplace(loss: Loss) -> bool:
     """Return whether the gradient may be written over the logits."""
-    return "inplace" in inspect.signature(loss.function).parameters
+    return loss.has_kernel and "inplace" in inspect.signature(loss.function).parameters
 
 
 def offered(loss: Loss, calls: Iterable[Sample]) -> Iterator[Sample]:

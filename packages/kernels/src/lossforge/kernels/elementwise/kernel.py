@@ -103,7 +103,6 @@ class Inlined(NamedTuple):
         applies: (*hyper) → whether `special` can be used.
         load_target: see targets.py.
         BINARY: the formulas are for targets of 0 and 1.
-        SPARSE: x is not read where all targets of a tile are 0.
     """
 
     general: Formula
@@ -111,7 +110,6 @@ class Inlined(NamedTuple):
     applies: Any
     load_target: Any
     BINARY: bool
-    SPARSE: bool
 
 
 class Elements(NamedTuple):
@@ -133,7 +131,7 @@ class Elements(NamedTuple):
 
 
 Ahead = namedtuple("Ahead", "x begins index")
-"""A full tile, loaded ahead: x unless SPARSE; for each of its rows where it begins, relative to the tile, and its class index."""
+"""A full tile, loaded ahead: x; for each of its rows where it begins, relative to the tile, and its class index."""
 
 
 @triton.jit
@@ -205,8 +203,6 @@ def with_targets(x, w, hyper, r, at, mask, elements, formula: tl.constexpr):
             row = At(at.start, None, row.row, row.i0, last, row.i2)
     where = Where(at, row, column, tl.arange(0, elements.space.G)[None, :], mask)
     y, share = elements.inlined.load_target(elements.targets, elements.offset, where)
-    if elements.inlined.SPARSE:
-        x = widened(load(elements.x, at, mask, 0.0))
     if INDEX:
         x = tl.where(share == 0.0, 0.5, x)  # an ignored row may hold nan; 0.5 is harmless as a logit and as a probability
     of_value, factor = shared(w, share, INDEX), shared(w * elements.factor, share, INDEX)
@@ -226,7 +222,7 @@ def read(start, r, elements):
     i = tl.arange(0, WARP)  # every warp loads the rows' indices, so that none waits for another
     begins = i * elements.space.COLUMNS - (start - row * elements.space.COLUMNS).to(tl.int32)
     return Ahead(
-        begins if elements.inlined.SPARSE else load(elements.x, at, None, 0.0),
+        load(elements.x, at, None, 0.0),
         begins,
         tl.load(elements.targets.target.ptr + (row + i) * elements.targets.target.s0, mask=begins < elements.space.BLOCK, other=-1),
     )
@@ -267,9 +263,7 @@ def one_tile(part, ahead, start, r, rest, elements, formula):
     """Add the values of one tile to `part`. ahead: from `read`, or None. rest: elements inside; None: all."""
     mask = None if rest is None else r * elements.space.G < rest
     at = coordinates(start, r, tl.arange(0, elements.space.G)[None, :], elements.space)
-    if elements.inlined.SPARSE:
-        x = (at.i1 * 0).to(tl.float32)
-    elif ahead is None:
+    if ahead is None:
         x = widened(load(elements.x, at, mask, 0.0))
     else:
         x = widened(ahead.x)

@@ -195,7 +195,6 @@ def _make(call: ElementwiseCall, wanted: Wanted, formulas: Formulas) -> Launch |
         applies=formulas.applies,
         load_target=_loader(call),
         BINARY=binary is not None,
-        SPARSE=formulas.sparse and call.by_class,
     )
     flat, big = g.flat and not by_row, g.big(n, tiles.block)
     space = Space(g.n1, g.n2, COLUMNS=columns, FLAT=flat, BIG=big, BLOCK=tiles.block, G=GROUP if grouped else 1, STAGES=tiles.stages)

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 
 from lossforge import kernels
 from lossforge.kernels.call import Call, Head, Shape, end_of_tensors
+from lossforge.losses.formulas import has_kernel
 from lossforge.losses.state import KERNEL_DTYPES, backend
 
 C = TypeVar("C", bound=Call)
@@ -330,7 +331,7 @@ class FusedTemplate(Template[C]):
 
     def computed_by_kernel(self, call: Any) -> bool:
         """Return whether the loss's kernel goes over the logits of a call, not its plain-torch reference."""
-        return self.dtypes(call).issubset(KERNEL_DTYPES) and backend(call.x.input) != "torch"
+        return self.dtypes(call).issubset(KERNEL_DTYPES) and backend(call.x.input) != "torch" and has_kernel(call.loss)
 
 
 def first(results: Sequence[Tensor | None]) -> Tensor:

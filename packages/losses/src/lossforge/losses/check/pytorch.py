@@ -11,10 +11,10 @@ from lossforge.losses.namespace import NAMESPACE, OPERATORS
 from lossforge.losses.registry import Loss
 from lossforge.losses.testing import Sample, error, has_inplace, plain_sample, run
 
-SLOW = ("torch.library.opcheck", "torch.compile, fullgraph, dynamic")
-"""Checks that a quick run leaves out."""
 SECTION, GRAPH = "in PyTorch", "CUDA graph, no host synchronisation"
-INPLACE = "inplace=True"
+INPLACE, OPCHECK = "inplace=True", "torch.library.opcheck"
+SLOW = (OPCHECK, "torch.compile, fullgraph, dynamic")
+"""Checks that a quick run leaves out."""
 
 
 class Operators(TorchFunctionMode):
@@ -35,8 +35,9 @@ def check_pytorch(loss: Loss, report: Report, device: str, quick: bool = False) 
     sample = plain_sample(loss, device)
     exact = run(loss.reference, sample, dtype=torch.float64, reduction="mean")
     assert exact.gradient is not None
+    without = {GRAPH: device == "cpu", INPLACE: not has_inplace(loss), OPCHECK: not loss.has_kernel}
     for name, attempt in ATTEMPTS.items():
-        if (name == GRAPH and device == "cpu") or (name == INPLACE and not has_inplace(loss)) or (quick and name in SLOW):
+        if without.get(name) or (quick and name in SLOW):
             continue
         try:
             problem = attempt(loss, sample, exact.gradient, device)
@@ -154,7 +155,7 @@ def _off(got: torch.Tensor, exact: torch.Tensor, bound: float) -> str:
 
 
 ATTEMPTS: dict[str, Callable[[Loss, Sample, torch.Tensor, str], str]] = {
-    "torch.library.opcheck": _opcheck,
+    OPCHECK: _opcheck,
     "torch.compile, fullgraph, dynamic": _compile,
     "a retained graph walked three times": _retained,
     "bitwise the same, run after run": _repeated,

@@ -28,11 +28,11 @@ def run_checks(
         made = "by lossforge.losses.elementwise, rowwise or boxes"
         raise TypeError(f"loss must be one made {made}, or a name or an entry of the registry, got {type(loss).__name__}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    computed = backend(torch.empty(0, device=device))
+    computed = backend(torch.empty(0, device=device)) if loss.has_kernel else "torch"
     report = Report(f"{loss.name} ({loss.template.name}) on {device}, computed by {computed}", show=show or (lambda line: None))
-    if computed == "torch":
+    if computed == "torch" and loss.has_kernel:
         report.add("kernels against float64", "kernels", None, "not run without a GPU; set TRITON_INTERPRET=1 to interpret them")
-    if loss.template.variables:
+    if loss.template.variables and loss.has_kernel:
         check_formula(loss, report, seed)
     if computed != "triton" and ":" in loss.name:  # a custom loss; this library's tests compile those of the registry
         check_ahead(loss, report)

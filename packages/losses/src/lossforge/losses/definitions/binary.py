@@ -24,7 +24,6 @@ from lossforge.losses.base.options import (
     per_class,
 )
 from lossforge.losses.base.record import CheckedCall, first
-from lossforge.losses.device_names import logistic, power, tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import (
     Balance,
@@ -596,22 +595,7 @@ def binary_cross_entropy(
     return elementwise_loss(ElementwiseCall("bce", input, target, weight=weight, hyper=[_floor(input)], reduction=reduction), options)
 
 
-def focused_softplus(t, gamma):
-    """Return σ(t)^γ softplus(t), and its slope by t."""
-    hit, missed, rest = logistic(t)
-    entropy = tl.maximum(t, 0.0, propagate_nan=tl.PropagateNan.ALL) + rest
-    modulation = power(hit, gamma)
-    return modulation * entropy, modulation * (hit + gamma * (missed * tl.where(gamma == 0.0, 0.0, entropy)))
-
-
-def distribution_balanced(x, y, neg_scale, gamma, balance, bias):
-    z = x + bias
-    positive, falls = focused_softplus(-z, gamma)
-    negative, rises = focused_softplus(neg_scale * z, gamma)
-    return balance * (y * positive + (1.0 - y) * (negative / neg_scale)), balance * ((1.0 - y) * rises - y * falls)
-
-
-@formula("distribution_balanced", DeviceFormula(distribution_balanced, heavy=True))
+@formula("distribution_balanced", None)
 def distribution_balanced_reference(x: Tensor, y: Tensor, neg_scale: float, gamma: float, balance: float, bias: float | Tensor) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     z = x + bias
@@ -675,7 +659,9 @@ def distribution_balanced_loss(
 
     v = map_alpha + σ(map_beta (r - map_mu)) with r = (1 / n) / Σⱼ yⱼ / nⱼ, how often class j alone would draw its sample, as a share of how
     often all of the sample's classes draw it. A sample without positives has r = ∞. Without class_counts v is 1 and z is x. The weights v
-    are computed from the targets, as a tensor in the shape of input; the logits are read once. The mean divides by the number of elements.
+    are computed from the targets, as a tensor in the shape of input. The mean divides by the number of elements.
+
+    In plain PyTorch: torch.compile of it took less time than a kernel (one H200, 4096×9605, float32: 0.60 ms to 0.77). So compile it.
 
     When to use it: Take it for samples with several labels under a long tail. It balances the classes without oversampling, and gives the
     many negatives of rare classes a smaller gradient.
@@ -695,6 +681,8 @@ def distribution_balanced_loss(
         focal_balance: b, a factor of the loss where γ is not 0.
         smoothing: s in [0, 1], of dense targets, which become y (1 - s) + s / 2.
         reduction: "mean", "sum", "none", or "batchmean": the sum divided by the number of samples, input.shape[0].
+        gradient: without effect, because autograd computes it in backward.
+        inplace: without effect, because autograd gives the gradient memory of its own.
     """
     gamma = checks.number("focal_gamma", focal_gamma, 0.0)
     scale = checks.number("neg_scale", neg_scale, 0.0, exclusive=True)

@@ -1,6 +1,5 @@
 """Losses of log-probabilities, such as log_softmax gives them. On logits, cross_entropy and kl_div_with_logits need one pass less."""
 
-import functools
 from dataclasses import replace
 from typing import Unpack
 
@@ -11,10 +10,10 @@ from lossforge.kernels.elementwise.call import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import (
-    ElementwiseOptions,
     Options,
     WeightedElementwiseOptions,
     check_options,
+    factor,
     of_classes,
     rows_of,
     share,
@@ -23,21 +22,20 @@ from lossforge.losses.base.options import (
 from lossforge.losses.base.record import KEPT, SCALAR, CheckedCall
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.option_types import BatchReduction, Reduction
-from lossforge.losses.templates.elementwise import ELEMENTWISE, IGNORED, elementwise_loss, per_sample, summed_over
+from lossforge.losses.reference import accurate, reduced
+from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
 from lossforge.losses.templates.rowwise import ROWWISE
 
 
-@formula("nll", DeviceFormula("likelihood.nll", binary=DeviceFormula("likelihood.nll_hard", sparse=True)))
-def nll_reference(x: Tensor, y: Tensor) -> Tensor:
-    return -y * torch.where((y == 0) & ~x.isfinite(), 0.0, x)
+@formula("nll", None)
+def nll_reference(x: Tensor, w: Tensor) -> Tensor:
+    return -x * w
 
 
 NLL = replace(
-    ELEMENTWISE,
+    ROWWISE,
     name="nll",
-    ignored=-100,
-    without=("probabilities", "label_smoothing"),
-    samples=ROWWISE.samples,
+    fusing=None,
     variables=(),
     docs=replace(
         ROWWISE.docs,
@@ -47,7 +45,7 @@ NLL = replace(
         keeping=KEPT,
     ),
 )
-"""It is computed element by element, and has the targets of rows."""
+"""The targets of rows, without a softmax: plain torch gathers what it needs, and no call is made."""
 
 
 @loss(
@@ -66,62 +64,58 @@ def nll_loss(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     **options: Unpack[Options],
-) -> CheckedCall[ElementwiseCall]:
+) -> Tensor:
     """Negative log-likelihood of log-probabilities, as torch.nn.functional.nll_loss.
 
     L = -w_t x_t; the mean divides by the weights of the classes of the rows not ignored. Other classes' values do not matter, nan included.
 
+    In plain PyTorch: torch.compile of it took less time than a kernel (one H200, 8192×32000, float32: 0.24 ms to 0.32).
+
     When to use it: Take it for log-probabilities that exist anyway, such as those of a mixture.
 
-    When not: Leave it where you have logits; `ce` takes less time and memory. On a GPU torch's own `nll_loss` is as quick.
+    When not: Leave it where you have logits; `ce` takes less time and memory.
 
     Args:
         input: log-probabilities (C,), (N, C) or (N, C, d…). Only the target's is used.
         target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
         ignore_index: rows with this index have loss and gradient 0.
+        gradient: without effect, because autograd computes it in backward.
+        inplace: without effect, because autograd gives the gradient memory of its own.
 
     Returns:
         a scalar, or (N, d…) in the dtype of input with reduction "none".
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     dim = of_classes(input)
-    check_options(input, reduction, options, Options)
+    divisor = check_options(input, reduction, options, Options)
     checks.whole_number("ignore_index", ignore_index)
     if isinstance(target, Tensor) and target.is_floating_point():
         checks.dense(target, input, rows_of(input, dim), ", or hold class indices")
         raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
-    classes = input.shape[dim]
-    weight = weights_of_classes("weight", weight, input, classes)
-    allowed = checks.Allowed(0, classes, ignore_index, options.get("validate"))
-
-    def placed(name: str, index: Tensor) -> Tensor:
-        """Return the index as the template of elements has it: rows that do not count by its own number, and no background."""
-        index = checks.indices(name, index, input, allowed, rows_of(input, dim))
-        return torch.where(index == ignore_index, IGNORED, torch.where(index < 0, classes, index))
-
-    def counted(index: Tensor) -> Tensor:
-        """Return what each row counts in a mean."""
-        kept = (index != IGNORED).to(dtype)
-        return kept if weight is None else kept * weight.to(dtype)[index.long().clamp(0, classes - 1)]
-
-    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
-    target = placed("target", target)
-    given: ElementwiseOptions = {**options, "dim": dim, "validate": False}
-    target_b = options.get("target_b")
+    allowed = checks.Allowed(0, input.shape[dim], ignore_index, options.get("validate"))
+    weight = weights_of_classes("weight", weight, input, input.shape[dim])
+    target, target_b = checks.indices("target", target, input, allowed, rows_of(input, dim)), options.get("target_b")
     if target_b is not None:
-        given["target_b"] = target_b = placed("target_b", target_b)
+        target_b = checks.indices("target_b", target_b, input, allowed, rows_of(input, dim))
     lam = share(options.get("lam"), target, target_b, input)
-    if reduction == "mean" and options.get("normalizer") is None and (weight is not None or target_b is not None):
-        of_row = counted(target)
-        if target_b is not None and lam is not None:
-            of_row = lam * of_row + (1 - lam) * counted(target_b)
-        given["normalizer"] = total = of_row.sum()
-        if weight is not None and options.get("empty") != "zero":
-            # 0 / 0 is nan, also in the gradient: weights of 0 alone would leave the rows out
-            weight = torch.where(total == 0, torch.nan, weight)
-    per_class = None if weight is None else weight.view(-1, *(1,) * (input.ndim - dim - 1))
-    checked = elementwise_loss(ElementwiseCall("nll", input, target, weight=per_class, reduction=reduction), given, mean="rows")
-    return checked._replace(finish=functools.partial(summed_over, dim)) if reduction == "none" else checked
+    values, counts = _of_class(input, dim, target, weight, ignore_index)
+    if target_b is not None and lam is not None:
+        values_b, counts_b = _of_class(input, dim, target_b, weight, ignore_index)
+        values, counts = lam * values + (1 - lam) * values_b, lam * counts + (1 - lam) * counts_b
+    if divisor is None and reduction == "mean" and options.get("normalizer") is None:
+        divisor = counts.sum()
+    result = reduced(values, factor(options), divisor, reduction, options.get("empty") == "zero")
+    return result.to(input.dtype) if reduction == "none" else result
+
+
+def _of_class(x: Tensor, dim: int, index: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return of each row -x of its class times the weight of the class, nan where the index is out of range, and what it counts."""
+    index, counts = index.long(), index != ignore_index
+    at = index.clamp(0, x.shape[dim] - 1)
+    chosen = accurate(x.gather(dim, at.unsqueeze(dim)).squeeze(dim))
+    w = counts.to(chosen.dtype) if weight is None else torch.where(counts, weight.to(chosen.dtype)[at], 0.0)
+    lost = counts & (at != index)
+    return torch.where(counts, nll_reference(chosen, torch.where(lost, torch.nan, w)), 0.0), w
 
 
 @formula("kl_div", DeviceFormula("likelihood.kl_div", "likelihood.kl_div_log", "likelihood.is_log"))

@@ -290,7 +290,7 @@ def fuse_linear(loss: Any) -> Callable[..., Any]:
 def _is_fused(name: str) -> bool:
     """Return whether a public function's template can take a layer in place of logits."""
     template = DECLARED[name].template if name in DECLARED else None
-    return template is not None and template.call in FUSED
+    return template is not None and template.fusing is not None
 
 
 def _is_loss(function: Any) -> bool:
