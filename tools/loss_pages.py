@@ -20,6 +20,7 @@ from lossforge.bench.report import Report, load, tables
 from lossforge.losses.base.declare import Declared
 from lossforge.losses.base.docs import COMMON
 from lossforge.losses.base.text import described, documented, in_place_of
+from lossforge.losses.formulas import has_kernel
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.templates import TEMPLATES
 
@@ -83,6 +84,8 @@ def measured(loss: str, report: Report) -> str:
 
 def template_of(declared: Declared) -> str:
     """Return the folder of the kernels that compute a function; empty if plain PyTorch does."""
+    if not has_kernel(declared.formula):
+        return ""
     call = declared.template and declared.template.call
     name = next((each.name for kind, each in TEMPLATES.items() if kind is call or each.docs is declared.docs), "")
     return {"topk": "divergence"}.get(name, name)
@@ -130,7 +133,7 @@ def section(declared: Declared, report: Report) -> str:
         arguments(function, definition),
         about(definition),
     ]
-    if figures := measured(name, report):
+    if has_kernel(declared.formula) and (figures := measured(name, report)):
         parts += ["**Measured** on one NVIDIA H200, forward + backward ([all](../benchmarks/losses.md)):", figures]
     if rows := [row for row in reported.effect_rows() if f"loss={name}" in row["command"].split()]:
         parts += ["**What it did to a model** ([all](../benchmarks/effects.md)):", reported.effect_table(rows)]

@@ -157,7 +157,7 @@ def test_targets_are_of_cases_that_exist():
         "lovasz_hinge",
         "lovasz_softmax",
     }
-    alone |= {"barlow_twins", "boundary", "dist", "dkd", "koleo", "silog", "vicreg"}
+    alone |= {"barlow_twins", "boundary", "dist", "dkd", "koleo", "nll", "silog", "vicreg"}
     alone |= {"multi_margin", "multilabel_margin", "ohem_ce", "seesaw", "triplet_margin", "two_way", "zlpr"}
     assert {c.loss for c in CASES if c.suite == "losses"} - near == alone
     assert {t.of for t in TARGETS if isinstance(t.of, tuple)} <= known

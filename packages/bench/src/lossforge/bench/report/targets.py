@@ -56,7 +56,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "element-wise": (
         *("mae", "mse", "huber", "smooth_l1", "bce", "preference_bce", "preference_bce_probability", "bce_smoothed", "focal"),
         *("asymmetric", "poly_bce", "quality_focal", "varifocal", "mal", "ia_bce", "gaussian_focal", "siglip", "bce_probability"),
-        *("kl_div", "nll"),
+        "kl_div",
         *("multilabel_soft_margin", "log_cosh", "quantile", "general_robust", "total_variation_probability"),
     ),
     "pointwise": ("gaussian_nll", "poisson_nll", "soft_margin", "hinge_embedding", "margin_ranking"),
@@ -83,8 +83,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 
 The similarity loss, the distribution focal loss, the losses of margins, of vectors, of several labels, of views and of routers are not
 among them: few have the same passes. Nor are the losses of features and of depths, and distillation with labels or by relations, because
-these are several launches; the boundary loss reads maps as large as its logits. The distribution-balanced loss makes a tensor of weights
-first, Seesaw one of shifted logits; the cross entropy of hard rows reads all of them to choose, and the Lovász losses sort.
+these are several launches; the boundary loss reads maps as large as its logits. nll and the distribution-balanced loss have no kernel,
+Seesaw makes a tensor of shifted logits first; the cross entropy of hard rows reads all of them to choose, and the Lovász losses sort.
 """
 
 

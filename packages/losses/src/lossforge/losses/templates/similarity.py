@@ -136,6 +136,8 @@ SIMILARITY = Template(
     reference=similarity_reference,
     docs=DOCS,
 )
+"""It is here for memory: torch.compile of plain PyTorch is quicker where the matrix fits (one H200, supcon of 8,192 features: 2.87 ms and
+1,040 MiB to 3.30 ms and 656 MiB; of 32,768 features 45.6 ms and 16,448 MiB to 55.6 ms and 1,361 MiB)."""
 
 
 def contrastive_reference(a: ContrastiveCall) -> Tensor:
