@@ -20,7 +20,7 @@ from loss_pages import CURVES, page, reference
 from loss_text import MissingError, check
 
 from lossforge.bench.report import load
-from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.boxes.calls import BoxesCall
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.text import filled, whole_docstring
 from lossforge.losses.definitions.language.linear import LINEAR

@@ -41,7 +41,7 @@ BEFOREHAND = (
     "mlflow.system_metrics.metrics.network_monitor", "mlflow.utils.search_logged_model_utils", "alembic.command", "alembic.config",
     "sqlalchemy.dialects.sqlite", "sklearn.datasets", "sklearn.model_selection", "scipy.stats", "matplotlib.pyplot",
     "matplotlib.backends.backend_agg", "PIL.JpegImagePlugin", "PIL.GifImagePlugin", "pyarrow.pandas_compat", "triton.experimental.gluon",
-    "lossforge.losses", "lossforge.kernels.rowwise.launch", "lossforge.kernels.formulas.softmax",
+    "lossforge.losses", "lossforge.kernels.classes.rowwise.launch", "lossforge.kernels.formulas.softmax",
     "torch.distributed.launcher.api", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint.state_dict",
 )  # fmt: skip
 

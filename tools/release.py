@@ -38,7 +38,7 @@ MEASURED = {
         ("training-h200", "throughput-h100", "detection", "effects", "several-gpus-h100", "several-gpus-h200", "speed-h100-x4"), APP
     ),
     "assignment-h200": (
-        *("packages/kernels/src/lossforge/kernels/assignment", "packages/kernels/src/lossforge/kernels/matching"),
+        "packages/kernels/src/lossforge/kernels/assignment",
         "packages/losses/src/lossforge/losses/detection",
     ),
 }

@@ -32,7 +32,7 @@ LAYERS = {  # folder of the repository: short name, colour of the frame, colour 
 }
 HELPERS = re.compile(
     r"lab/(base/|data/batch\.py)|losses/(base/|checks\.py|state\.py|formulas\.py)"
-    r"|kernels/(__init__|call|math|tiles|torch_internals)\.py|kernels/\w+/(call|layout|margin|results|rows|sweep)\.py"
+    r"|kernels/(__init__|call|math|tiles|torch_internals)\.py|kernels/(\w+/)+(additions|calls|layout|results|rows|sweep)\.py"
 )
 """Files that are called from everywhere, and parts of one kernel: they are not stops."""
 SMALL = {"new_like", "aligned", "sum_slots", "chip", "note", "counts_itself"}

@@ -90,7 +90,7 @@ def test_products_are_the_engine_s_own(monkeypatch):
     """As many of torch's products of the same sizes as ours makes, whether once, twice or without gradient."""
     from lossforge.losses.linear import engine, objective, products
 
-    monkeypatch.setattr(kernels.of_folder("linear"), "programs", lambda device: 0)  # without the product that computes the loss
+    monkeypatch.setattr(kernels.load("linear.launch"), "programs", lambda device: 0)  # without the product that computes the loss
     for each in (engine, objective):  # nor the float32 logits that replace it, whose chunks are smaller
         monkeypatch.setattr(each, "is_wide", lambda layer: False)
 

@@ -29,13 +29,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from lossforge.kernels.call import Head
-from lossforge.kernels.divergence import launch as divergence_launch
-from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall
+from lossforge.kernels.classes.divergence import launch as divergence_launch
+from lossforge.kernels.classes.rowwise import launch as row_launch
 from lossforge.kernels.linear import launch as linear_launch
 from lossforge.kernels.math import hold
 from lossforge.kernels.plans import PLANS
-from lossforge.kernels.rowwise import launch as row_launch
-from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.tiles import product_tiles
 from lossforge.losses import (
     LinearTeacher,

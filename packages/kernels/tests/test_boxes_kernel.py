@@ -6,8 +6,8 @@ import pytest
 import torch
 import torchvision.ops
 
-from lossforge.kernels.boxes import launch as box
-from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.boxes import boxes as box
+from lossforge.kernels.boxes.calls import BoxesCall
 from lossforge.kernels.call import Formulas
 from lossforge.kernels.formulas.box import giou
 

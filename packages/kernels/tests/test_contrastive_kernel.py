@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lossforge.kernels.contrastive.call import ContrastiveCall
+from lossforge.kernels.features.calls import ContrastiveCall
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

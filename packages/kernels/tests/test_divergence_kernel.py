@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lossforge import kernels
-from lossforge.kernels.divergence.call import DivergenceCall
-from lossforge.kernels.topk.call import TopKCall
+from lossforge.kernels.classes.calls import DivergenceCall, TopKCall
 from lossforge.losses.formulas import FORMULAS
 
 SHAPES = [(1, 1), (3, 17), (5, 300), (2, 7, 6)]
@@ -25,7 +24,7 @@ def test_divergences_over_sizes_and_alignment(judged, offset, device, loss, hype
 @pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", [])])
 def test_sums_over_some_of_the_classes(device, loss, hyper, swap):
     """With the statistics of all classes, the sums of two parts are those of all: of rows in one tile and in several."""
-    launch, formulas = kernels.of_folder("divergence"), FORMULAS[loss].kernels
+    launch, formulas = kernels.load("classes.divergence.launch"), FORMULAS[loss].kernels
     for classes, part in ((300, 17), (9001, 4600)):
         x, teacher = torch.randn(2, 3, classes, device=device)
         labels = torch.tensor([0, -100, 1], device=device)
@@ -57,7 +56,7 @@ def test_largest_entries_over_sizes_and_alignment(judged, offset, device, dtype)
 
 
 def test_entries_that_are_no_log_probabilities_make_their_row_nan(device):
-    launch, formulas = kernels.of_folder("topk"), FORMULAS["topk_kl"].kernels
+    launch, formulas = kernels.load("classes.topk"), FORMULAS["topk_kl"].kernels
     for classes in (17, 9001):
         x = torch.randn(3, classes, device=device)
         values, indices = torch.randn(3, classes, device=device).log_softmax(1).topk(5, 1)

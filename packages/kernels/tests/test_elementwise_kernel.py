@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.elementwise import launch as element
-from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
+from lossforge.kernels.elements.elementwise import launch as element
 from lossforge.kernels.formulas.binary.focal import focal
 from lossforge.kernels.formulas.regression import l1
 from lossforge.kernels.tiles import ElementTiles, trial

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.masks.calls import OverlapCall
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.formulas.noise_model import gaussian_nll
-from lossforge.kernels.pointwise import launch as pointwise
-from lossforge.kernels.pointwise.call import PointwiseCall
+from lossforge.kernels.elements import pointwise
+from lossforge.kernels.elements.calls import PointwiseCall
+from lossforge.kernels.formulas.regression import gaussian_nll
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

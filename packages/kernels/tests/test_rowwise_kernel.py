@@ -5,9 +5,9 @@ import torch
 import triton
 
 from lossforge.kernels.call import Formulas
+from lossforge.kernels.classes.calls import RowwiseCall
+from lossforge.kernels.classes.rowwise import launch as row
 from lossforge.kernels.formulas.softmax import cross_entropy
-from lossforge.kernels.rowwise import launch as row
-from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.tiles import backward_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,15 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.divergence import launch as divergence_launch
-from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall
+from lossforge.kernels.classes.divergence import launch as divergence_launch
+from lossforge.kernels.classes.rowwise import launch as row_launch
+from lossforge.kernels.classes.rowwise import layout
 from lossforge.kernels.engine import launch
-from lossforge.kernels.formulas.divergence import kl, kl_averaged
-from lossforge.kernels.formulas.softmax import cross_entropy
+from lossforge.kernels.formulas.softmax import cross_entropy, kl, kl_averaged
 from lossforge.kernels.plans import PLANS
-from lossforge.kernels.rowwise import launch as row_launch
-from lossforge.kernels.rowwise import layout
-from lossforge.kernels.rowwise.call import RowwiseCall
 from lossforge.kernels.torch_internals import triton_internals
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,7 +71,7 @@ def test_an_unknown_gluon_is_left_out(plans, monkeypatch, interface):
         monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     if interface == "a Triton to come":
         monkeypatch.setattr(triton_internals(), "known", False)
-    for name in ("engine.gluon", "rowwise.resident", "divergence.resident"):
+    for name in ("engine.gluon", "classes.rowwise.resident", "classes.divergence.resident"):
         monkeypatch.delitem(sys.modules, f"lossforge.kernels.{name}")
     PLANS.clear()
     plans.clear()

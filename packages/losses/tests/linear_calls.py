@@ -134,7 +134,7 @@ class Watched(TorchDispatchMode):
 
 def launches_of(kernel: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Let a CPU have the product that carries losses, and return how often a kernel was launched since; skip on a GPU without it."""
-    launch = kernels.of_folder("linear")
+    launch = kernels.load("linear.launch")
     if device == "cpu":
         monkeypatch.setattr(launch, "programs", lambda device: 2)
     elif not launch.programs(torch.cuda.current_device()):

@@ -9,16 +9,16 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from lossforge.kernels import launch_counts
-from lossforge.kernels.boxes.kernel import boxes_kernel
-from lossforge.kernels.divergence.kernel import divergence_backward_kernel, divergence_kernel
-from lossforge.kernels.elementwise.kernel import elementwise_kernel
+from lossforge.kernels.boxes.boxes import boxes_kernel
+from lossforge.kernels.classes.divergence.kernel import divergence_backward_kernel, divergence_kernel
+from lossforge.kernels.classes.rowwise.kernel import rowwise_backward_kernel, rowwise_kernel
+from lossforge.kernels.classes.rowwise.resident import resident_kernel
+from lossforge.kernels.classes.topk import topk_kernel
+from lossforge.kernels.elements.elementwise.kernel import elementwise_kernel
 from lossforge.kernels.engine.reduce import count_kernel
-from lossforge.kernels.overlap.backward import overlap_backward_kernel
-from lossforge.kernels.overlap.kernel import overlap_kernel
-from lossforge.kernels.rowwise.kernel import rowwise_backward_kernel, rowwise_kernel
-from lossforge.kernels.rowwise.resident import resident_kernel
-from lossforge.kernels.sinkhorn.kernel import sinkhorn_columns_kernel, sinkhorn_rows_kernel
-from lossforge.kernels.topk.kernel import topk_kernel
+from lossforge.kernels.features.sinkhorn import sinkhorn_columns_kernel, sinkhorn_rows_kernel
+from lossforge.kernels.masks.overlap.backward import overlap_backward_kernel
+from lossforge.kernels.masks.overlap.kernel import overlap_kernel
 from lossforge.losses import (
     backend,
     cross_entropy,

@@ -53,8 +53,8 @@ def test_import_loads_nothing_that_can_wait():
         f"lossforge.losses.{name}" for name in ("testing", "check.run", "custom.source", "custom.derive", "custom.reference", "oracles")
     )
     early = {f"lossforge.kernels.{name}" for name in ("availability", "call", "plans", "product", "torch_internals")}
-    folders = {name.removesuffix(".call") for name in loaded if name.endswith(".call")}  # with the records of calls, which need torch alone
-    early |= folders | {f"{name}.call" for name in folders}
+    rooms = {name.removesuffix(".calls") for name in loaded if name.endswith(".calls")}  # with the records of calls, which need torch alone
+    early |= rooms | {f"{name}.calls" for name in rooms}
     assert not [name for name in loaded if name.startswith(tuple(waits)) and name not in early]
 
 

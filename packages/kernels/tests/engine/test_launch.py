@@ -6,8 +6,8 @@ import triton
 
 from lossforge.kernels import launch_counts, plans, scale_
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.elementwise import launch as element
-from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
+from lossforge.kernels.elements.elementwise import launch as element
 from lossforge.kernels.engine.launch import Slot, filler, workspace
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.binary.focal import focal
@@ -119,7 +119,7 @@ def test_launch_hooks_are_called():
 @GPU
 def test_nothing_is_compiled_twice():
     """Over row counts and hyper-parameters new plans find Triton's compiled kernels."""
-    from lossforge.kernels.elementwise.kernel import elementwise_kernel
+    from lossforge.kernels.elements.elementwise.kernel import elementwise_kernel
 
     def compiled() -> int:
         return sum(len(cache[0]) for cache in elementwise_kernel.device_caches.values())

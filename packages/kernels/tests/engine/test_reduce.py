@@ -5,8 +5,8 @@ import torch
 
 from lossforge.kernels import launch_counts, scale_
 from lossforge.kernels.call import Formulas
-from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.elementwise.launch import forward
+from lossforge.kernels.elements.calls import ElementwiseCall
+from lossforge.kernels.elements.elementwise.launch import forward
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.regression import l1
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import torchvision.ops
 from loss_calls import gradient_of
 
-from lossforge.kernels.elementwise import launch as element_launch
+from lossforge.kernels.elements.elementwise import launch as element_launch
 from lossforge.kernels.plans import PLANS
 from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import (

@@ -260,7 +260,7 @@ def related(x, teacher, beta=1.0, gamma=1.0, temperature=1.0):
 @pytest.mark.parametrize("shape", [(300, 10), (12, 1000), (3, 4097)], ids=["several tiles a program", "long rows", "too many classes"])
 def test_relations_as_the_authors_compute(shape, dtype, bound, device, monkeypatch):
     if backend(torch.zeros(1, device=device)) != "torch" and shape[1] == 10:
-        monkeypatch.setattr("lossforge.kernels.relations.launch.IN_FLIGHT", 2048)  # lanes: two programs
+        monkeypatch.setattr("lossforge.kernels.classes.relations.IN_FLIGHT", 2048)  # lanes: two programs
         PLANS.clear()
     x, teacher, _ = drawn(*shape, device=device, spread=1.0)
     x, teacher, before = x.to(dtype), teacher.to(dtype), launch_counts()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from loss_calls import gradient_of
 
 from lossforge.kernels import launch_counts
-from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.classes.calls import DivergenceCall
 from lossforge.losses import (
     JSDivWithLogitsLoss,
     KLDivWithLogitsLoss,

@@ -189,7 +189,7 @@ def test_in_float64(name, device):
 @pytest.mark.parametrize("name", ["mined, several tiles", "circle, several tiles", "proxy anchor, several tiles"])
 def test_blocks_of_rows(name, device, monkeypatch):
     """Gradients that are summed over blocks of rows are those of one block."""
-    from lossforge.kernels.similarity import launch
+    from lossforge.kernels.features.similarity import launch
 
     ours, _, leaves, args, options = cases(device)[name]
     for reduction in ("mean", "none"):

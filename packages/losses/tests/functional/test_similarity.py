@@ -171,7 +171,7 @@ def test_layouts(change, device):
 @pytest.mark.parametrize("name", ["clip, several tiles", "siglip, several tiles", "supcon, several tiles", "info_nce, hard negatives"])
 def test_blocks_of_rows(name, device, monkeypatch):
     """Gradients that are summed over blocks of rows are those of one block."""
-    from lossforge.kernels.similarity import launch
+    from lossforge.kernels.features.similarity import launch
 
     function, _, leaves, args, options = CASES[name](device)
     for reduction in ("mean", "none"):

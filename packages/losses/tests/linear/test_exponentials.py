@@ -39,7 +39,7 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def finished(device, monkeypatch):
     """Return how many chunks went by exponentials since."""
-    monkeypatch.setattr(kernels.of_folder("linear"), "WORK", 0)
+    monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 0)
     return launches_of("linear_finish_kernel", device, monkeypatch)
 
 
@@ -190,7 +190,7 @@ LISTS = {
 @pytest.mark.parametrize(("raised", "listed"), LISTS.values(), ids=LISTS)
 def test_only_raised_rows_are_computed_again(raised, listed, device, finished, monkeypatch):
     """Two chunks, of 72 rows and 68, which take a plan each: tiles of 32, 32 and 8, and of 32, 32 and 4."""
-    launch, lists = kernels.of_folder("linear"), []
+    launch, lists = kernels.load("linear.launch"), []
 
     def new_like(x, new):
         found = computed_new_like(x, new)
@@ -318,7 +318,7 @@ def test_other_calls_go_other_ways(reason, change, device, finished):
 
 
 def test_little_work_goes_another_way(device, finished, monkeypatch):
-    monkeypatch.setattr(kernels.of_folder("linear"), "WORK", 20 * 64 * 300 + 1)
+    monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 20 * 64 * 300 + 1)
     leaves, target = layer(20, 64, 300, device)
     assert linear_cross_entropy(*leaves, target).isfinite()
     assert finished() == 0

@@ -22,7 +22,7 @@ WAYS = {
 @pytest.fixture
 def by_exponentials(device, monkeypatch):
     """Let small products store exponentials, and return how many chunks did since."""
-    monkeypatch.setattr(kernels.of_folder("linear"), "WORK", 0)
+    monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 0)
     return launches_of("linear_finish_kernel", device, monkeypatch)
 
 

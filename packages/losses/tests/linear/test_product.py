@@ -143,7 +143,7 @@ def test_a_cap_and_a_temperature(device, product):
 
 def test_several_launches_over_rows(device, product, monkeypatch):
     """Statistics of many rows do not take memory together."""
-    monkeypatch.setattr(kernels.of_folder("linear"), "PARTS", 0)
+    monkeypatch.setattr(kernels.load("linear.launch"), "PARTS", 0)
     (x, w, _), target = layer(2050, 8, 300, device)
     with torch.no_grad():
         logps, entropy = linear_selective_log_softmax(x, w, target, return_entropy=True)
@@ -306,7 +306,7 @@ def test_other_calls_take_chunks(reason, change, device, product):
 
 def test_memory_follows_from_the_rows(device, monkeypatch):
     """Without a gradient nothing of rows times classes is kept: beside the results, statistics of half tiles within a bound."""
-    launch = kernels.of_folder("linear")
+    launch = kernels.load("linear.launch")
     sizes, empty = [], torch.empty
     (x, w, _), _ = layer(300, 64, 1000, device)
 

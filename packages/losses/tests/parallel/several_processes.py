@@ -260,7 +260,7 @@ def check_divergences(layout: Layout, name: str, group: Any) -> None:
 
 def check_three_products(group: Any) -> None:
     """Compare scalar losses of a layer in bfloat16, whose gradient the matrix product writes in forward, and count those."""
-    launch = kernels.of_folder("linear")
+    launch = kernels.load("linear.launch")
     launch.WORK = 0
     if not torch.cuda.is_available():
         launch.programs = lambda device: 2  # as on a GPU of sm_90

@@ -21,15 +21,12 @@ from lossforge.bench.files import write_text
 from lossforge.bench.measure import times
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import trial
-from lossforge.kernels.boxes.call import BoxesCall
-from lossforge.kernels.contrastive.call import ContrastiveCall
-from lossforge.kernels.distribution.call import DistributionCall
-from lossforge.kernels.divergence.call import DivergenceCall
-from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.boxes.calls import BoxesCall
+from lossforge.kernels.classes.calls import DistributionCall, DivergenceCall, RowwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
+from lossforge.kernels.features.calls import ContrastiveCall, SimilarityCall
+from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.kernels.plans import by_plan
-from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.kernels.tiles import (
     BackwardTiles,
     BinTiles,

@@ -29,25 +29,23 @@ _LAZY = {
     "trial": "tiles",
     "trials": "tiles",
 }
-__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "of_folder", "scale_", "trial", "trials"]
+__all__ = ["INTERPRETED", "TRITON", "launch_counts", "load", "missing_triton", "scale_", "trial", "trials"]
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of the kernels.
+    """Import a module of the kernels; of a template, the one that launches it: "boxes.rotated", or "classes.rowwise.launch".
 
     Raises:
         ModuleNotFoundError: Triton is not installed; says how to install it.
         ImportError: Triton is too old.
     """
+    module = f"{__name__}.{name}"
+    if module in sys.modules:
+        return sys.modules[module]
     if not TRITON:
         raise missing_triton()
     triton_internals()
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-def of_folder(name: str) -> ModuleType:
-    """Return the launch.py of a folder: of a template, what engine.template.Launches says."""
-    return sys.modules.get(f"{__name__}.{name}.launch") or load(f"{name}.launch")
+    return importlib.import_module(module)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the records of checked calls share. A template's record lies in its folder: `elementwise/call.py`.
+"""What the records of checked calls share. A template's record lies in its room: `elements/calls.py`.
 
 A record goes from the public function through autograd and the operators to the launch. It needs torch alone. The operators' schemas are
 generated from its fields: first the formula's name, then the tensors, of which `normalizer` is the last, then the rest, whose defaults
@@ -29,9 +29,9 @@ class Formulas(NamedTuple):
     """A formula as the kernels inline it: device functions.
 
     formula: what a template takes; of divergences its terms. special: a quicker one for the hyper-parameters of which `applies` is true.
-    binary: both for targets of 0 and 1, where fewer instructions do (elementwise/kernel.py says how). heavy: so much arithmetic that
+    binary: both for targets of 0 and 1, where fewer instructions do (elements/elementwise says how). heavy: so much arithmetic that
     registers limit the programs under way. averaged: of a divergence that is a mean under q, (ln q, ln p) → the term of a class.
-    terms, slopes: of vectors, what is summed and its derivatives (vectors/kernel.py); `special` has all three.
+    terms, slopes: of vectors, what is summed and its derivatives (features/vectors.py); `special` has all three.
     """
 
     formula: Callable[..., Any]

@@ -135,10 +135,10 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
 
 
-def launched(folder: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
-    """Launch a function of a folder of the kernels by its plan, on tensors followed by other arguments."""
-    key = folder, function, *layouts(tensors), *others
-    return by_plan(key, tensors, getattr(kernels.of_folder(folder), function), lambda: (*tensors, *others))
+def launched(module: str, function: str, tensors: tuple[Tensor | None, ...], *others: Any) -> Any:
+    """Launch a function of a module of the kernels by its plan, on tensors followed by other arguments."""
+    key = module, function, *layouts(tensors), *others
+    return by_plan(key, tensors, getattr(kernels.load(module), function), lambda: (*tensors, *others))
 
 
 def define_differentiable(

@@ -78,8 +78,7 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool, together: int) 
     together: rows that no chunk parts.
     """
     from lossforge.kernels.call import FROM_WEIGHT, Head
-    from lossforge.kernels.divergence.call import DivergenceCall
-    from lossforge.kernels.rowwise.call import RowwiseCall
+    from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall
     from lossforge.losses.linear.engine import Gradients, GradientsByClasses, goes_by_classes
     from lossforge.losses.linear.products import logits_of, new_logits
 

@@ -15,8 +15,6 @@ END = tl.constexpr(None)
 Triton updates a record's type when one of its fields is set. It sets constants last, in their order, and derives from the types what loops
 and branches see. Without a constant after the inner records, their constants would be None there, so that a stride of 1 would be lost.
 """
-
-
 Tensors = Sequence[Tensor | None]
 Results = tuple[Tensor | None, ...]
 

@@ -1,13 +1,16 @@
-"""What launches a template: `forward` and `backward` in the launch.py of its folder."""
+"""What launches a template: `forward` and `backward` of its module, by one launch or by two."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from lossforge.kernels.call import Formulas
-from lossforge.kernels.engine.layout import Results, Tensors
+from lossforge.kernels.call import Formulas, scale_of
+from lossforge.kernels.engine.launch import Launch, addressed, new_like
+from lossforge.kernels.engine.layout import Results, Tensors, constants
+from lossforge.kernels.engine.reduce import Scaling
 
 C = TypeVar("C", bound=Any)
 
@@ -74,3 +77,59 @@ class TwoLaunches(Generic[C]):
         if any(t is None and shape is not None for t, shape in zip(kept, call.shapes(True)[-len(kept) :], strict=True)):
             _, kept = self.compute(call, formulas, True)
         self.differentiate(call, formulas, kept, grad_outputs[0], gradients)
+
+
+class Wanted(NamedTuple):
+    """What a launch is to give beside what the call says: value · scale / divisor, and its gradients into those tensors that are given.
+
+    divisor: 0-d; counted: in its place the launch counts the elements of rows not ignored. grad_output: of each element, or 0-d. Without it
+    there is a value: each element's into `out`, else their sum.
+    """
+
+    scale: float
+    divisor: Tensor | None = None
+    counted: bool = False
+    grad_output: Tensor | None = None
+    out: Tensor | None = None
+    gradients: Tensors = ()
+
+    @property
+    def upstream(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return what arrives at each element, and what arrives at all."""
+        return (self.grad_output, None) if self.grad_output is not None and self.grad_output.ndim else (None, self.grad_output)
+
+    @property
+    def total(self) -> bool:
+        return self.out is None and self.grad_output is None
+
+    def scaling(self, call: Any) -> Scaling:
+        return constants(Scaling(self.scale, self.divisor, self.upstream[1], call.empty_is_zero))
+
+
+@dataclass(frozen=True)
+class OneLaunch(Generic[C]):
+    """Forward and backward of a template whose one launch gives the value, the gradients of the first tensors, or both.
+
+    make: the launch, None where the layouts cannot be addressed. shape: of the values, to which a weight broadcasts. prepare: from a call
+    to the one that is launched.
+    """
+
+    make: Callable[[C, Wanted, Formulas], Launch | None]
+    shape: Callable[[C], Sequence[int]]
+    prepare: Callable[[C], C] = _no_change
+
+    def start(self, call: C, formulas: Formulas, gradients: Tensors, grad_output: Tensor | None, out: Tensor | None) -> tuple[Tensor, ...]:
+        """Launch, and return the total where it was asked for."""
+        call, shape = self.prepare(call), self.shape(call)
+        wanted = Wanted(scale_of(call, math.prod(shape)), call.normalizer, False, grad_output, out, tuple(gradients))
+        return addressed(self.make, call, wanted, formulas, expands={"weight": shape}).start()
+
+    def forward(self, call: C, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
+        """Compute the loss as Launches says, with a gradient of each tensor."""
+        out = new_like(call[1], call.shapes(keep)[0]) if call.reduction == "none" else None
+        totals = self.start(call, formulas, gradients, None, out)
+        return (totals[0] if out is None else out,)
+
+    def backward(self, call: C, formulas: Formulas, kept: Tensors, grad_outputs: Tensors, gradients: Tensors) -> None:
+        """Write the gradients as Launches says."""
+        self.start(call, formulas, gradients, grad_outputs[0], None)

@@ -12,14 +12,14 @@ launch computes their products once more. It ends at once where there are none.
 import triton
 import triton.language as tl
 
+from lossforge.kernels.classes.rowwise import rows
+from lossforge.kernels.classes.rowwise.kernel import add_up
+from lossforge.kernels.classes.rowwise.results import row_value, store_results
+from lossforge.kernels.classes.rowwise.sweep import row_address
 from lossforge.kernels.engine.layout import halves_of
 from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.linear.kernel import Half, factor, joined, maxima, span_of_rows, store_own, store_parts
 from lossforge.kernels.math import LOG2E, exp2
-from lossforge.kernels.rowwise import rows
-from lossforge.kernels.rowwise.kernel import add_up
-from lossforge.kernels.rowwise.results import row_value, store_results
-from lossforge.kernels.rowwise.sweep import row_address
 
 REACH = tl.constexpr(60.0)
 AHEAD = tl.constexpr(40.0)

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from lossforge.kernels.classes.rowwise import rows
+from lossforge.kernels.classes.rowwise.kernel import add_up
+from lossforge.kernels.classes.rowwise.results import row_shares, row_value, store_results
+from lossforge.kernels.classes.rowwise.sweep import Span, load_stats, place_of, row_address
 from lossforge.kernels.engine.layout import END, halves_of, place_in_groups
 from lossforge.kernels.engine.reduce import divided
 from lossforge.kernels.math import INTERPRETED, LOG2E, exp2
-from lossforge.kernels.rowwise import rows
-from lossforge.kernels.rowwise.kernel import add_up
-from lossforge.kernels.rowwise.results import row_shares, row_value, store_results
-from lossforge.kernels.rowwise.sweep import Span, load_stats, place_of, row_address
 
 JOINED = tl.constexpr(32)  # tiles that are joined at once
 

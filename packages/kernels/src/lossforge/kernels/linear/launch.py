@@ -13,6 +13,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lossforge.kernels.call import FLOAT, FROM_WEIGHT, NEVER_ROUNDED, Formulas
+from lossforge.kernels.classes.calls import RowwiseCall
+from lossforge.kernels.classes.rowwise import sweep
+from lossforge.kernels.classes.rowwise.kernel import Kept
+from lossforge.kernels.classes.rowwise.launch import flags_of, gradients_of, labels_of, logits_of, outputs_of, results_of, row_loss, sums_of
+from lossforge.kernels.classes.rowwise.rows import Target
 from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors
 from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
@@ -27,11 +32,6 @@ from lossforge.kernels.linear.kernel import (
 )
 from lossforge.kernels.linear.spread import linear_spread_kernel
 from lossforge.kernels.product import add_product
-from lossforge.kernels.rowwise import sweep
-from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.kernels.rowwise.kernel import Kept
-from lossforge.kernels.rowwise.launch import flags_of, gradients_of, labels_of, logits_of, outputs_of, results_of, row_loss, sums_of
-from lossforge.kernels.rowwise.rows import Target
 from lossforge.kernels.tiles import ProductTiles, product_tiles
 
 HALF = (torch.float16, torch.bfloat16)
@@ -43,8 +43,6 @@ PARTS = 48 * 2**20
 """Bytes of the statistics of tiles, which decide how many rows a launch takes."""
 SHARED = 200 * 1024
 """Bytes of shared memory that the tiles need."""
-
-
 WORK = 2**35
 """The least rows × features × classes for which a scalar loss goes by exponentials: of less, their launches take longer than a pass over
 logits of float32."""

@@ -10,11 +10,11 @@ nothing of which needs more than differences of c_r, so that a common offset of 
 import triton
 import triton.language as tl
 
+from lossforge.kernels.classes.rowwise import rows
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.linear.exponentials import LEAST
 from lossforge.kernels.linear.kernel import span_of_rows
 from lossforge.kernels.math import exp, log
-from lossforge.kernels.rowwise import rows
 
 
 @triton.jit

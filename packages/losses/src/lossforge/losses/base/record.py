@@ -161,8 +161,8 @@ class Template(Generic[C]):
     """A way to read memory that losses share.
 
     Attributes:
-        name: of its operator, torch.ops.lossforge.<name>, and of its folder of lossforge.kernels, whose launch.py has `forward` and
-            `backward`.
+        name: of its operator, torch.ops.lossforge.<name>.
+        module: of lossforge.kernels, which has `forward` and `backward`.
         call: the record of a call.
         reference: from a call to its results, in plain torch: for any device and floating dtype, as often differentiable as needed.
         docs: what its losses say of their arguments, and what their modules keep.
@@ -183,6 +183,7 @@ class Template(Generic[C]):
     """
 
     name: str
+    module: str
     call: type[C]
     reference: Callable[[C], Results] = field(kw_only=True)
     docs: TemplateDocs = field(kw_only=True)
@@ -204,7 +205,7 @@ class Template(Generic[C]):
     @property
     def launches(self) -> Any:
         """What launches its kernels: `forward` and `backward`."""
-        return kernels.of_folder(self.name)
+        return kernels.load(self.module)
 
     def fields(self) -> dict[str, Any]:
         """Return the types of a call's tensors and numbers, by name."""

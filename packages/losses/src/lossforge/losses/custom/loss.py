@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lossforge import kernels
-from lossforge.kernels.boxes.call import BoxesCall
-from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.boxes.calls import BoxesCall
+from lossforge.kernels.classes.calls import RowwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, constructor_of, whole_signature
 from lossforge.losses.base.module import LossModule, OfFunction

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Head
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Converted, Module, loss
 from lossforge.losses.base.options import CallOptions, of_classes

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import Head
-from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.multilabel.call import MultilabelCall
+from lossforge.kernels.classes.calls import MultilabelCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Converted, Module, loss, public
 from lossforge.losses.base.options import (

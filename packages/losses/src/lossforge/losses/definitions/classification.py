@@ -5,8 +5,7 @@ from typing import Annotated, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.kernels.views.call import ViewsCall
+from lossforge.kernels.classes.calls import RowwiseCall, ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Converted, Module, loss, public
 from lossforge.losses.base.options import check_options, of_classes, per_class, weights_of_classes

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import Options, of_classes

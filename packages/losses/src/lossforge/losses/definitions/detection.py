@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.distribution.call import DistributionCall
-from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.classes.calls import DistributionCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import (
@@ -293,7 +293,7 @@ def ia_bce_loss(
     return elementwise_loss(call, {**options, "score": score})
 
 
-@formula("gaussian_focal", DeviceFormula("binary.gaussian.gaussian", "binary.gaussian.gaussian_2_4", "binary.gaussian.is_2_4"))
+@formula("gaussian_focal", DeviceFormula("binary.quality.gaussian", "binary.quality.gaussian_2_4", "binary.quality.is_2_4"))
 def gaussian_reference(x: Tensor, y: Tensor, alpha: float, gamma: float, neg_weight: float, pos_weight: Tensor | float) -> Tensor:
     tiny, peak = torch.finfo(x.dtype).tiny, y == 1
     u = torch.where(peak, -x, x)

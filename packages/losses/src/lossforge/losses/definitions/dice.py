@@ -17,9 +17,8 @@ from typing import Annotated, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.lovasz.call import LovaszCall
-from lossforge.kernels.overlap.call import OverlapCall
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
+from lossforge.kernels.masks.calls import LovaszCall, OverlapCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionSettings

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.divergence.call import DivergenceCall
-from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.topk.call import TopKCall
+from lossforge.kernels.classes.calls import DivergenceCall, TopKCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import (
@@ -75,7 +74,7 @@ def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
     return p * torch.where(p == 0, 0.0, lp - lq)
 
 
-@formula("kl", DeviceFormula("divergence.kl", averaged="divergence.kl_averaged"))
+@formula("kl", DeviceFormula("softmax.kl", averaged="softmax.kl_averaged"))
 def kl_reference(lp: Tensor, lq: Tensor) -> Tensor:
     return _weighted(lq.exp(), lq, lp)
 
@@ -122,7 +121,7 @@ def kl_div_with_logits(
     return _with_entropy(call._replace(swap=reverse, temperature=temperature), options, temperature_squared, return_entropy)
 
 
-@formula("js", DeviceFormula("divergence.js"))
+@formula("js", DeviceFormula("softmax.js"))
 def js_reference(lp: Tensor, lq: Tensor, beta: float) -> Tensor:
     p, q = lp.exp(), lq.exp()
     m = (1 - beta) * p + beta * q
@@ -181,7 +180,7 @@ def js_div_with_logits(
     return _with_entropy(call, options, temperature_squared, return_entropy)
 
 
-@formula("total_variation", DeviceFormula("divergence.total_variation"))
+@formula("total_variation", DeviceFormula("softmax.total_variation"))
 def total_variation_reference(lp: Tensor, lq: Tensor) -> Tensor:
     d = lp.exp() - lq.exp()
     half = torch.where(d.detach().sum(1, keepdim=True).isnan(), torch.nan, 0.5).to(d.dtype)  # a teacher of nan gives a gradient of nan
@@ -556,7 +555,7 @@ def _kl_of_rows(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _decoupled(x: Tensor, teacher: Tensor, target: Tensor, *numbers: float) -> Tensor:
-    found: tuple[Tensor] = launched("decoupled", "forward", (x, teacher, target), *numbers)
+    found: tuple[Tensor] = launched("classes.decoupled", "forward", (x, teacher, target), *numbers)
     return found[0]
 
 
@@ -566,7 +565,7 @@ def _fake_decoupled(x: Tensor, *_: Any) -> Tensor:
 
 def _decoupled_backward(grad: Tensor, results: Tensor, x: Tensor, teacher: Tensor, target: Tensor, *rest: Any) -> None:
     _, _, temperature, *gradients = rest
-    launched("decoupled", "backward", (x, teacher, target, results, grad[0], *gradients), temperature)
+    launched("classes.decoupled", "backward", (x, teacher, target, results, grad[0], *gradients), temperature)
 
 
 def _decoupled_again(*given: Any) -> Tensor:
@@ -664,7 +663,7 @@ def _correlation(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _relations(x: Tensor, target: Tensor, *numbers: float) -> Tensor:
-    found: tuple[Tensor] = launched("relations", "forward", (x, target), *numbers)
+    found: tuple[Tensor] = launched("classes.relations", "forward", (x, target), *numbers)
     return found[0]
 
 
@@ -674,7 +673,7 @@ def _fake_relations(x: Tensor, *_: Any) -> Tensor:
 
 def _relations_backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *rest: Any) -> None:
     beta, _, temperature, gradient = rest
-    launched("relations", "backward", (x, target, result, grad, gradient), beta, temperature)
+    launched("classes.relations", "backward", (x, target, result, grad, gradient), beta, temperature)
 
 
 def _padded_reference(x: Tensor, *rest: Any) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.vectors.call import VectorsCall
+from lossforge.kernels.features.calls import VectorsCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions

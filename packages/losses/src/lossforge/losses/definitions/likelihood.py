@@ -6,7 +6,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import (

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.margins.call import MarginsCall
-from lossforge.kernels.pointwise.call import PointwiseCall
+from lossforge.kernels.classes.calls import MarginsCall
+from lossforge.kernels.elements.calls import PointwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CheckedOptions, WeightedOptions

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.pointwise.call import PointwiseCall
+from lossforge.kernels.elements.calls import PointwiseCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
@@ -23,7 +23,7 @@ class VarianceOptions(WeightedOptions, total=False):
     validate: bool | None
 
 
-@formula("gaussian_nll", DeviceFormula("noise_model.gaussian_nll"))
+@formula("gaussian_nll", DeviceFormula("regression.gaussian_nll"))
 def gaussian_nll_reference(x: Tensor, y: Tensor, var: Tensor, full: float, eps: float) -> Tensor:
     v = torch.where(var < eps, var - var.detach() + eps, var)
     v = torch.where(var < 0, torch.nan, v)
@@ -115,7 +115,7 @@ def _as_input(var: Tensor, input: Tensor) -> Tensor:
     return var.expand(shape)
 
 
-@formula("poisson_nll", DeviceFormula("noise_model.poisson_nll", "noise_model.poisson_nll_log", "noise_model.is_plain"))
+@formula("poisson_nll", DeviceFormula("regression.poisson_nll", "regression.poisson_nll_log", "regression.is_plain"))
 def poisson_nll_reference(x: Tensor, y: Tensor, log_input: float, full: float, eps: float) -> Tensor:
     rate, log_rate = (x.exp(), x) if log_input else (x, (x + eps).log())
     absent = (y == 0) & log_rate.isinf()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.broadcast import with_target
 from lossforge.losses.base.declare import Module, loss

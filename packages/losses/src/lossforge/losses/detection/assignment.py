@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge.kernels.assignment.call import Numbers
+from lossforge.kernels.assignment.calls import Numbers
 from lossforge.losses import checks
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs
 from lossforge.losses.formulas import FORMULAS
@@ -355,7 +355,7 @@ def _assign(*arguments: Any) -> tuple[Tensor, ...]:
     tensors, numbers = arguments[:6], Numbers(*arguments[6:])
     if not (narrow and kernels_apply(arguments[0]) and arguments[4].numel()):
         return assignment_reference(*tensors, numbers=numbers)
-    found: tuple[Tensor, ...] = launched("assignment", "assign", tensors, numbers)
+    found: tuple[Tensor, ...] = launched("assignment.task_aligned", "assign", tensors, numbers)
     return found
 
 

@@ -127,7 +127,7 @@ def _assign(cost: Tensor, counts: Tensor) -> Tensor:
         return _fake(cost, counts).fill_(-1)
     if not kernels_apply(cost):
         return assignment_reference(cost, counts)
-    found: tuple[Tensor] = launched("matching", "assign", (cost, counts.contiguous()))
+    found: tuple[Tensor] = launched("assignment.hungarian", "assign", (cost, counts.contiguous()))
     return found[0]
 
 

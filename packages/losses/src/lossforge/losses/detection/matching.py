@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.matching.call import Weights
+from lossforge.kernels.assignment.calls import Weights
 from lossforge.losses import checks
 from lossforge.losses.detection.counts import counts_on_device, counts_on_host
 from lossforge.losses.formulas import FORMULAS
@@ -221,7 +221,7 @@ def mask_matching_cost(
 def _cost(*arguments: Any) -> Tensor:
     logits, boxes, labels, targets, counts, *numbers, centered, softmax = arguments
     tensors = logits, boxes, labels.contiguous(), targets, counts.contiguous()
-    found: tuple[Tensor] = launched("matching", "costs", tensors, Weights(*numbers), centered, softmax)
+    found: tuple[Tensor] = launched("assignment.matching", "costs", tensors, Weights(*numbers), centered, softmax)
     return found[0].mT
 
 

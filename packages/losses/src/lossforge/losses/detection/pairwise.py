@@ -272,7 +272,7 @@ def overlap_of_pairs(terms1: Tensor, terms2: Tensor, first: Tensor, second: Tens
 
 
 def _forward(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool) -> Tensor:
-    found: tuple[Tensor] = launched("pairwise", "forward", (boxes1, boxes2), name, eps, centered)
+    found: tuple[Tensor] = launched("boxes.pairwise", "forward", (boxes1, boxes2), name, eps, centered)
     return found[0]
 
 
@@ -282,7 +282,7 @@ def _fake(boxes1: Tensor, boxes2: Tensor, name: str, eps: float, centered: bool)
 
 def _backward(grad: Tensor, _: None, boxes1: Tensor, boxes2: Tensor, *rest: Any) -> None:
     *numbers, gradient1, gradient2 = rest
-    launched("pairwise", "backward", (boxes1, boxes2, grad, gradient1, gradient2), *numbers)
+    launched("boxes.pairwise", "backward", (boxes1, boxes2, grad, gradient1, gradient2), *numbers)
 
 
 define_differentiable(

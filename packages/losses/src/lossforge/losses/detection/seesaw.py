@@ -174,7 +174,7 @@ class SeesawLoss(nn.Module):
 
 
 def _shifted(x: Tensor, target: Tensor, log_counts: Tensor, p: float, q: float, least: float) -> Tensor:
-    found: tuple[Tensor] = launched("seesaw", "shifted", (x, target, log_counts), p, q, least)
+    found: tuple[Tensor] = launched("classes.seesaw", "shifted", (x, target, log_counts), p, q, least)
     return found[0]
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossforge import kernels
+from lossforge.kernels.features.calls import SimilarityCall
 from lossforge.kernels.product import add_product
-from lossforge.kernels.similarity.call import SimilarityCall
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.parallel.ring import Part, Ring, exchanged
 from lossforge.losses.parallel.shards import all_gathered, membership
@@ -328,7 +328,7 @@ def _joined(parts: Tensor, size: Tensor) -> Tensor:
 def _parts_of(spread: Spread, call: SimilarityCall, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return the statistics of each tile's rows and columns; of a sigmoid the rows' losses. own: where products of pairs are written."""
     if spread.by_kernels:
-        found: tuple[Tensor, Tensor | None] = kernels.of_folder("similarity").parts_of(call, own)
+        found: tuple[Tensor, Tensor | None] = kernels.load("features.similarity.launch").parts_of(call, own)
         return found
     x, scale, bias = products(call)
     counts, together = related(call, x)
@@ -360,7 +360,7 @@ def _blocks_of(
         totals: whether the sums for scale and for bias are wanted.
     """
     if spread.by_kernels:
-        launches = kernels.of_folder("similarity")
+        launches = kernels.load("features.similarity.launch")
         found: Iterator[Any] = launches.blocks_of(call, kept, None if upstream is None else launches.Upstream(*upstream), totals)
         return found
     g, x = _gradient_by_reference(call, kept, upstream)
@@ -368,7 +368,7 @@ def _blocks_of(
 
 
 def _gradient_by_reference(call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the similarities, as kernels/similarity/kernel.py has it, and the products of features."""
+    """Return the gradient of the similarities, as kernels/features/similarity/kernel.py has it, and the products of features."""
     x, scale, bias = products(call)
     counts, together = related(call, x)
     row_lse, share, column_lse = kept

@@ -2,7 +2,7 @@
 
 Each process computes a chunk's logits of its own classes, student's and teacher's, and of each row their maxima and log-sums. Joined over
 the processes, these give p and q of its classes. The row's divergence is a sum over all classes, and so is Σ h, which the gradient
-(hⱼ - pⱼ Σ h) / T of the logits needs (lossforge.kernels.divergence.kernel). So an exchange of four numbers a row and one of two are all
+(hⱼ - pⱼ Σ h) / T of the logits needs (lossforge.kernels.classes.divergence). So an exchange of four numbers a row and one of two are all
 that travels; with hard_weight and return_entropy one number more each.
 
 By kernels, a scalar loss writes its gradient in forward, as on one process. Else backward computes the logits again, and only sums the
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Head
-from lossforge.kernels.divergence.call import ELSEWHERE, DivergenceCall
+from lossforge.kernels.classes.calls import ELSEWHERE, DivergenceCall
 from lossforge.kernels.plans import by_plan, call_key, layouts
 from lossforge.losses import checks
 from lossforge.losses.base.record import CheckedCall
@@ -207,7 +207,8 @@ def _by_kernel(chunks: Chunks, call: Call, stats: Tensor) -> Tensor:
     """Return the losses over this process's classes, and store their Σ h in the statistics."""
     tensors, numbers = chunks.template.flat(call)
     key = call_key(chunks.template.name, call.loss, tensors, numbers), "sums", *layouts((stats,))
-    (value,) = by_plan(key, (*tensors, stats), kernels.of_folder("divergence").sums_of, lambda: (call, chunks.formulas, stats))
+    sums_of = kernels.load("classes.divergence.launch").sums_of
+    (value,) = by_plan(key, (*tensors, stats), sums_of, lambda: (call, chunks.formulas, stats))
     found: Tensor = value
     return found
 

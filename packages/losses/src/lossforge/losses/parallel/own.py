@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Head
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.autograd import DIFFERENTIATED
 from lossforge.losses.base.options import of_classes, rows_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Head
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.linear.engine import rows_of_chunks
 from lossforge.losses.parallel.shards import Shards
 from lossforge.losses.reference import accurate, reduced, row_weights, which_count, with_weight

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Head
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.linear.call import of_rows
 from lossforge.losses.linear.engine import FUSED, Gradients, by_product, product_of, ranges

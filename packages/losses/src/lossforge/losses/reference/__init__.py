@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.call import Head
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses.state import without_autocast
 
 

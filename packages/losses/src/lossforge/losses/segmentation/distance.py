@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.losses import checks
 from lossforge.losses.functional import mse_loss
 from lossforge.losses.namespace import OPERATORS
@@ -267,7 +267,7 @@ def distance_reference(mask: Tensor, spacing: Sequence[float], background: bool,
 
 
 def _transform(mask: Tensor, spacing: Sequence[float], background: bool) -> Tensor:
-    found: tuple[Tensor] = launched("distance", "transform", (mask,), tuple(spacing), background)
+    found: tuple[Tensor] = launched("masks.distance", "transform", (mask,), tuple(spacing), background)
     return found[0]
 
 

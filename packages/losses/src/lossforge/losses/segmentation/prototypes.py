@@ -183,7 +183,7 @@ def _values(own: Tensor, maps: Tensor, boxes: Tensor, image: Tensor, target: Ten
 
 
 def _forward(*tensors: Any) -> Tensor:
-    found: tuple[Tensor] = launched("prototypes", "forward", tensors[:-2])
+    found: tuple[Tensor] = launched("masks.prototypes", "forward", tensors[:-2])
     return found[0]
 
 
@@ -200,7 +200,7 @@ def _backward(grad: Tensor, result: Tensor, *rest: Any) -> None:
             up = torch.where(read[5].unsqueeze(1) == NO_MASK, 0.0, up)
         of_coefficients.copy_(up * result[:, 1:])
     if of_prototypes is not None:
-        launched("prototypes", "backward", (grad[:, 0], ends, order, of_prototypes, *read))
+        launched("masks.prototypes", "backward", (grad[:, 0], ends, order, of_prototypes, *read))
 
 
 define_differentiable(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.losses import checks
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define_differentiable, launched
@@ -211,7 +211,7 @@ def complement(x: Tensor, p: Tensor, activation: str | None) -> Tensor:
 
 
 def _sums(x: Tensor, target: Tensor, *options: Any) -> Tensor:
-    _, sums = launched("overlap", "sums", (x, target), *options)
+    _, sums = launched("masks.overlap.launch", "sums", (x, target), *options)
     found: Tensor = sums.view(4, -1, x.shape[1])
     return found
 
@@ -223,7 +223,7 @@ def _fake(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, 
 def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *rest: Any) -> None:
     *options, gradient = rest
     inside, outside = grad[0] - grad[2], grad[1] - grad[3]
-    launched("overlap", "sums_backward", (x, target, torch.stack([inside, outside]).flatten(), gradient), *options)
+    launched("masks.overlap.launch", "sums_backward", (x, target, torch.stack([inside, outside]).flatten(), gradient), *options)
 
 
 define_differentiable(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.boxes.calls import BoxesCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
@@ -135,6 +135,7 @@ DOCS = TemplateDocs(
 )
 BOXES = Template(
     "boxes",
+    "boxes.boxes",
     BoxesCall,
     differentiable=("boxes1", "boxes2"),
     variables=("x1", "y1", "x2", "y2", "u1", "v1", "u2", "v2"),

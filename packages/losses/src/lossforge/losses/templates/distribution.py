@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossforge.kernels.distribution.call import DistributionCall
+from lossforge.kernels.classes.calls import DistributionCall
 from lossforge.losses.base.record import KEPT, SCALAR, Make, Sample, Template
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.reference import accurate, counted, reduced_call, weighted
@@ -61,6 +61,7 @@ def distribution_samples(make: Make) -> Iterator[Sample]:
 
 DISTRIBUTION = Template(
     "distribution",
+    "classes.distribution",
     DistributionCall,
     reference=distribution_reference,
     samples=distribution_samples,

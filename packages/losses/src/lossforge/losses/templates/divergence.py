@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lossforge.kernels.divergence.call import DivergenceCall
-from lossforge.kernels.topk.call import MOST, TopKCall
-from lossforge.kernels.views.call import ViewsCall
+from lossforge.kernels.classes.calls import MOST, DivergenceCall, TopKCall, ViewsCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import CappedDivergenceOptions, CappedOptions, check_options, checked_call, of_classes, rows_of
 from lossforge.losses.base.record import (
@@ -366,6 +364,7 @@ TOPK_DOCS = replace(
 )
 DIVERGENCE = Template(
     "divergence",
+    "classes.divergence.launch",
     DivergenceCall,
     results=("loss", "entropy"),
     kept=("divisor", "stats"),
@@ -377,6 +376,7 @@ DIVERGENCE = Template(
 )
 TOPK = Template(
     "topk",
+    "classes.topk",
     TopKCall,
     kept=("divisor", "stats"),
     typed=("target",),
@@ -397,5 +397,10 @@ def views_reference(a: ViewsCall) -> Tensor:
 
 
 VIEWS = Template(
-    "views", ViewsCall, kept=("stats",), reference=views_reference, docs=TemplateDocs(targets="class index", returns=f"{SCALAR}.")
+    "views",
+    "classes.views",
+    ViewsCall,
+    kept=("stats",),
+    reference=views_reference,
+    docs=TemplateDocs(targets="class index", returns=f"{SCALAR}."),
 )

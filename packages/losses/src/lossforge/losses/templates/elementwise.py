@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.call import ROW_MEAN, Head
-from lossforge.kernels.elementwise.call import ElementwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import ElementwiseOptions, check_options, checked_call, row_score, rows_of, share
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
@@ -288,6 +288,7 @@ DOCS = TemplateDocs(
 )
 ELEMENTWISE = Template(
     "elementwise",
+    "elements.elementwise.launch",
     ElementwiseCall,
     kept=("divisor",),
     fusing=Fusing(elementwise_divisor, rows=("target", "target_b", "lam"), elements=("weight", "group", "parameter"), by_classes=False),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossforge.kernels.lovasz.call import LovaszCall
+from lossforge.kernels.masks.calls import LovaszCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
@@ -143,6 +143,7 @@ def _docs(input: str, target: str, each: str, example: tuple[str, str]) -> Templ
 
 LOVASZ = Template(
     "lovasz",
+    "masks.lovasz",
     LovaszCall,
     kept=("slopes", "weights"),
     reference=lovasz_reference,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossforge.kernels.margins.call import MarginsCall
+from lossforge.kernels.classes.calls import MarginsCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, checked_call, weights_of_classes
@@ -129,6 +129,6 @@ LISTS = replace(
     ),
     targets="lists of class indices",
 )
-MARGINS = Template("margins", MarginsCall, reference=margins_reference, samples=margins_samples, docs=DOCS)
+MARGINS = Template("margins", "classes.margins", MarginsCall, reference=margins_reference, samples=margins_samples, docs=DOCS)
 MARGIN_LISTS = replace(MARGINS, name="margin_lists", samples=margin_lists_samples, docs=LISTS)
 """Of rows with lists of targets."""

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.multilabel.call import MultilabelCall
+from lossforge.kernels.classes.calls import MultilabelCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
 from lossforge.losses.reference import accurate, largest, reduced_call
 
@@ -35,6 +35,7 @@ def _log_sum(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
 
 MULTILABEL = Template(
     "multilabel",
+    "classes.multilabel",
     MultilabelCall,
     kept=("divisor", "stats", "column_divisor", "column_stats"),
     reference=multilabel_reference,

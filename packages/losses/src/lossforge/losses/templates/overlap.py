@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lossforge.kernels.overlap.call import OverlapCall
+from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, checked_call, rows_of, weights_of_classes
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
@@ -198,4 +198,6 @@ DOCS = TemplateDocs(
     targets="class index a pixel, dense",
     keeping=Keeping({**COUNTED, **SETTINGS}, quiet=("smooth_nr", "smooth_dr")),
 )
-OVERLAP = Template("overlap", OverlapCall, kept=("coefficients",), reference=overlap_reference, samples=overlap_samples, docs=DOCS)
+OVERLAP = Template(
+    "overlap", "masks.overlap.launch", OverlapCall, kept=("coefficients",), reference=overlap_reference, samples=overlap_samples, docs=DOCS
+)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.pointwise.call import PointwiseCall
+from lossforge.kernels.elements.calls import PointwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.broadcast import of_one_shape
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
@@ -99,6 +99,7 @@ DOCS = TemplateDocs(
 )
 POINTWISE = Template(
     "pointwise",
+    "elements.pointwise",
     PointwiseCall,
     differentiable=("x", "y", "z"),
     reference=pointwise_reference,

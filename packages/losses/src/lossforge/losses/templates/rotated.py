@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lossforge.kernels.rotated.call import WIDTH, RotatedCall
+from lossforge.kernels.boxes.calls import WIDTH, RotatedCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
@@ -127,6 +127,7 @@ DOCS = TemplateDocs(
 )
 ROTATED = Template(
     "rotated",
+    "boxes.rotated",
     RotatedCall,
     differentiable=("boxes1", "boxes2"),
     variables=("x1", "y1", "w1", "h1", "t1", "x2", "y2", "w2", "h2", "t2"),

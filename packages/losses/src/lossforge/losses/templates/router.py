@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lossforge.kernels.router.call import RouterCall
+from lossforge.kernels.classes.calls import RouterCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
 from lossforge.losses.reference import accurate
 
@@ -26,6 +26,7 @@ def router_reference(a: RouterCall) -> tuple[Tensor | None, ...]:
 
 ROUTER = Template(
     "router",
+    "classes.router",
     RouterCall,
     results=("loss", "z_loss"),
     kept=("coefficients",),

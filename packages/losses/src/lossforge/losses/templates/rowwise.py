@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.options import Options, check_options, checked_call, of_classes, rows_of, share, weights_of_classes
 from lossforge.losses.base.record import (
@@ -409,6 +409,7 @@ DOCS = TemplateDocs(
 )
 ROWWISE = Template(
     "rowwise",
+    "classes.rowwise.launch",
     RowwiseCall,
     results=("loss", "z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit"),
     graded=4,

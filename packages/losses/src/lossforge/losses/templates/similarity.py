@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.contrastive.call import ContrastiveCall
-from lossforge.kernels.similarity.call import OTHERS, OWN, SAME, SimilarityCall
+from lossforge.kernels.features.calls import OTHERS, OWN, SAME, ContrastiveCall, SimilarityCall
 from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
 from lossforge.losses.reference import accurate, reduced_call, relative
 from lossforge.losses.state import without_autocast
@@ -129,6 +128,7 @@ DOCS = TemplateDocs(
 )
 SIMILARITY = Template(
     "similarity",
+    "features.similarity.launch",
     SimilarityCall,
     kept=("row_lse", "share", "column_lse"),
     differentiable=("a", "b", "scale", "bias"),
@@ -153,6 +153,7 @@ def contrastive_reference(a: ContrastiveCall) -> Tensor:
 
 CONTRASTIVE = Template(
     "contrastive",
+    "features.contrastive",
     ContrastiveCall,
     kept=("row_lse", "column_lse"),
     reference=contrastive_reference,

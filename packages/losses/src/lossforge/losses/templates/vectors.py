@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.vectors.call import VectorsCall
+from lossforge.kernels.features.calls import VectorsCall
 from lossforge.losses import checks
 from lossforge.losses.base.broadcast import of_one_shape
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
@@ -96,6 +96,7 @@ DOCS = TemplateDocs(
 )
 VECTORS = Template(
     "vectors",
+    "features.vectors",
     VectorsCall,
     differentiable=("x", "y", "z"),
     reference=vectors_reference,

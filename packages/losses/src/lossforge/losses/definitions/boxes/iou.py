@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.boxes.call import BoxesCall
+from lossforge.kernels.boxes.calls import BoxesCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import CornerOptions, WeightedOptions

@@ -5,7 +5,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.rotated.call import RotatedCall
+from lossforge.kernels.boxes.calls import RotatedCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.options import WeightedOptions

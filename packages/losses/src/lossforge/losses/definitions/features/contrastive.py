@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.contrastive.call import ContrastiveCall
-from lossforge.kernels.elementwise.call import ElementwiseCall
-from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.kernels.similarity.call import OTHERS, OWN, SAME, SimilarityCall
+from lossforge.kernels.classes.calls import RowwiseCall
+from lossforge.kernels.elements.calls import ElementwiseCall
+from lossforge.kernels.features.calls import OTHERS, OWN, SAME, ContrastiveCall, SimilarityCall
 from lossforge.kernels.torch_internals import transformed
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public

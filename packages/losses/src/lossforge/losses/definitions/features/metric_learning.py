@@ -5,7 +5,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.similarity.call import SAME, SimilarityCall
+from lossforge.kernels.features.calls import SAME, SimilarityCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, public
 from lossforge.losses.base.options import SharedOptions, check_options, checked_call

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.kernels.divergence.call import DivergenceCall
+from lossforge.kernels.classes.calls import DivergenceCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, loss, public
 from lossforge.losses.base.options import CappedDivergenceOptions, DivergenceOptions
@@ -26,7 +26,7 @@ TWO_VIEWS = "input1: Tensor, input2: Tensor"
 FEATURES = TemplateDocs(targets="features", returns=f"{SCALAR}.")
 
 
-@formula("soft_cross_entropy", DeviceFormula("divergence.soft_cross_entropy", averaged="divergence.soft_cross_entropy_averaged"))
+@formula("soft_cross_entropy", DeviceFormula("softmax.soft_cross_entropy", averaged="softmax.soft_cross_entropy_averaged"))
 def soft_cross_entropy_reference(lp: Tensor, lq: Tensor) -> Tensor:
     q = lq.exp()
     return torch.where(q == 0, 0.0, -q * torch.where(q == 0, 0.0, lp))
@@ -137,7 +137,7 @@ def sinkhorn_center(scores: Tensor, temperature: float = 0.05, iterations: int =
 
 def _center(scores: Tensor, temperature: float, iterations: int) -> Tensor:
     if scores.numel() and kernels_apply(scores):
-        launched_center: tuple[Tensor] = launched("sinkhorn", "center", (scores,), temperature, iterations)
+        launched_center: tuple[Tensor] = launched("features.sinkhorn", "center", (scores,), temperature, iterations)
         return launched_center[0]
     x = accurate(scores) / temperature
     u = x.new_zeros(len(x), 1)

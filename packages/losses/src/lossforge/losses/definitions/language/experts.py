@@ -6,7 +6,7 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.router.call import RouterCall
+from lossforge.kernels.classes.calls import RouterCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import InplaceScalarOptions, check_options

@@ -7,9 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from lossforge.kernels.divergence.call import DivergenceCall
-from lossforge.kernels.rowwise.call import RowwiseCall
-from lossforge.kernels.topk.call import TopKCall
+from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall, TopKCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import Module, public
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, TemplateDocs

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.kernels.rowwise.call import RowwiseCall
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options

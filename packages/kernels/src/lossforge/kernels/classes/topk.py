@@ -1,0 +1,201 @@
+"""KL divergence from a teacher's top-K logits: Σₖ qₖ (ln qₖ - ln p[iₖ]).
+
+With a tail, the remaining probabilities of both, q₀ = 1 - Σ q and p₀ = 1 - Σ p[i], count as one more class. The gradient at the logits,
+times T, is
+
+    pⱼ (Σ q + q₀) - qⱼ    where j is one of the K,    pⱼ (Σ q + q₀ - q₀ / p₀)    elsewhere.
+
+One sweep of the row computes the softmax's maximum and sum. A second writes the gradient as if no class were one of the K, and then these
+are overwritten. In the classic split backward is the same launch, which reads the first sweep's results. Logits may be scaled and
+soft-capped as they are read, as in the divergence template.
+"""
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lossforge.kernels.classes.calls import MOST, TopKCall
+from lossforge.kernels.classes.divergence.kernel import GradOutput, Outputs
+from lossforge.kernels.classes.divergence.launch import FromTeacher, formula_of
+from lossforge.kernels.classes.divergence.rows import Marks, at_stored, capped, row_weight
+from lossforge.kernels.classes.rowwise import sweep
+from lossforge.kernels.classes.rowwise.layout import Wanted, row_layout
+from lossforge.kernels.classes.rowwise.rows import LOWEST, Logits
+from lossforge.kernels.engine.launch import Launch, sum_slots
+from lossforge.kernels.engine.layout import Strided
+from lossforge.kernels.engine.reduce import finish
+from lossforge.kernels.engine.template import Launches
+from lossforge.kernels.math import LOG2E, exp, exp2, log
+from lossforge.kernels.tiles import forward_tiles
+
+LEAST = tl.constexpr(5.960464477539063e-08)  # 2⁻²⁴: a smaller 1 - Σ p[i] is rounding error
+MOST_Q = tl.constexpr(MOST)
+
+
+class Entries(NamedTuple):
+    """The teacher's top K of each row: class indices and log-probabilities. Their tensors have K in place of the classes."""
+
+    indices: Strided
+    log_q: Strided
+    k: int
+
+
+RowStats = namedtuple("RowStats", "span to top rate shift share keep")
+"""What is known of rows before their gradient is written: log₂ p = (x - top) · rate - shift; share: p's factor; to: where it begins."""
+Elsewhere = namedtuple("Elsewhere", "gradient rows formula")
+"""The operation that writes the gradient of the classes that are not among the K."""
+Members = namedtuple("Members", "index lq q logit valid good")
+"""Each row's K entries (BR, KP): class, ln q, q, the class's logit, and whether it exists; good: whether all of a row are valid, and their
+q probabilities."""
+
+
+def _make(formulas: Any, call: TopKCall, wanted: Wanted, out: Outputs, grad_output: GradOutput) -> Launch | None:
+    at = row_layout(call.x.shape, (call.x, call.indices, call.target, call.labels, call.weight, wanted.gradient), 1, wanted.gradient)
+    if at is None:
+        return None
+    x, indices, log_q, labels, weight, gradient = at.strided
+    k = call.indices.shape[1]
+    total = out.loss is None and grad_output.ptr is None
+    given = (Logits(*x, at.classes), Entries(indices, log_q, k), Marks(labels, weight), gradient)
+    arguments = (*given, out, grad_output, sum_slots() if total else None, formula_of(call, wanted.divisor))
+    tiles = forward_tiles(at.classes, call.x.itemsize, at.adjacent, at.adjacent, True)
+    constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "RENORMALIZE": call.renormalize, "TAIL": call.tail}
+    return at.launch(topk_kernel, tiles, arguments, wanted.counted, int(total), KP=triton.next_power_of_2(k), **constants)
+
+
+_LAUNCH: Launches = FromTeacher(_make)
+forward, backward = _LAUNCH.forward, _LAUNCH.backward
+
+
+@triton.jit
+def members(entries, span, keep, x, formula, config):
+    at = tl.arange(0, config.KP)[None, :]
+    exists = keep[:, None] & (at < entries.k)
+    row = span.row[:, None]
+    index = tl.load(sweep.element_address(entries.indices, span.outer, row, at), mask=exists, other=-1)
+    lq = tl.load(sweep.element_address(entries.log_q, span.outer, row, at), mask=exists, other=float("-inf")).to(tl.float32)
+    valid = (index >= 0) & (index < x.classes)
+    lq = tl.where(index == -1, float("-inf"), lq)
+    if config.RENORMALIZE:
+        top = tl.maximum(tl.max(lq, 1), LOWEST)
+        inverse = formula.inverse if formula.ratio is None else formula.inverse * formula.ratio
+        step = (lq - top[:, None]) * inverse
+        total = tl.sum(exp(step), 1)
+        lq = step - log(tl.where(total == 0.0, 1.0, total))[:, None]  # 1: so that a row without entries has -inf, not nan
+    logit = tl.load(sweep.element_address(x, span.outer, row, index), mask=valid, other=0.0).to(tl.float32)
+    logit = capped(logit, None, formula.scale_x, formula.cap_x)
+    wrong = tl.max(tl.where(valid | (index == -1), 0, 1), 1)
+    q = exp(lq)
+    good = wrong == 0
+    if not config.RENORMALIZE:
+        good = good & (tl.sum(q, 1) <= MOST_Q)
+    return Members(tl.where(valid, index, -1).to(tl.int32), lq, q, logit, valid, good)
+
+
+@triton.jit
+def by_row(v):
+    """Return v (BR,) as a factor of a tile's rows: a scalar if there is one row.
+
+    Triton may broadcast a (1, 1) tensor over the tile in one layout, and then move the result into another layout through shared memory.
+    """
+    return tl.sum(v, 0) if v.shape[0] == 1 else v[:, None]
+
+
+@triton.jit
+def add_exponentials(lanes, tile, formula, config):
+    """Add a tile (BR, BC) to the sums s = Σ exp(x - m) that each lane (BR, L) keeps of its VEC classes."""
+    m, s = lanes
+    x = capped(tile.stored[0].to(tl.float32), tile.mask, formula.scale_x, formula.cap_x)
+    x = tl.reshape(sweep.mask_out_of_range(x, tile, config), [config.BR, config.BC // config.VEC, config.VEC])
+    top = tl.maximum(m, tl.max(x, 2))
+    return top, s * exp2((m - top) * formula.rate) + tl.sum(exp2((x - top[:, :, None]) * formula.rate), 2)
+
+
+@triton.jit
+def write_elsewhere(state, tile, of, config):
+    """Write the gradient of a tile as if none of its classes were among the K."""
+    x = capped(tile.stored[0].to(tl.float32), None, of.formula.scale_x, of.formula.cap_x)
+    g = exp2((x - of.rows.top[:, None]) * of.rows.rate - of.rows.shift[:, None]) * of.rows.share
+    sweep.write_tile(at_stored(g, x, of.formula), tile, of, config)
+    return state
+
+
+@triton.jit
+def softmax_of(x, span, keep, formula, EVICT: tl.constexpr, config):
+    """Return maximum and log-sum of each row; 0 for rows not kept."""
+    if config.ONE_TILE:
+        lanes, _, _, mask = sweep.edge(0, span.inside[:, None], span, config)
+        tile = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, mask, float("-inf"), EVICT, config).to(tl.float32)
+        tile = capped(tile, mask, formula.scale_x, formula.cap_x)
+        top = tl.max(tile, 1)
+        ls = log(tl.sum(exp2((tile - top[:, None]) * formula.rate), 1))
+    else:
+        edge = span.inside[:, None]
+        full = None if config.BR == 1 else edge
+        m = tl.full([config.BR, config.BC // config.VEC], LOWEST, tl.float32)
+        s = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
+        m, s = sweep.sweep((m, s), (x,), span, sweep.Reading(edge, full, float("-inf"), EVICT), add_exponentials, formula, config)
+        top = tl.max(m, 1)
+        ls = log(tl.sum(s * exp2((m - top[:, None]) * formula.rate), 1))
+    return tl.where(keep, top, 0.0), tl.where(keep, ls, 0.0)
+
+
+@triton.jit(do_not_specialize=("rows_outer", "blocks", "counted"))
+def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, rows_outer, blocks, counted, config: tl.constexpr):
+    """Compute the losses of rows or their total, and the gradient; or the gradient alone.
+
+    Args:
+        x: Logits.
+        entries: Entries.
+        marks: Marks.
+        gradient: Strided.
+        out: divergence's Outputs; the statistics, max and log-sum, are read in backward, else written.
+        grad_output: divergence's GradOutput.
+        sum: Sum.
+        formula: divergence's Formula, without terms and sums.
+        counted: number of labels.
+    """
+    BACKWARD: tl.constexpr = grad_output.ptr is not None
+    scale = sweep.scaled(formula, marks.labels, None, formula.ignore, tl.arange(0, sweep.COUNTED), counted, x.classes, config)
+    span = sweep.span_of(x, rows_outer, blocks, config)
+    inside = span.inside
+    w, keep = row_weight(marks, formula.ignore, span.outer, span.row, inside)
+    if BACKWARD:
+        top, ls = sweep.load_stats(out.stats, 2, span)
+    else:
+        top, ls = softmax_of(x, span, keep, formula, "evict_last" if gradient.ptr is not None else "evict_first", config)
+    own = members(entries, span, keep, x, formula, config)  # after the sweep, because the sweep needs the registers
+    lp = (own.logit - top[:, None]) * formula.inverse - ls[:, None]
+    p = tl.where(own.valid, exp(lp), 0.0)
+    share = tl.sum(own.q, 1)  # p's factor in the gradient
+    elsewhere = share
+    value = tl.sum(tl.where(own.q == 0.0, 0.0, own.q * (own.lq - lp)), 1)
+    if config.TAIL:
+        left_q = tl.maximum(1.0 - share, 0.0)
+        left_p = 1.0 - tl.sum(p, 1)
+        counts = left_p > LEAST
+        left_p = tl.maximum(left_p, LEAST)
+        value += tl.where(left_q > 0.0, left_q * (log(left_q) - log(left_p)), 0.0)
+        share += tl.where(counts, left_q, 0.0)
+        elsewhere += tl.where(counts, left_q - left_q / left_p, 0.0)
+    value = tl.where(keep, tl.where(own.good & (ls == ls), w * value, float("nan")), 0.0)
+    if not BACKWARD:
+        if out.loss is not None:
+            tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
+        if out.stats is not None:
+            sweep.store_stats(out.stats, (top, ls), span)
+        if sum is not None:
+            finish(tl.sum(value, 0), sum, scale)
+
+    if gradient.ptr is not None:
+        factor = w * scale * formula.inverse
+        if BACKWARD:
+            factor *= tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
+        rows = RowStats(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
+        g = at_stored((p * by_row(share) - own.q) * by_row(factor), own.logit, formula)
+        sweep.write_rows((x,), Elsewhere(gradient, rows, formula), write_elsewhere, True, config)
+        tl.debug_barrier()
+        tl.store(sweep.element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])
