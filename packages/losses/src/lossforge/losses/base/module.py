@@ -87,8 +87,12 @@ class LossModule(OfFunction, nn.Module):
 
     def compute(self, *inputs: Any, **per_call: Any) -> Any:
         """Call the function with the options, of which a call may replace some."""
-        tensors = {name: t for held in (self._buffers, self._parameters) for name, t in held.items() if name in self.option_names}
-        return self.function(*inputs, **{**self.changed, **tensors, **per_call})
+        given = {**self.changed, **per_call}
+        for held in (self._buffers, self._parameters):
+            for name, t in held.items():
+                if name in self.option_names:
+                    given.setdefault(name, t)
+        return self.function(*inputs, **given)
 
     def forward(self, *inputs: Any, **per_call: Any) -> Any:
         """Compute the loss. An option that is given here holds for this call alone."""

@@ -202,9 +202,9 @@ class Template(Generic[C]):
     variables: tuple[str, ...] = ()
     slopes: int = 1
 
-    @property
+    @functools.cached_property
     def launches(self) -> Any:
-        """What launches its kernels: `forward` and `backward`."""
+        """What launches its kernels: `forward` and `backward`. Triton is imported when they are first needed."""
         return kernels.load(self.module)
 
     def fields(self) -> dict[str, Any]:
