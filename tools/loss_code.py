@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,11 @@ def written(annotation: Any) -> str:
         return " | ".join(dict.fromkeys(map(written, typing.get_args(annotation))))
     if annotation in (types.NoneType, None):
         return "None"
-    return re.sub(r"(typing|collections\.abc|torch)\.", "", str(annotation)) if typing.get_origin(annotation) else annotation.__name__
+    origin = typing.get_origin(annotation)
+    if origin in (Sequence, tuple) and (members := typing.get_args(annotation)):
+        unpacked = "*" if getattr(annotation, "__unpacked__", False) else ""
+        return f"{unpacked}{origin.__name__}[{', '.join('...' if each is ... else written(each) for each in members)}]"
+    return re.sub(r"(typing|collections\.abc|torch)\.", "", str(annotation)) if origin else annotation.__name__
 
 
 def packed(head: str, parts: Iterable[str], tail: str, indent: str = "") -> str:
@@ -68,27 +72,22 @@ def declared(parameters: Iterable[Parameter], own: str = "") -> list[str]:
     return parts
 
 
-def variants(parameters: list[Parameter], flags: list[str], result: Any) -> Iterator[tuple[list[Parameter], Any]]:
-    """Yield the parameters of each overload, and what it returns."""
-    tensor, record = typing.get_args(result)
-    cases = [(dict.fromkeys(flags, False), tensor), *(({flag: True}, record) for flag in flags)]
-    for values, returned in cases:
-        taken = []
-        for p in parameters:
-            if p.name in values:
-                set_to = values[p.name]
-                p = p.replace(annotation=typing.Literal[set_to], default=p.empty if set_to else p.default)
-            taken.append(p)
-        yield taken, returned
-    yield parameters, result
+def variants(parameters: list[Parameter], result: Any) -> Iterator[tuple[list[Parameter], Any]]:
+    """Yield the parameters of each overload, and what it returns: without outputs, with a tuple of some, and with any sequence."""
+    at = [p.name for p in parameters].index("outputs")
+    asked, (tensor, record) = parameters[at], typing.get_args(result)
+    (name,) = typing.get_args(asked.annotation)
+    some = asked.replace(annotation=tuple[name, *tuple[name, ...]], default=asked.empty)
+    for each, returned in ((asked.replace(annotation=tuple[()]), tensor), (some, record), (asked, result)):
+        yield [*parameters[:at], each, *parameters[at + 1 :]], returned
 
 
 def function_of(each: Declared) -> str:
     """Return a public function in a stub."""
     name, parameters, result = each.definition.__name__, list(each.whole_signature.parameters.values()), each.signature.return_annotation
-    if not each.flags:
+    if not each.has_outputs:
         return packed(f"def {name}(", declared(parameters), f") -> {written(result)}: ...")
-    overloads = variants(parameters, each.flags, result)
+    overloads = variants(parameters, result)
     return "\n".join(packed(f"@overload\ndef {name}(", declared(taken), f") -> {written(returned)}: ...") for taken, returned in overloads)
 
 
@@ -105,7 +104,7 @@ def functional() -> str:
     for name in set(functions.__all__) - DECLARED.keys():
         places.setdefault(getattr(functions, name).__module__, []).append(name)
     imports = [
-        "from collections.abc import Callable",
+        "from collections.abc import Callable, Sequence",
         "from typing import Literal, overload",
         "from torch import Tensor",
         *(f"from {module} import {', '.join(names)}" for module, names in places.items()),
@@ -125,16 +124,16 @@ def module_of(each: Declared, module: Module) -> str:
     kept = constructor_of(each.signature, each.docs.keeping, module)[0].parameters
     own = (name for name in kept if name not in (*LEGACY, *LossModule.__annotations__))
     lines = [f"    {name}: {written(kept[name].annotation)}" for name in own]
-    if each.flags:
-        for taken, result in variants(parameters, each.flags, each.signature.return_annotation):
+    if each.has_outputs:
+        for taken, result in variants(parameters, each.signature.return_annotation):
             of_result = f"self: {module.name}[{written(result)}]"
             lines.append(packed("@overload\n    def __init__(", declared(taken, of_result), ") -> None: ...", "    "))
     else:
         lines.append(packed("def __init__(", declared(parameters, "self"), ") -> None: ...", "    "))
-    end = f") -> {'Result' if each.flags else 'Tensor'}: ..."
+    end = f") -> {'Result' if each.has_outputs else 'Tensor'}: ..."
     tensors = ["self", *(module.forward or each.docs.keeping.forward).split(", "), "**per_call: Any"]
     lines += [packed(f"def {name}(", tensors, end, "    ") for name in ("forward", "__call__")]
-    bases = "LossModule, Generic[Result]" if each.flags else "LossModule"
+    bases = "LossModule, Generic[Result]" if each.has_outputs else "LossModule"
     return "\n".join([f"class {module.name}({bases}):", *lines])
 
 

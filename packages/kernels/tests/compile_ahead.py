@@ -37,6 +37,7 @@ from lossforge.kernels.math import hold
 from lossforge.kernels.plans import PLANS
 from lossforge.kernels.tiles import product_tiles
 from lossforge.losses import (
+    CrossEntropyOutput,
     LinearTeacher,
     box_iou,
     circle_loss,
@@ -247,8 +248,7 @@ def large(loss: Loss, dtype: torch.dtype) -> Iterator[Sample]:
     wide = torch.zeros(4, 32000, dtype=dtype)
     index = torch.zeros(4, dtype=torch.int64)
     names = inspect.signature(loss.definition).parameters
-    results = ("z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")
-    outputs = {f"return_{name}": True for name in results if f"return_{name}" in names}
+    outputs = {"outputs": CrossEntropyOutput.names[1:]} if "outputs" in names else {}
     yield Sample("all outputs", torch.zeros(32, 128, dtype=dtype), torch.zeros(32, dtype=torch.int64), {**outputs, "z_loss": 1e-4})
     yield Sample("all outputs, many classes", wide, index, {**outputs, "z_loss": 1e-4})
     if loss.name == "ldam":
@@ -670,12 +670,11 @@ def token_weights(recorder: Recorder) -> None:
 
 def linear_losses(recorder: Recorder) -> None:
     """The product in which a loss of rows is computed: further results, and what changes the logits."""
-    every = {f"return_{name}": True for name in ("lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")}
     options: dict[str, dict[str, Any]] = {
         "plain": {},
-        "entropy": {"return_entropy": True},
-        "all results": {**every, "label_smoothing": 0.1, "z_loss": 1e-3, "return_z_loss": True},
-        "softcap": {"softcap": 30.0, "scale": 0.5, "return_entropy": True},
+        "entropy": {"outputs": ("entropy",)},
+        "all results": {"label_smoothing": 0.1, "z_loss": 1e-3, "outputs": CrossEntropyOutput.names[1:]},
+        "softcap": {"softcap": 30.0, "scale": 0.5, "outputs": ("entropy",)},
         "weights": {"loss_weight": torch.ones(1000)},
         "token weights": {"token_weight": torch.ones(300)},
     }
@@ -687,7 +686,7 @@ def linear_losses(recorder: Recorder) -> None:
         x.requires_grad_()
         found = linear_cross_entropy(x, weight, torch.zeros(300, dtype=torch.int64), bias, **MODES[mode], **given)
         differentiated(found, x)
-    options["all results"] = {**every, "return_log_p2": False, "z_loss": 1e-3, "return_z_loss": True}
+    options["all results"] = {"outputs": ("z_loss", "lse", "entropy", "correct", "argmax", "mean_logit"), "z_loss": 1e-3}
     options["softcap"] = {"softcap": 30.0, "scale": 0.5}
     target = torch.zeros(300, dtype=torch.int64)
     for name, given in options.items():  # by exponentials
@@ -700,7 +699,7 @@ def linear_losses(recorder: Recorder) -> None:
         x, weight, teacher = (torch.zeros(n, 8, dtype=torch.bfloat16, requires_grad=n == 300) for n in (300, classes, 300))
         recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} smoothing, {classes} classes forward"
         differentiated(linear_cross_entropy(x, weight, target, label_smoothing=0.1, **MODES["forward"]), x)
-        hard = {"labels": target, "hard_weight": 0.5, "temperature": 2.0, "return_entropy": True}
+        hard = {"labels": target, "hard_weight": 0.5, "temperature": 2.0, "outputs": ("entropy",)}
         for loss, mode in (("kl", "forward"), ("js", "forward"), ("js", "none")):
             recorder.case = f"linear_{loss} {torch.bfloat16} {ALWAYS} hard labels, {classes} classes {mode}"
             function = {"kl": linear_kl_div, "js": linear_js_div}[loss]

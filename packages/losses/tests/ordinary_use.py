@@ -31,6 +31,7 @@ from lossforge.losses import (
     selective_log_softmax,
     sigmoid_focal_loss,
 )
+from lossforge.losses.option_types import RowOutput
 
 
 @elementwise(hyper={"delta": 1.0})
@@ -58,16 +59,17 @@ for x, t in [(torch.rand(5, 8), torch.randint(0, 4, (5,)))]:
 
 logits, target = torch.rand(5, 4), torch.tensor([0, 1, 2, 3, 0])
 assert_type(cross_entropy(logits, target, None, reduction="sum"), Tensor)
-output = cross_entropy(logits, target, return_lse=True, z_loss=1e-4)
+output = cross_entropy(logits, target, outputs=("lse",), z_loss=1e-4)
 assert_type(output, CrossEntropyOutput)
 assert_type(output.loss, Tensor)
 assert_type(output.lse, Tensor)
-assert_type(cross_entropy(logits, target, return_correct=bool(len(logits))), Tensor | CrossEntropyOutput)
-with_outputs = CrossEntropyLoss(return_entropy=True, ignore_index=-1)
+wanted: list[RowOutput] = ["correct"]
+assert_type(cross_entropy(logits, target, outputs=wanted), Tensor | CrossEntropyOutput)
+with_outputs = CrossEntropyLoss(outputs=("entropy",), ignore_index=-1)
 assert_type(with_outputs(logits, target), CrossEntropyOutput)
 assert_type(selective_log_softmax(logits, target), Tensor)
-assert_type(selective_log_softmax(logits, target, return_entropy=True), TokenLogps)
-logps, entropies = selective_log_softmax(logits, target, return_entropy=True)
+assert_type(selective_log_softmax(logits, target, outputs=("entropy",)), TokenLogps)
+logps, entropies = selective_log_softmax(logits, target, outputs=("entropy",))
 assert_type(entropies, Tensor)
 
 assert_type(sigmoid_focal_loss(logits, target, reduction="mean", normalizer=3.0, empty="zero"), Tensor)
@@ -81,13 +83,13 @@ assert_type(DPOLoss(beta=0.2)(logits, logits, logits, logits), Tensor)
 
 hidden, head = torch.rand(5, 8), nn.Linear(8, 4)
 assert_type(linear_cross_entropy(hidden, head.weight, target, head.bias, chunk=2, label_smoothing=0.1, valid=5), Tensor)
-assert_type(linear_cross_entropy(hidden, head.weight, target, return_lse=True, softcap=30.0), CrossEntropyOutput)
-assert_type(linear_cross_entropy(hidden, head.weight, target, return_entropy=bool(len(logits))), Tensor | CrossEntropyOutput)
+assert_type(linear_cross_entropy(hidden, head.weight, target, outputs=("lse",), softcap=30.0), CrossEntropyOutput)
+assert_type(linear_cross_entropy(hidden, head.weight, target, outputs=wanted), Tensor | CrossEntropyOutput)
 assert_type(linear_selective_log_softmax(hidden, head.weight, target, temperature=0.7), Tensor)
-assert_type(linear_selective_log_softmax(hidden, head.weight, target, return_entropy=True), TokenLogps)
+assert_type(linear_selective_log_softmax(hidden, head.weight, target, outputs=("entropy",)), TokenLogps)
 assert_type(linear_kl_div(hidden, head.weight, LinearTeacher(hidden, head.weight), accumulate="weight"), Tensor)
 assert_type(LinearCrossEntropyLoss(label_smoothing=0.1, chunk=2)(hidden, head.weight, target, head.bias, valid=5), Tensor)
-assert_type(LinearCrossEntropyLoss(return_correct=True)(hidden, head.weight, target), CrossEntropyOutput)
+assert_type(LinearCrossEntropyLoss(outputs=("correct",))(hidden, head.weight, target), CrossEntropyOutput)
 fused = FusedLinear(CrossEntropyLoss(), head)
 fused(hidden, target).backward()
 fuse_linear(sigmoid_focal_loss)(hidden, head.weight, target, bias=head.bias, gamma=1.5, reduction="sum").backward()

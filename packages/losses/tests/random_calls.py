@@ -543,7 +543,7 @@ def draw_other(name: str, make: Make, rng: random.Random) -> RandomCall:
     taken = inspect.signature(function).parameters
     drawn: list[tuple[str, Any]] = [("reduction", rng.choice(("mean", "sum", "none"))), ("gradient", rng.choice(("forward", "backward")))]
     numbers = [k for k, p in inspect.signature(definition).parameters.items() if isinstance(p.default, (bool, float))]
-    drawn += [(each, hyper_of(definition, each, rng)) for each in numbers if not each.startswith(("return_", "size_average", "reduce"))]
+    drawn += [(each, hyper_of(definition, each, rng)) for each in numbers if not each.startswith(("outputs", "size_average", "reduce"))]
     for option, value in drawn:
         if option in taken and option not in tensors and option not in ("inplace", "in_batch", "valid") and rng.random() < 0.6:
             more = replace(call, options={**call.options, option: value})

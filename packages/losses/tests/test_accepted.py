@@ -12,10 +12,16 @@ import torch.nn.functional as F
 
 import lossforge.losses
 from lossforge.losses import (
+    AlphaDivergence,
     AsymmetricLossMultiLabel,
     DiceLoss,
+    DiscoPOP,
+    KLCov,
     PolyBinaryCrossEntropy,
     PolyCrossEntropyLoss,
+    Sapo,
+    TpoL,
+    Vespo,
     binary_cross_entropy_with_logits,
     cpo_loss,
     cross_entropy,
@@ -131,7 +137,7 @@ def test_scheduled_numbers_of_rows_that_are_kept(fullgraph, device):
 
     def call(x, smoothing, scale):
         loss, z_loss, lse, entropy, *_ = cross_entropy(
-            x, target, label_smoothing=smoothing, z_loss=0.1, scale=scale, return_z_loss=True, return_lse=True, return_entropy=True
+            x, target, label_smoothing=smoothing, z_loss=0.1, scale=scale, outputs=("z_loss", "lse", "entropy")
         )
         rows = cross_entropy(x, target, label_smoothing=smoothing, reduction="none")
         return loss + z_loss + (lse * entropy).sum() + rows.square().sum() + cross_entropy(x, target, scale=scale, gradient="forward")
@@ -157,15 +163,15 @@ def test_numbers_are_checked_when_a_graph_runs(device):
 
 
 OF_POLICIES = {
-    "cispo": (),
-    "sapo": ("sapo_temperature_pos", "sapo_temperature_neg"),
-    "vespo": ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
-    "gmpo": (),
-    "a2po": (),
-    "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
-    "dppo_tv": (),
-    "dppo_kl": (),
-    "dro": (),
+    "cispo": None,
+    "sapo": Sapo,
+    "vespo": Vespo,
+    "gmpo": None,
+    "a2po": None,
+    "kl_cov": KLCov,
+    "dppo_tv": None,
+    "dppo_kl": None,
+    "dro": None,
 }
 
 
@@ -176,13 +182,13 @@ def test_preference_numbers(device):
 
     def call(x, n):
         total = dpo_loss(x, *logps[1:], beta=n, label_smoothing=n / 2) + cpo_loss(x, logps[1], beta=n, cpo_alpha=n)
-        total = total + dpo_loss(x, *logps[1:], 0.1, n / 2, "exo_pair", f_divergence_type="alpha_divergence", f_alpha_divergence_coef=n)
-        total = total + dpo_loss(x, *logps[1:], n, loss_type="discopop", discopop_tau=n) + simpo_loss(x, logps[1], alpha=n)
-        total = total + tpo_loss(x, *logps[1:3], n, loss_type="tpo-l", tpo_alpha=n, tpo_l_gamma=n)
+        total = total + dpo_loss(x, *logps[1:], 0.1, n / 2, "exo_pair", f_divergence_type=AlphaDivergence(n))
+        total = total + dpo_loss(x, *logps[1:], n, loss_type=DiscoPOP(n)) + simpo_loss(x, logps[1], alpha=n)
+        total = total + tpo_loss(x, *logps[1:3], n, loss_type=TpoL(n), tpo_alpha=n)
         tokens = x[:, None].expand(6, 3)
-        for loss_type, numbers in OF_POLICIES.items():
-            options = dict.fromkeys(("epsilon", "beta", *numbers), n)
-            total = total + grpo_loss(tokens, logps[2], old, reference, epsilon_high=n * 2, loss_type=loss_type, **options)
+        for name, record in OF_POLICIES.items():
+            loss_type = record(*[n] * len(record._fields)) if record else name
+            total = total + grpo_loss(tokens, logps[2], old, reference, epsilon=n, epsilon_high=n * 2, beta=n, loss_type=loss_type)
         total = total + ppo_value_loss(tokens, old, reference, cliprange_value=n)
         return total + grpo_loss(tokens, logps[2], old, reference, epsilon=n, epsilon_high=n * 2, beta=n, delta=2 + n)
 

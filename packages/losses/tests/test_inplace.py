@@ -107,11 +107,11 @@ def test_per_token(head, features, device):
 
 
 def test_accuracy_with_the_loss(head, features, device):
-    """The commonest use after the loss: the logits' largest class, which return_correct gives."""
+    """The commonest use after the loss: the logits' largest class, which outputs=("correct",) gives."""
     logits = head(features)
     target = logits.argmax(1)
     target[0] = (target[0] + 1) % 5
-    result = cross_entropy(logits, target, inplace=True, return_correct=True)
+    result = cross_entropy(logits, target, inplace=True, outputs=("correct",))
     assert result.correct.tolist() == [False, True, True, True]
     leaf = head(features).detach().requires_grad_()
     assert torch.equal(logits.detach(), torch.autograd.grad(cross_entropy(leaf, target), leaf)[0])

@@ -16,7 +16,7 @@ from lossforge.losses import (
 )
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"return_lse": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"outputs": ("lse",)}], ids=str)
 def test_no_call_keeps_its_tensors(options, device):
     """Neither the first, which is remembered, nor one whose layout needs copies, nor one that is never kept."""
     weight = torch.ones((), device=device, requires_grad=True)

@@ -36,7 +36,7 @@ def of_teacher(name, **options):
 
 LOGITS = {
     "cross entropy": of_class("cross_entropy", reduction="none"),
-    "entropy": lambda x: losses.cross_entropy(x, TARGET, return_entropy=True).entropy,
+    "entropy": lambda x: losses.cross_entropy(x, TARGET, outputs=("entropy",)).entropy,
     "smoothing": of_class("cross_entropy", label_smoothing=0.1),
     "probabilities": lambda x: losses.cross_entropy(x, SHARES.to(x.dtype)),
     "class weights": lambda x: losses.cross_entropy(x, TARGET, WEIGHT.to(x.dtype)),
@@ -76,7 +76,7 @@ LOGITS = {
     "router": lambda x: losses.load_balancing_loss(x, 2),
     "selective_log_softmax": lambda x: losses.selective_log_softmax(x, EXISTING),
     "several tokens": lambda x: losses.selective_log_softmax(x, SEVERAL, temperature=2.0),
-    "several tokens, entropy": lambda x: losses.selective_log_softmax(x, SEVERAL, return_entropy=True).logps,
+    "several tokens, entropy": lambda x: losses.selective_log_softmax(x, SEVERAL, outputs=("entropy",)).logps,
     **{name: (lambda x, name=name: getattr(losses, name)(x, EXISTING)) for name in ("dice_loss", "dice_ce_loss", "lovasz_softmax_loss")},
     "clip_loss": lambda x: losses.clip_loss(x, reduction="none"),
     "clip_loss, other columns": lambda x: losses.clip_loss(x, offset=3),

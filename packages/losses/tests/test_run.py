@@ -354,7 +354,7 @@ MODES = {
     "backward": {"gradient": "backward"},
     "in place": {"inplace": True},
     "in place, backward": {"inplace": True, "gradient": "backward"},
-    "outputs": {"return_lse": True, "return_entropy": True, "return_z_loss": True, "z_loss": 0.1},
+    "outputs": {"outputs": ("z_loss", "lse", "entropy"), "z_loss": 0.1},
 }
 
 

@@ -22,7 +22,7 @@ kl_div(x, x, empty="none")
 dice_ce_loss(x, t, reduction="none")
 sigmoid_focal_loss(x, t, gradient="both")
 cross_entropy(x, t).lse
-cross_entropy(x, t, return_lse=True).backward()
+cross_entropy(x, t, outputs=("lse",)).backward()
 CrossEntropyLoss(reduction="avg")
 CrossEntropyLoss(label_smothing=0.1)
 CrossEntropyLoss()(x, t).loss
@@ -30,7 +30,7 @@ HuberLoss(delta="1")
 HuberLoss().delta = "1"
 HuberLoss()(x)
 linear_cross_entropy(x, x, t).lse
-linear_cross_entropy(x, x, t, return_lse=True).backward()
+linear_cross_entropy(x, x, t, outputs=("lse",)).backward()
 linear_cross_entropy(x, x, t, chunks=2)
 linear_cross_entropy(x, x, t, accumulate="double")
 linear_selective_log_softmax(x, x, t).entropy

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lossforge.losses import (
+    AlphaDivergence,
     BarlowTwinsLoss,
     BCEWithLogitsLoss,
     BradleyTerryLoss,
@@ -25,6 +26,7 @@ from lossforge.losses import (
     GRPOLoss,
     HuberLoss,
     InfoNCELoss,
+    KLPenalty,
     KoLeoLoss,
     KTOLoss,
     L1Loss,
@@ -127,18 +129,18 @@ OTHERS = {
     "directions": ("query_to_doc", "doc_to_query"),
     "log_prior": UNIT.square(),
     "loss_type": "hinge",
+    "outputs": ("entropy",),
 }
 OTHERS_OF = {("GRPOLoss", "loss_type"): "bnpo", ("GRPOLoss", "importance_sampling_level"): "sequence", ("GRPOLoss", "delta"): 1.3}
-OTHERS_OF |= {("GRPOLoss", "epsilon_high"): 0.05, ("GRPOLoss", "epsilon"): 0.05, ("GRPOLoss", "max_completion_length"): 9}
-OTHERS_OF |= {("GRPOLoss", "kl_clamp"): 0.01, ("GRPOLoss", "clip_cov_ratio"): 0.5, ("GRPOLoss", "kl_cov_ratio"): 0.5}
-OTHERS_OF |= {("GRPOLoss", "clip_cov_lb"): 0.3, ("GRPOLoss", "clip_cov_ub"): -5.0, ("DPOLoss", "f_divergence_type"): "forward_kl"}
+OTHERS_OF |= {("GRPOLoss", "epsilon_high"): 0.05, ("GRPOLoss", "epsilon"): 0.05, ("GRPOLoss", "outputs"): ("clipped_low",)}
+OTHERS_OF |= {("GRPOLoss", "beta"): KLPenalty(0.17, bias_correction=True), ("DPOLoss", "f_divergence_type"): AlphaDivergence(0.3)}
 OTHERS_OF |= {
     ("AsymmetricLossMultiLabel", "eps"): 1e-5,
     ("AsymmetricLossMultiLabel", "reduction"): "mean",
     ("CPOLoss", "label_smoothing"): 0.25,
 }
 OTHERS_OF |= {("DistributionBalancedLoss", "class_counts"): 5 * UNIT + 2, ("DistributionBalancedLoss", "num_samples"): 90}
-OTHERS_OF |= {("LDAMLoss", "margin"): UNIT}
+OTHERS_OF |= {("LDAMLoss", "margin"): UNIT, ("PPOValueLoss", "outputs"): ("clipped",)}
 OTHERS_OF |= {("OHEMCrossEntropyLoss", "threshold"): 0.12, ("OHEMCrossEntropyLoss", "min_kept"): 99}
 OTHERS_OF |= {
     ("ArcFaceLoss", "sub_centers"): 2,
@@ -151,21 +153,10 @@ OTHERS_OF |= {("LovaszSoftmaxLoss", "ignore_index"): 0, ("LovaszHingeLoss", "ign
 OTHERS_OF |= {(loss.module.__name__, "eps"): 1.0 for loss in LOSSES.values() if loss.template.name == "boxes"}
 OTHERS_OF |= {(loss.module.__name__, "eps"): 9.0 for loss in LOSSES.values() if loss.template.name == "rotated"}
 OTHERS_OF |= {(name, "fun"): "none" for name in ("GWDLoss", "KLDLoss")} | {("KFIoULoss", "fun"): "exp"}
-ALL_BUT_CLIPPED = {"loss_type": "clip_cov", "clip_cov_ratio": 1.0, "clip_cov_lb": -9.0}
 BESIDE = {
-    "GRPOLoss": {
-        "max_completion_length": {"loss_type": "dr_grpo"},
-        **{each: {"beta": 0.5} for each in ("kl_clamp", "use_bias_correction_kl")},
-        **{each: {"loss_type": "sapo"} for each in ("sapo_temperature_pos", "sapo_temperature_neg")},
-        **{each: {"loss_type": "vespo"} for each in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")},
-        **dict.fromkeys(("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), ALL_BUT_CLIPPED),
-        **{each: {"loss_type": "kl_cov"} for each in ("kl_cov_ratio", "ppo_kl_coef")},
-    },
-    "DPOLoss": {"f_alpha_divergence_coef": {"f_divergence_type": "alpha_divergence"}, "discopop_tau": {"loss_type": "discopop"}},
     "CosineDistanceWithLogitsLoss": {name: {"softcap": 3.0, "target_softcap": 3.0} for name in ("scale", "target_scale")},
     "InfoNCELoss": {"decoupled": {"temperature": 1.0}},
     "GISTEmbedLoss": {"margin_strategy": {"margin": 0.4}},
-    "TPOLoss": {"tpo_l_gamma": {"loss_type": "tpo-l"}},
 }
 """Options beside which others are seen."""
 REFUSED = {("LogitAdjustedCrossEntropyLoss", "softcap")}

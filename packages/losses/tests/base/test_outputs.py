@@ -2,11 +2,15 @@
 
 import copy
 import pickle
+import re
+import typing
 
 import pytest
 import torch
 
 from lossforge import losses as L
+from lossforge.losses import option_types
+from lossforge.losses.base.outputs import Outputs
 
 LOGITS, INDEX = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5, 2, 2])
 INPUT, HEAD = LOGITS[:, :3], LOGITS.T[:, :3].contiguous()
@@ -26,11 +30,11 @@ FAMILIES = [
 @pytest.mark.parametrize(("family", "call"), FAMILIES)
 def test_a_result_holds_what_was_asked_for(family, call):
     first, *others = family.names
-    every = call(**{f"return_{name}": True for name in others})
+    every = call(outputs=tuple(others))
     assert isinstance(every, family)
     assert every._fields == family.names
     for name in others:
-        loss, other = found = call(**{f"return_{name}": True})
+        loss, other = found = call(outputs=(name,))
         assert found._fields == (first, name)
         torch.testing.assert_close(loss, every[0])
         assert getattr(found, first) is loss
@@ -38,16 +42,65 @@ def test_a_result_holds_what_was_asked_for(family, call):
         assert getattr(found, name) is other
 
 
-def test_the_order_does_not_depend_on_the_call():
-    logps, entropy, argmax = L.selective_log_softmax(LOGITS, INDEX, return_argmax=True, return_entropy=True)
+TYPES = {
+    L.CrossEntropyOutput: option_types.RowOutput,
+    L.TokenLogps: option_types.RowOutput,
+    L.DivergenceOutput: option_types.DivergenceOutputs,
+    L.LoadBalancingOutput: option_types.RouterOutput,
+    L.PolicyLossOutput: option_types.PolicyOutput,
+    L.ValueLossOutput: option_types.ValueOutput,
+}
+
+
+@pytest.mark.parametrize("family", Outputs.__subclasses__())
+def test_type_checkers_know_the_names(family):
+    assert family.names[1:] == typing.get_args(TYPES[family])
+
+
+WRONG = [
+    ("lse", TypeError, "outputs must be a tuple of names, such as ('z_loss',), got 'lse'"),
+    (True, TypeError, "outputs must be a tuple of names, such as ('z_loss',), got True"),
+    (("lsee",), ValueError, f"outputs must be of {str(L.TokenLogps.names[1:])[1:-1]}, got 'lsee'; did you mean 'lse'?"),
+    (("loss",), ValueError, "got 'loss'"),
+    (("lse", 3), ValueError, "got 3"),
+    (("lse", "lse"), ValueError, "outputs must name each result once, in the order in which they come back, ('lse',), got ('lse', 'lse')"),
+    (["entropy", "lse"], ValueError, "in which they come back, ('lse', 'entropy'), got ('entropy', 'lse')"),
+]
+
+
+@pytest.mark.parametrize(("outputs", "kind", "message"), WRONG, ids=lambda v: str(v)[:20])
+def test_wrong_names_are_refused(outputs, kind, message):
+    for _, call in FAMILIES:
+        with pytest.raises(kind, match=re.escape(message)):
+            call(outputs=outputs)
+
+
+def test_a_list_of_names_is_a_tuple_of_them():
+    for _, call in FAMILIES:
+        found, expected = call(outputs=["lse", "argmax"]), call(outputs=("lse", "argmax"))
+        assert type(found) is type(expected)
+        assert all(map(torch.equal, found, expected))
+        assert isinstance(call(outputs=[]), torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "function", [L.cross_entropy, L.CrossEntropyLoss, L.linear_selective_log_softmax, L.js_div_with_logits, L.grpo_loss]
+)
+def test_a_flag_of_old_is_answered_with_outputs(function):
+    with pytest.raises(TypeError, match=r"'return_entropy': outputs takes the names of the results beside the first\. It takes "):
+        function(LOGITS, LOGITS, return_entropy=True)
+
+
+def test_the_order_is_the_one_asked_for():
+    logps, entropy, argmax = L.selective_log_softmax(LOGITS, INDEX, outputs=("entropy", "argmax"))
     assert argmax.dtype == torch.int64
     torch.testing.assert_close(entropy, -(LOGITS.softmax(1) * LOGITS.log_softmax(1)).sum(1))
     torch.testing.assert_close(logps, LOGITS.log_softmax(1).gather(1, INDEX.unsqueeze(1)).squeeze(1))
 
 
 def test_a_result_that_was_not_asked_for_is_named():
-    found = L.cross_entropy(LOGITS, INDEX, return_lse=True)
-    message = "CrossEntropyOutput has no 'entropy': it holds loss, lse; ask for it with return_entropy=True"
+    found = L.cross_entropy(LOGITS, INDEX, outputs=("lse",))
+    message = "CrossEntropyOutput has no 'entropy': it holds loss, lse; ask for it with outputs=\\('lse', 'entropy'\\)"
     for name, told in (("entropy", message), ("entropies", "CrossEntropyOutput has no 'entropies'$")):
         with pytest.raises(AttributeError, match=told):
             getattr(found, name)
@@ -55,7 +108,7 @@ def test_a_result_that_was_not_asked_for_is_named():
 
 def results(x, index):
     """Return results of both families, of different sets."""
-    return L.cross_entropy(x, index, return_lse=True), L.selective_log_softmax(x, index, return_lse=True, return_entropy=True)
+    return L.cross_entropy(x, index, outputs=("lse",)), L.selective_log_softmax(x, index, outputs=("lse", "entropy"))
 
 
 class Both(torch.nn.Module):

@@ -38,7 +38,7 @@ def test_any_number_as_lam(lam, as_tensor, device):
 def test_correct_needs_a_counted_target(device):
     x = -torch.rand(2, 4, device=device) - 1
     ignored, kept = torch.tensor([-100, 1], device=device), torch.tensor([2, 1], device=device)
-    out = cross_entropy(x, ignored, target_b=kept, lam=0.5, return_correct=True)
+    out = cross_entropy(x, ignored, target_b=kept, lam=0.5, outputs=("correct",))
     assert not out.correct[0]
 
 
@@ -51,7 +51,7 @@ def test_further_outputs(device):
         x[1, :2] = x[1].max() + 1
         x[4, :2] = x[4].max() + 1
         x.requires_grad_()
-        out = cross_entropy(x, target, z_loss=0.1, return_z_loss=True, return_lse=True, return_entropy=True, return_correct=True)
+        out = cross_entropy(x, target, z_loss=0.1, outputs=("z_loss", "lse", "entropy", "correct"))
         weights = torch.rand(5, device=device)
         (out.loss * 2 + out.z_loss + (out.lse * weights).sum() + (out.entropy * weights).sum() * 0.5).backward()
         wide = x.detach().double().requires_grad_()
@@ -82,7 +82,7 @@ def test_z_loss_of_nothing(device):
 def test_returned_z_loss_has_no_weights(device):
     x, target = torch.zeros(2, 4, device=device), torch.tensor([0, 1], device=device)
     for w in (1.0, 10.0, 0.1):
-        out = cross_entropy(x, target, weight=torch.full((4,), w, device=device), z_loss=0.1, return_z_loss=True)
+        out = cross_entropy(x, target, weight=torch.full((4,), w, device=device), z_loss=0.1, outputs=("z_loss",))
         torch.testing.assert_close(out.z_loss, torch.tensor(0.1 * math.log(4) ** 2, device=device))
 
 
@@ -99,7 +99,7 @@ def test_outputs_for_logs(options, classes, device):
     names = ("argmax", "log_p2", "mean_logit")
     for each in (names, *[(name,) for name in names]):
         leaf = x.clone().requires_grad_()
-        out = cross_entropy(leaf, target, reduction="sum", **options, **{f"return_{name}": True for name in each})
+        out = cross_entropy(leaf, target, reduction="sum", **options, outputs=each)
         wide = x.double() * options.get("scale", 1.0)
         if "softcap" in options:
             wide = 90.0 * torch.tanh(wide / 90.0)
@@ -129,8 +129,8 @@ def test_the_largest_class_passes_over_nan(classes, device):
     expected = [x[0].nan_to_num(-INF).argmax().item(), 4, 0, 0]
     target = torch.zeros(4, dtype=torch.long, device=device)
     for function in (cross_entropy, LOSSES["ce"].reference):
-        assert function(x, target, return_argmax=True).argmax.tolist() == expected
-        assert function(x, target, return_argmax=True, reduction="none").argmax.tolist() == expected
+        assert function(x, target, outputs=("argmax",)).argmax.tolist() == expected
+        assert function(x, target, outputs=("argmax",), reduction="none").argmax.tolist() == expected
 
 
 @pytest.mark.parametrize("classes", [7, 5_000, 9_001, 17_000])
@@ -144,7 +144,7 @@ def test_the_first_of_equal_classes(classes, device):
     expected = x.argmax(1)
     for function in (cross_entropy, LOSSES["ce"].reference):
         for reduction in ("mean", "none"):
-            found = function(x, target, return_argmax=True, return_correct=True, reduction=reduction)
+            found = function(x, target, outputs=("correct", "argmax"), reduction=reduction)
             assert torch.equal(found.argmax, expected)
             assert torch.equal(found.correct, expected == target)
 
@@ -152,11 +152,11 @@ def test_the_first_of_equal_classes(classes, device):
 def test_outputs_for_logs_of_an_image_and_of_one_row(device):
     x = logits(2 * 12, 5, device).view(2, 3, 4, 5).permute(0, 3, 1, 2)
     target = torch.randint(5, (2, 3, 4), device=device)
-    out = cross_entropy(x, target, return_argmax=True, return_log_p2=True, return_mean_logit=True)
+    out = cross_entropy(x, target, outputs=("argmax", "log_p2", "mean_logit"))
     assert torch.equal(out.argmax, x.argmax(1))
     torch.testing.assert_close(out.log_p2, x.softmax(1).square().sum(1).log(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(out.mean_logit, x.mean(1), rtol=1e-5, atol=1e-6)
-    one = cross_entropy(x[0, :, 0, 0], target[0, 0, 0], return_argmax=True)
+    one = cross_entropy(x[0, :, 0, 0], target[0, 0, 0], outputs=("argmax",))
     assert one.argmax.shape == ()
     assert one.argmax == out.argmax[0, 0, 0]
 
@@ -193,7 +193,7 @@ def test_an_ignored_row_without_softmax_beside_further_results(plain, value, cla
         noisy = x.index_fill(0, torch.tensor([1], device=device), value).requires_grad_()
         for options in modes:
             with plain_torch() if plain else contextlib.nullcontext():
-                found = cross_entropy(noisy, target, z_loss=z_loss, **{f"return_{result}": True}, **options)
+                found = cross_entropy(noisy, target, z_loss=z_loss, outputs=(result,), **options)
                 g = torch.autograd.grad(found.loss.sum(), noisy, retain_graph=True)[0]
                 torch.testing.assert_close(g, expected)
                 if result in ("lse", "entropy"):
@@ -255,7 +255,7 @@ def test_further_outputs_beside_weights_a_row(device):
     """A row of weight 0 has them as one that is ignored does: it is not correct."""
     x, factor = torch.randn(6, 5, device=device), torch.tensor([1.0, 0.0, -2.0, 0.5, 3.0, 0.0], device=device)
     target = x.argmax(1)
-    found = cross_entropy(x, target, token_weight=factor, return_lse=True, return_correct=True)
+    found = cross_entropy(x, target, token_weight=factor, outputs=("lse", "correct"))
     torch.testing.assert_close(found.lse, x.logsumexp(1))
     assert torch.equal(found.correct, factor != 0)
 
@@ -291,11 +291,11 @@ def test_a_weight_of_the_row_itself(options, reduction, mode, classes, kind, dev
 
 def test_further_outputs_beside_a_weight_of_the_row_itself(device):
     x, target = torch.randn(6, 5, device=device, requires_grad=True), torch.randint(5, (6,), device=device)
-    plain = cross_entropy(x, target, return_lse=True, return_entropy=True)
-    found = cross_entropy(x, target, token_weight="entropy", return_lse=True)
+    plain = cross_entropy(x, target, outputs=("lse", "entropy"))
+    found = cross_entropy(x, target, token_weight="entropy", outputs=("lse",))
     assert found._fields == ("loss", "lse")
     torch.testing.assert_close(found.lse, plain.lse)
-    found = cross_entropy(x, target, token_weight="entropy", return_entropy=True)
+    found = cross_entropy(x, target, token_weight="entropy", outputs=("entropy",))
     torch.testing.assert_close(found.entropy, plain.entropy)
     gradients = torch.autograd.grad(found.entropy.sum(), x)[0], torch.autograd.grad(plain.entropy.sum(), x)[0]
     torch.testing.assert_close(*gradients)

@@ -605,7 +605,7 @@ def test_hard_labels_and_entropies(function, classes, share, temperature, gradie
     wide, leaf = x.double().requires_grad_(), x.clone().requires_grad_()
     values, entropy = hard_and_soft(function, wide, t.double(), labels, share, temperature, True, **options)
     given = {"temperature": temperature, "labels": labels, "temperature_squared": True, "gradient": gradient, **options}
-    found = function(leaf, t, reduction="mean", hard_weight=share, return_entropy=True, **given)
+    found = function(leaf, t, reduction="mean", hard_weight=share, outputs=("entropy",), **given)
     assert error(found.loss, values.sum() / 3) < 3e-6
     assert error(found.entropy, entropy) < 3e-6
     assert not found.entropy.requires_grad
@@ -674,8 +674,8 @@ def test_labels_of_the_hard_part_are_checked(device):
 def test_entropy_of_one_row_and_of_an_image(device):
     x, t = torch.randn(2, 7, 3, 4, device=device), torch.randn(2, 7, 3, 4, device=device)
     entropy = torch.distributions.Categorical(logits=x.movedim(1, -1) / 2).entropy()
-    found = js_div_with_logits(x, t, temperature=2.0, return_entropy=True)
+    found = js_div_with_logits(x, t, temperature=2.0, outputs=("entropy",))
     torch.testing.assert_close(found.entropy, entropy, rtol=1e-5, atol=1e-6)
-    one = js_div_with_logits(x[0, :, 0, 0], t[0, :, 0, 0], temperature=2.0, return_entropy=True)
+    one = js_div_with_logits(x[0, :, 0, 0], t[0, :, 0, 0], temperature=2.0, outputs=("entropy",))
     torch.testing.assert_close(one.entropy, entropy[0, 0, 0], rtol=1e-5, atol=1e-6)
     assert one.loss.ndim == 0

@@ -70,7 +70,7 @@ def test_against_float64(name, dtype, mode, device):
 def test_returned_z_loss(device):
     """It is the part of the z-loss, and the same where it is not asked for."""
     x = logits(50, 8, device=device).requires_grad_()
-    out = load_balancing_loss(x, z_loss=0.5, return_z_loss=True)
+    out = load_balancing_loss(x, z_loss=0.5, outputs=("z_loss",))
     torch.testing.assert_close(out.z_loss, 0.5 * x.detach().logsumexp(1).square().mean())
     assert not out.z_loss.requires_grad
     assert torch.equal(out.loss, load_balancing_loss(x, z_loss=0.5))

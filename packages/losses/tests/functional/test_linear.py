@@ -126,11 +126,11 @@ def test_leading_dimensions(lead, device):
     """Targets, further outputs, λ and weights of rows in the shape of the input's leading dimensions."""
     leaves, target = model(device, lead)
     pair = {"target_b": target.roll(1), "lam": 0.3}
-    found = linear_cross_entropy(*leaves[:2], target, leaves[2], return_lse=True, return_correct=True, reduction="none", **pair, chunk=4)
+    found = linear_cross_entropy(*leaves[:2], target, leaves[2], outputs=("lse", "correct"), reduction="none", **pair, chunk=4)
     logits = F.linear(*leaves)
     flat = logits.reshape(-1, 11)
     pair = {"target_b": pair["target_b"].reshape(-1), "lam": 0.3}
-    expected = cross_entropy(flat, target.reshape(-1), return_lse=True, return_correct=True, reduction="none", **pair)
+    expected = cross_entropy(flat, target.reshape(-1), outputs=("lse", "correct"), reduction="none", **pair)
     for got, right in zip(found, expected, strict=True):
         assert (got is None) == (right is None)
         if got is not None and right is not None:
@@ -296,11 +296,11 @@ def test_hard_and_soft_distillation(function, teacher, gradient, device):
     leaves = [t.requires_grad_() for t in leaves]
     labels[0, 1] = -100
     hidden, head = torch.randn(2, 7, 5, device=device), torch.randn(11, 5, device=device)
-    options = {"temperature": 2.0, "temperature_squared": True, "hard_weight": 0.4, "reduction": "mean", "return_entropy": True}
+    options = {"temperature": 2.0, "temperature_squared": True, "hard_weight": 0.4, "reduction": "mean", "outputs": ("entropy",)}
     wide = [t.detach().double().requires_grad_() for t in leaves]
     logits, of_teacher = F.linear(*wide).flatten(0, 1), F.linear(hidden.double(), head.double()).flatten(0, 1)
     expected = unfused(logits, of_teacher, labels=labels.flatten(), **options)
-    soft = unfused(logits, of_teacher, labels=labels.flatten(), **{**options, "hard_weight": 0.0, "return_entropy": False})
+    soft = unfused(logits, of_teacher, labels=labels.flatten(), **{**options, "hard_weight": 0.0, "outputs": ()})
     hard = F.cross_entropy(logits, labels.flatten())
     assert error(expected.loss, 0.6 * soft + 0.4 * hard) < 1e-9
     given = LinearTeacher(hidden, head) if teacher == "layer" else F.linear(hidden, head)
@@ -395,7 +395,7 @@ def test_log_probabilities_of_tokens(several, device):
     options = {"temperature": 1.7, "scale": 1.3, "softcap": 4.0}
 
     def ours(x, w, b):
-        found = linear_selective_log_softmax(x, w, index, b, return_entropy=True, chunk=5, **options)
+        found = linear_selective_log_softmax(x, w, index, b, outputs=("entropy",), chunk=5, **options)
         return (found.logps * 2).sum() + found.entropy.square().sum()
 
     def log_p(x, w, b):
@@ -820,7 +820,7 @@ def test_outputs_for_logs(device):
     generator = torch.Generator().manual_seed(0)
     hidden, head = (torch.randn(n, 16, generator=generator).to(device).requires_grad_() for n in (13, 40))
     target = torch.randint(0, 40, (13,), generator=generator).to(device)
-    wanted = {"return_argmax": True, "return_log_p2": True, "return_mean_logit": True}
+    wanted = {"outputs": ("argmax", "log_p2", "mean_logit")}
     ours = linear_cross_entropy(hidden, head, target, chunk=4, **wanted)
     expected = cross_entropy(hidden @ head.T, target, **wanted)
     assert torch.equal(ours.argmax, expected.argmax)

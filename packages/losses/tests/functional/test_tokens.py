@@ -9,6 +9,7 @@ import torch
 from lossforge.kernels import launch_counts
 from lossforge.kernels.plans import PLANS
 from lossforge.losses import (
+    TokenLogps,
     backend,
     cross_entropy,
     linear_entropy,
@@ -52,7 +53,7 @@ def test_against_float64(name, dtype, options, device):
     logps, entropy = plain(wide, index, **options)
     for with_entropy in (False, True):
         leaf = x.detach().requires_grad_()
-        ours = selective_log_softmax(leaf, index, return_entropy=with_entropy, **options)
+        ours = selective_log_softmax(leaf, index, outputs=("entropy",) if with_entropy else (), **options)
         values, exact, ups = ((ours,), (logps,), (up_logps,))
         if with_entropy:
             values, exact, ups = ours[:2], (logps, entropy), (up_logps, up_entropy)
@@ -85,7 +86,7 @@ def test_the_cap_comes_before_the_temperature(device):
 
 def test_by_hand(device):
     x = torch.tensor([[0.0, math.log(3.0)]], device=device)
-    out = selective_log_softmax(x, torch.tensor([1], device=device), return_entropy=True)
+    out = selective_log_softmax(x, torch.tensor([1], device=device), outputs=("entropy",))
     torch.testing.assert_close(out.logps.item(), math.log(0.75))
     torch.testing.assert_close(out.entropy.item(), math.log(4) - 0.75 * math.log(3))
 
@@ -95,7 +96,7 @@ def test_one_launch_a_pass_and_no_copy(device):
     x = torch.randn(2, 5, 40, device=device, requires_grad=True)
     index = torch.randint(0, 40, (2, 4), device=device)
     before = launch_counts()
-    logps, entropy = selective_log_softmax(x[:, :-1], index, return_entropy=True)[:2]
+    logps, entropy = selective_log_softmax(x[:, :-1], index, outputs=("entropy",))[:2]
     (logps.sum() + entropy.sum()).backward()
     launched = {k: v - before.get(k, 0) for k, v in launch_counts().items() if v != before.get(k, 0)}
     assert launched == {"rowwise_kernel": 1, "rowwise_backward_kernel": 1}
@@ -104,7 +105,7 @@ def test_one_launch_a_pass_and_no_copy(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="on the CPU indices are checked in every call, so that no call is kept")
 def test_a_call_of_one_token_a_row_is_kept(device):
     index = torch.randint(0, 40, (5,), device=device)
-    for options in ({}, {"return_entropy": True}):
+    for options in ({}, {"outputs": ("entropy",)}):
         PLANS.clear()
         selective_log_softmax(torch.randn(5, 40, device=device, requires_grad=True), index, **options)
         assert sum(isinstance(plan, CallPlan) for plan in PLANS.values()) == 1
@@ -115,7 +116,7 @@ def test_ignored_tokens(device):
     x = torch.randn(2, 3, 8, device=device)
     index = torch.tensor([[1, -100, 2], [-100, 0, 7]], device=device)
     leaf = x.clone().requires_grad_()
-    logps, entropy = selective_log_softmax(leaf, index, return_entropy=True)[:2]
+    logps, entropy = selective_log_softmax(leaf, index, outputs=("entropy",))[:2]
     exact, h = plain(x, index)
     assert error(logps, torch.where(index < 0, 0.0, exact)) < 3e-6
     assert error(entropy, h) < 3e-6
@@ -150,7 +151,7 @@ def test_double_backward_inplace_and_compile(device):
     assert g.data_ptr() == logits.data_ptr()
     assert error(g, g_exact) < 3e-6
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: sum(selective_log_softmax(x, index, return_entropy=True)[:2]), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda x: sum(selective_log_softmax(x, index, outputs=("entropy",))[:2]), fullgraph=True, backend="aot_eager")
     leaf = x.clone().requires_grad_()
     compiled(leaf).sum().backward()
     wide = x.double().requires_grad_()
@@ -190,7 +191,7 @@ def test_several_tokens_a_row(name, dtype, device):
     index.view(-1, 3)[0, 1] = -100
     options = {"temperature": 2.0, "softcap": 3.0, "scale": 0.6}
     leaf, wide = x.detach().requires_grad_(), x.detach().double().requires_grad_()
-    ours = selective_log_softmax(leaf, index, return_entropy=True, **options)
+    ours = selective_log_softmax(leaf, index, outputs=("entropy",), **options)
     each = [plain(wide, index[..., k].long(), **options) for k in range(3)]
     exact = torch.where(index == -100, 0.0, torch.stack([logps for logps, _ in each], -1))
     assert ours.logps.shape == index.shape
@@ -221,7 +222,7 @@ def test_a_log_sum_exp_that_is_known(several, softcap, device):
             rows = leaf.movedim(-1, 1)
             ignored = torch.full((2, 5), -100, device=device)
             cap = softcap and softcap / 2.0
-            lse = cross_entropy(rows, ignored, scale=0.5, softcap=cap, reduction="sum", return_lse=True).lse
+            lse = cross_entropy(rows, ignored, scale=0.5, softcap=cap, reduction="sum", outputs=("lse",)).lse
         logps = selective_log_softmax(leaf, index, temperature=2.0, softcap=softcap, lse=lse)
         (logps * upstream).sum().backward()
         found.append((logps.detach(), leaf.grad))
@@ -238,7 +239,7 @@ def test_a_log_sum_exp_that_is_known(several, softcap, device):
     ("options", "message"),
     [
         ({"lse": torch.zeros(3)}, r"lse must have one entry a row of logits, shape \(4,\), got \(3,\)"),
-        ({"lse": torch.zeros(4), "return_entropy": True}, "lse excludes further outputs"),
+        ({"lse": torch.zeros(4), "outputs": ("entropy",)}, "lse excludes further outputs"),
         ({"lse": torch.zeros(4), "inplace": True}, "lse excludes inplace=True"),
     ],
 )
@@ -278,7 +279,7 @@ def test_a_row_of_minus_infinity_has_no_slope(classes, reference, device):
     x[1] = -INF
     x.requires_grad_()
     with plain_torch() if reference else contextlib.nullcontext():
-        found = selective_log_softmax(x, torch.zeros(2, dtype=torch.int64, device=device), return_lse=True, return_z_loss=True)
+        found = selective_log_softmax(x, torch.zeros(2, dtype=torch.int64, device=device), outputs=("z_loss", "lse"))
         (g,) = torch.autograd.grad((found.lse + found.z_loss).sum(), x)
     assert found.lse[1] == -INF
     assert not g[1].any()
@@ -300,9 +301,9 @@ def test_every_further_output(function, several, device):
     if several:
         index = torch.stack([index, (index + 7).clamp(0, 39), index.flip(1)], -1)
     expected = every_output(*wide, index, **options)
-    flags = {f"return_{name}": True for name in expected if name != "logps"}
+    outputs = tuple(name for name in TokenLogps.names if name in expected and name != "logps")
     leaves = [t.clone().requires_grad_() for t in (x, layer)]
-    found = function(*leaves, index, **flags, **options)
+    found = function(*leaves, index, outputs=outputs, **options)
     assert found.correct.sum() > 0
     for name, right in expected.items():
         got = getattr(found, name)
@@ -319,7 +320,7 @@ def test_every_further_output(function, several, device):
         assert error(got, right) < 1e-5
     for name in expected:
         if name != "logps":
-            alone = function(*leaves, index, **{f"return_{name}": True}, **options)
+            alone = function(*leaves, index, outputs=(name,), **options)
             assert [field for field, t in alone._asdict().items() if t is not None] == ["logps", name]
             torch.testing.assert_close(getattr(alone, name), getattr(found, name), rtol=1e-5, atol=1e-5)
 
@@ -328,4 +329,4 @@ def test_a_row_of_nan_has_no_correct_token(device):
     x = torch.tensor([[1.0, math.nan, 0.0], [1.0, 0.0, -1.0]], device=device)
     index = torch.zeros(2, 1, dtype=torch.int64, device=device)
     for tokens in (index, index[:, 0]):
-        assert selective_log_softmax(x, tokens, return_correct=True).correct.flatten().tolist() == [False, True]
+        assert selective_log_softmax(x, tokens, outputs=("correct",)).correct.flatten().tolist() == [False, True]

@@ -112,7 +112,7 @@ def test_compile_results_of_rows(several, device):
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
     def ours(x, w, b, index, temperature):
-        found = linear_selective_log_softmax(x, w, index, b, temperature=temperature, return_entropy=True, chunk=4)
+        found = linear_selective_log_softmax(x, w, index, b, temperature=temperature, outputs=("entropy",), chunk=4)
         return found.logps.sum() + (found.entropy * linear_entropy(x, w, b, chunk=4)).sum()
 
     compiled, frames = torch.compile(ours, fullgraph=True, backend=compiles), []
@@ -360,7 +360,7 @@ def test_further_outputs(mode, device):
     }
     plain = {"weight" if k == "loss_weight" else k: v.double() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    outputs = {f"return_{name}": True for name in ("z_loss", "lse", "entropy", "correct")}
+    outputs = {"outputs": ("z_loss", "lse", "entropy", "correct")}
     for reduction in ("mean", "sum", "none"):
         when = "backward" if reduction == "none" else mode
         found = linear_cross_entropy(*leaves[:2], target, leaves[2], reduction=reduction, gradient=when, chunk=4, **given, **outputs)
@@ -452,7 +452,7 @@ def test_common_offsets_of_the_logits(offset, mode, device):
     found = []
     for bias in (b, (b.detach() + offset).requires_grad_()):
         value = linear_cross_entropy(x, w, target, bias, chunk=4, gradient=mode)
-        logps, entropy = linear_selective_log_softmax(x, w, target, bias, chunk=4, return_entropy=True)
+        logps, entropy = linear_selective_log_softmax(x, w, target, bias, chunk=4, outputs=("entropy",))
         found.append([value, logps, entropy, *torch.autograd.grad(value, (x, w, bias))])
     agree(*found, 1e-6)
 
@@ -489,8 +489,8 @@ def test_teachers_dtypes_and_entropies(device):
     value = linear_kl_div(*leaves[:2], teacher, leaves[2], chunk=4)
     assert error(value, kl_div_with_logits(F.linear(*leaves), F.linear(*teacher[:2]))) < 1e-5
     half, target = [t.detach().bfloat16().requires_grad_() for t in leaves], indices(9, device)
-    found = linear_selective_log_softmax(*half[:2], target, half[2], return_entropy=True, chunk=4)
-    exact = selective_log_softmax(F.linear(*half), target, return_entropy=True)
+    found = linear_selective_log_softmax(*half[:2], target, half[2], outputs=("entropy",), chunk=4)
+    exact = selective_log_softmax(F.linear(*half), target, outputs=("entropy",))
     agree([*found[:2], linear_entropy(*half, chunk=4)], [*exact[:2], exact.entropy], 2e-2)
     assert {t.dtype for t in found[:2]} == {torch.float32}
 

@@ -145,7 +145,7 @@ def test_a_frozen_head_has_no_gradient_in_memory(loss, mode, watched, device):
     assert most[True] >= w.nbytes > most[False]
 
 
-@pytest.mark.parametrize("options", [{}, {"hard_weight": 0.4, "return_entropy": True}], ids=["soft", "hard and soft, entropy"])
+@pytest.mark.parametrize("options", [{}, {"hard_weight": 0.4, "outputs": ("entropy",)}], ids=["soft", "hard and soft, entropy"])
 def test_products_of_distillation(options, watched, device):
     """Two give the logits of student and teacher, two the gradients, whatever is computed from the logits."""
     (x, w, b), (labels, hidden) = layer(9, device), (indices(9, device), normal(9, 5, device=device))
@@ -318,7 +318,7 @@ EXACT = {
     "plain": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, **mode),
     "bias": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, b, **mode),
     "smoothing": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, b, label_smoothing=0.1, **mode),
-    "further results": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, return_entropy=True, return_log_p2=True, **mode).loss,
+    "further results": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, outputs=("entropy", "log_p2"), **mode).loss,
     "probabilities": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, F.one_hot(t.clamp(0), len(w)).to(x.dtype), **mode),
     "a pair of classes": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, target_b=t.flip(0), lam=0.3, **mode),
     "each row": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, reduction="none").sum(),

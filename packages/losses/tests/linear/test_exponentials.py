@@ -25,13 +25,13 @@ OPTIONS = {
     "plain": {},
     "sum": {"reduction": "sum"},
     "z-loss": {"z_loss": 1e-2},
-    "z-loss returned": {"z_loss": 1e-2, "return_z_loss": True},
+    "z-loss returned": {"z_loss": 1e-2, "outputs": ("z_loss",)},
     "softcap": {"softcap": 5.0, "scale": 0.7},
     "negative scale": {"scale": -0.5},
     "chunks": {"chunk": 9},
     "chunks, summed in bfloat16": {"chunk": 9, "accumulate": "weight"},
-    "further results": {f"return_{name}": True for name in ("lse", "entropy", "correct", "argmax", "mean_logit")},
-    "further results of capped logits": {"softcap": 5.0, "return_entropy": True, "return_mean_logit": True},
+    "further results": {"outputs": ("lse", "entropy", "correct", "argmax", "mean_logit")},
+    "further results of capped logits": {"softcap": 5.0, "outputs": ("entropy", "mean_logit")},
     "rounding allowed": {"logits": "weight"},
 }
 
@@ -267,7 +267,7 @@ def test_further_results_of_rows_that_are_ignored(device, finished):
     (x, w), target = layer(20, 64, 300, device)
     with torch.no_grad():
         x[1] = float("nan")
-    found = linear_cross_entropy(x, w, target, return_entropy=True, return_correct=True)
+    found = linear_cross_entropy(x, w, target, outputs=("entropy", "correct"))
     log_p = F.linear(x.double(), w.double()).log_softmax(-1)
     expected = -(log_p.exp() * log_p).sum(-1)
     assert target[[1, 6]].tolist() == [-100, -100]
@@ -280,7 +280,7 @@ def test_further_results_of_rows_that_are_ignored(device, finished):
 def test_a_gradient_of_a_further_result(device, finished):
     """Backward takes what forward kept: offsets in place of maxima."""
     (x, w), target = layer(20, 64, 300, device)
-    found = linear_cross_entropy(x, w, target, return_entropy=True, return_lse=True)
+    found = linear_cross_entropy(x, w, target, outputs=("lse", "entropy"))
     wide = [t.detach().double().requires_grad_() for t in (x, w)]
     log_p = F.linear(*wide).log_softmax(-1)
     expected = F.nll_loss(log_p, target), -(log_p.exp() * log_p).sum(-1), F.linear(*wide).logsumexp(-1)
@@ -303,7 +303,7 @@ def test_a_row_that_is_not_finite(bad, device):
     {
         "float16": lambda x, w: ((x.half(), w.half()), {}),
         "smoothing": lambda x, w: ((x, w), {"label_smoothing": 0.1}),
-        "the sum of p²": lambda x, w: ((x, w), {"return_log_p2": True}),
+        "the sum of p²": lambda x, w: ((x, w), {"outputs": ("log_p2",)}),
         "a gradient in backward": lambda x, w: ((x, w), {"gradient": "backward"}),
         "logits in float32": lambda x, w: ((x, w), {"logits": "float32"}),
         "many features, and rounding allowed": lambda x, w: ((x.repeat(1, 64), w.repeat(1, 64)), {"logits": "weight"}),
@@ -389,5 +389,5 @@ def test_the_same_bits_run_after_run(device):
 @pytest.mark.parametrize("classes", [21_841, 128_257])
 def test_many_classes(classes, device, finished):
     leaves, target = layer(300, 256, classes, device, bias=True)
-    check(leaves, target, return_entropy=True, return_argmax=True)
+    check(leaves, target, outputs=("entropy", "argmax"))
     assert finished() == 1

@@ -25,13 +25,13 @@ from lossforge.losses import (
 from lossforge.losses.testing import error
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-EVERY = {f"return_{name}": True for name in ("lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")}
+EVERY = ("lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")
 OPTIONS = {
     "plain": {},
-    "all results": {**EVERY, "z_loss": 1e-2, "return_z_loss": True},
-    "smoothing": {"label_smoothing": 0.1, "return_entropy": True, "return_mean_logit": True},
-    "softcap": {"softcap": 5.0, "scale": 0.7, **EVERY},
-    "negative scale": {"scale": -0.5, "return_argmax": True, "return_lse": True},
+    "all results": {"z_loss": 1e-2, "outputs": ("z_loss", *EVERY)},
+    "smoothing": {"label_smoothing": 0.1, "outputs": ("entropy", "mean_logit")},
+    "softcap": {"softcap": 5.0, "scale": 0.7, "outputs": EVERY},
+    "negative scale": {"scale": -0.5, "outputs": ("lse", "argmax")},
 }
 
 
@@ -130,7 +130,7 @@ def test_a_cap_and_a_temperature(device, product):
     at = log_p.gather(1, target.clamp(0)[:, None])[:, 0].masked_fill(target == -100, 0.0)
     entropy = -(log_p.exp() * log_p).sum(1)
     options = {"temperature": 0.6, "softcap": 3.0}
-    found = linear_selective_log_softmax(*leaves[:2], target, leaves[2], return_entropy=True, **options)
+    found = linear_selective_log_softmax(*leaves[:2], target, leaves[2], outputs=("entropy",), **options)
     compare(found.logps, at)
     compare(found.entropy, entropy)
     compare(linear_entropy(*leaves, **options), entropy)
@@ -146,7 +146,7 @@ def test_several_launches_over_rows(device, product, monkeypatch):
     monkeypatch.setattr(kernels.load("linear.launch"), "PARTS", 0)
     (x, w, _), target = layer(2050, 8, 300, device)
     with torch.no_grad():
-        logps, entropy = linear_selective_log_softmax(x, w, target, return_entropy=True)
+        logps, entropy = linear_selective_log_softmax(x, w, target, outputs=("entropy",))
         expected = (x.double() @ w.double().t()).log_softmax(-1)
     assert product() == 3  # of 1024 rows
     at = expected.gather(1, target.clamp(0)[:, None])[:, 0]
@@ -192,7 +192,7 @@ def test_an_ignored_row_of_nan_beside_further_results(options, device, product):
     (x, w, _), target = layer(7, 64, 300, device)
     with torch.no_grad():
         x[1] = torch.nan
-    found = linear_cross_entropy(x, w, target, reduction="none", **EVERY, **options)
+    found = linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY, **options)
     (of_x,) = torch.autograd.grad(found.loss.sum(), x)
     assert target[1] == -100
     assert not of_x[1].any()
@@ -225,7 +225,7 @@ def test_a_common_offset_costs_no_digits(device):
 
 def results_of(x, w, target):
     x = x.detach().requires_grad_()
-    found = linear_cross_entropy(x, w, target, reduction="none", **EVERY)
+    found = linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY)
     return [t.detach() for t in found if t is not None]
 
 
@@ -328,7 +328,7 @@ def test_cuda_graph(device):
     (x, w, b), target = layer(512, 256, 5000, device)
 
     def step():
-        found = linear_selective_log_softmax(x, w, target, b, return_entropy=True)
+        found = linear_selective_log_softmax(x, w, target, b, outputs=("entropy",))
         gradients = torch.autograd.grad(found.logps.sum() + found.entropy.sum(), (x, w, b))
         return *(t.detach() for t in found[:2]), *gradients
 
@@ -383,7 +383,7 @@ def test_peak_memory(device):
     def used():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        linear_selective_log_softmax(x, w, target, return_entropy=True)
+        linear_selective_log_softmax(x, w, target, outputs=("entropy",))
         return torch.cuda.max_memory_allocated() - before
 
     with torch.no_grad():

@@ -40,7 +40,7 @@ from lossforge.losses.testing import error
 
 ROWS, FEATURES = 7, 5
 PADDED = 24
-OUTPUTS = dict.fromkeys([f"return_{name}" for name in ("z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")], True)
+OUTPUTS = {"outputs": ("z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit")}
 
 
 class Layout:
@@ -89,7 +89,7 @@ def cases(classes: int, target: Tensor) -> dict[str, dict[str, Any]]:
         "weights of tokens": {"token_weight": torch.randn(len(target)).mul(torch.arange(len(target)) != 1), "z_loss": 0.1},
         "weights of tokens and classes": {"token_weight": torch.rand(()), "weight": weight, "reduction": "none"},
         "by probability": {"token_weight": "probability", "reduction": "sum", "scale": 0.7},
-        "by probability, weights": {"token_weight": "probability", "weight": weight, "return_lse": True},
+        "by probability, weights": {"token_weight": "probability", "weight": weight, "outputs": ("lse",)},
         "by entropy": {"token_weight": "entropy", "softcap": 3.0},
         "by entropy, outputs": {"token_weight": "entropy", **OUTPUTS, "z_loss": 0.1, "weight": weight},
         "pair": pair,
@@ -101,7 +101,7 @@ def cases(classes: int, target: Tensor) -> dict[str, dict[str, Any]]:
         "outputs": {**OUTPUTS, "reduction": "none", "z_loss": 0.1, "softcap": 6.0},
         "outputs of the mean": {**OUTPUTS, "label_smoothing": 0.1},
         "probabilities": {"target": torch.randn(len(target), classes).softmax(1), "label_smoothing": 0.1, "weight": weight},
-        "probabilities of rows": {"target": torch.randn(len(target), classes).softmax(1), "reduction": "none", "return_argmax": True},
+        "probabilities of rows": {"target": torch.randn(len(target), classes).softmax(1), "reduction": "none", "outputs": ("argmax",)},
     }
 
 
@@ -183,8 +183,7 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     index = torch.randint(layout.classes, (2, 4))
     index[1, 2] = -100
     known = {"group": group, "classes": layout.classes}
-    every = {f"return_{name}": True for name in ("entropy", "lse", "z_loss", "correct", "argmax", "log_p2", "mean_logit")}
-    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **every}):
+    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}):
         leaves, own = (
             [x.double().requires_grad_(), w.double().requires_grad_()],
             [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
@@ -223,10 +222,10 @@ def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         "js of rows": (*js, {"reduction": "none", "labels": target}),
         "js in backward": (*js, {"beta": 0.9, "gradient": "backward", "softcap": 4.0, "normalizer": torch.tensor(3.0)}),
         "total variation": (*tv, {"temperature": 1.5, "scale": 1.3}),
-        "kl and labels": (*kl, {"temperature": 2.0, "labels": target, "hard_weight": 0.3, "return_entropy": True, "scale": 0.6}),
+        "kl and labels": (*kl, {"temperature": 2.0, "labels": target, "hard_weight": 0.3, "outputs": ("entropy",), "scale": 0.6}),
         "js and labels": (*js, {"reduction": "none", "labels": target.int(), "hard_weight": 0.6, "loss_weight": weight, "softcap": 3.0}),
         "labels alone": (*tv, {"labels": target.clamp(min=0), "ignore_index": int(target[0]), "hard_weight": 1.0, "gradient": "backward"}),
-        "entropy": (*kl, {"reduction": "sum", "reverse": True, "temperature": 0.7, "return_entropy": True}),
+        "entropy": (*kl, {"reduction": "sum", "reverse": True, "temperature": 0.7, "outputs": ("entropy",)}),
     }
 
 
@@ -374,7 +373,7 @@ def check_layouts_of_logits(group: Any) -> None:
     x = torch.randn(4, PADDED)
     x[0, PADDED // 2 :] = x[2] = -torch.inf  # all classes of a process, and of an ignored row
     whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
-    outputs = {"return_lse": True, "return_entropy": True, "z_loss": 0.1}
+    outputs = {"outputs": ("lse", "entropy"), "z_loss": 0.1}
     expected = cross_entropy(whole, torch.tensor([1, PADDED - 1, -100, 2]), **outputs)
     wanted = torch.autograd.grad(expected.loss + expected.entropy[:2].sum(), whole)[0]
     for several in (contextlib.nullcontext(), plain_torch()):
@@ -386,7 +385,7 @@ def check_layouts_of_logits(group: Any) -> None:
     x[0, 2] = x[1, : PADDED // 2] = x[2, PADDED // 2 :] = x[3] = torch.nan  # of one class, of all classes of a process, of all
     bias[0, 3], bias[1, : PADDED // 2] = torch.nan, torch.nan
     for each in (layout, layouts()["uneven"], layouts()["padding alone"]):
-        known = {"return_argmax": True, "return_correct": True, "group": group, "classes": each.classes}
+        known = {"outputs": ("correct", "argmax"), "group": group, "classes": each.classes}
         for several in (contextlib.nullcontext(), plain_torch()):
             with several:
                 target = x[:, : each.classes].nan_to_num(-torch.inf).argmax(1)

@@ -81,7 +81,7 @@ def test_empty_batches(function, count):
     assert values[0].grad.shape == (0,)
 
 
-TPO = {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "tpo-l", "tpo_alpha": 0.2, "tpo_l_gamma": 0.1}
+TPO = {"beta": 0.3, "label_smoothing": 0.1, "loss_type": L.TpoL(0.1), "tpo_alpha": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ TPO = {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "tpo-l", "tpo_alpha": 0
             L.TPOLoss,
             L.tpo_loss,
             pairs(count=3),
-            {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "tpo-l", "tpo_alpha": 0.2, "tpo_l_gamma": 0.1},
+            {"beta": 0.3, "label_smoothing": 0.1, "loss_type": L.TpoL(0.1), "tpo_alpha": 0.2},
         ),
         (L.PPOValueLoss, L.ppo_value_loss, [POLICY, OLD, REF, MASK], {"cliprange_value": 0.1}),
         (L.ORPOLoss, L.orpo_loss, pairs(), {"beta": 0.3, "alpha": 0.1}),
@@ -109,9 +109,8 @@ TPO = {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "tpo-l", "tpo_alpha": 0
                 "epsilon_high": 0.3,
                 "beta": 0.3,
                 "importance_sampling_level": "sequence",
-                "loss_type": "dr_grpo",
+                "loss_type": L.DrGRPO(9),
                 "delta": 1.5,
-                "max_completion_length": 9,
             },
         ),
     ],
@@ -182,7 +181,7 @@ META = torch.zeros(3, device="meta")
             ValueError,
             'f_divergence_type other than "reverse_kl" needs a loss_type of "sigmoid", "robust", "hinge", "ipo", "exo_pair", "discopop"',
         ),
-        (lambda: L.dpo_loss(X, X, X, X, discopop_tau=0.0), ValueError, "discopop_tau must be finite and above 0, got 0.0"),
+        (lambda: L.dpo_loss(X, X, X, X, loss_type=L.DiscoPOP(0.0)), ValueError, "DiscoPOP.tau must be finite and above 0, got 0.0"),
         (lambda: L.dpo_loss(X, X, X, X, reduction="avg"), ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'"),
         (lambda: L.dpo_loss(X, X, X, X, reduction="none", normalizer=2), ValueError, "normalizer needs a scalar result"),
         (lambda: L.dpo_loss(X, X, X, X, normalizer=X), ValueError, "normalizer must be a number or a 0-d tensor, got shape (3,)"),
@@ -273,23 +272,30 @@ META = torch.zeros(3, device="meta")
             'importance_sampling_ratio must be None with loss_type "a2po"',
         ),
         (
-            lambda: L.grpo_loss(Z, Y, loss_type="sapo", sapo_temperature_neg=0),
+            lambda: L.grpo_loss(Z, Y, loss_type=L.Sapo(temperature_neg=0)),
             ValueError,
-            "sapo_temperature_neg must be finite and above 0",
+            "Sapo.temperature_neg must be finite and above 0",
         ),
         (
-            lambda: L.grpo_loss(Z, Y, loss_type="kl_cov", kl_cov_ratio=1.5),
+            lambda: L.grpo_loss(Z, Y, loss_type=L.KLCov(ratio=1.5)),
             ValueError,
-            "kl_cov_ratio must be finite and at least 0 and at most",
+            "KLCov.ratio must be finite and at least 0 and at most",
         ),
         (lambda: L.ppo_value_loss(Z, Z, Y), ValueError, "old_values must have the shape of values, (2, 3), got (2,)"),
         (lambda: L.ppo_value_loss(Z, Z, Z, mask=Z), TypeError, "mask must be of dtype bool or an integer dtype, got torch.float32"),
         (lambda: L.ppo_value_loss(Z, Z, Z, cliprange_value=0), ValueError, "cliprange_value must be finite and above 0, got 0"),
-        (lambda: L.grpo_loss(Z, Y, max_completion_length=5), ValueError, "max_completion_length must be at least 1, with loss_type"),
+        (lambda: L.grpo_loss(Z, Y, loss_type=L.DrGRPO(0)), ValueError, "DrGRPO.max_completion_length must be at least 1, got 0"),
+        (lambda: L.grpo_loss(Z, Y, loss_type=L.TpoL()), ValueError, "loss_type must be one of 'grpo', 'bnpo'"),
+        (lambda: L.grpo_loss(Z, Y, outputs=("kl",)), ValueError, 'ref_per_token_logps must be given for outputs "kl", got None'),
         (
-            lambda: L.grpo_loss(Z, Y, loss_type="dr_grpo", max_completion_length=1.5),
+            lambda: L.grpo_loss(Z, Y, None, Z, beta=L.KLPenalty(0.1, bias_correction=1)),
             TypeError,
-            "max_completion_length must be a whole number",
+            "KLPenalty.bias_correction must be True or False, got int",
+        ),
+        (
+            lambda: L.grpo_loss(Z, Y, loss_type=L.DrGRPO(1.5)),
+            TypeError,
+            "DrGRPO.max_completion_length must be a whole number",
         ),
     ],
 )

@@ -37,22 +37,22 @@ def test_a_gap_that_overflows_the_estimate_of_kl():
     assert plain[0].tolist() == pytest.approx([INF, 0.5 * (math.exp(3) - 4), 0.5 * (math.exp(-30) + 29)])
     (gradient,) = torch.autograd.grad(plain.sum(), x)
     assert gradient[0].tolist() == pytest.approx([-INF, 0.5 * (1 - math.exp(3)), 0.5 * (1 - math.exp(-30))])
-    found = L.grpo_loss(x, torch.zeros(1), kl_clamp=20.0, **options)
+    found = L.grpo_loss(x, torch.zeros(1), **options | {"beta": L.KLPenalty(0.5, clamp=20.0)})
     expected = [0.5 * (math.exp(20) - 21), 0.5 * (math.exp(3) - 4), 0.5 * (math.exp(-20) + 19)]
     assert found[0].tolist() == pytest.approx(expected)
     (gradient,) = torch.autograd.grad(found.sum(), x)
     assert gradient[0].tolist() == pytest.approx([0.0, 0.5 * (1 - math.exp(3)), 0.0])
-    criterion = L.GRPOLoss(beta=0.5, loss_type="dapo", reduction="none", kl_clamp=20.0)
+    criterion = L.GRPOLoss(beta=L.KLPenalty(0.5, clamp=20.0), loss_type="dapo", reduction="none")
     assert torch.equal(criterion(x, torch.zeros(1), None, torch.zeros(1, 3)), found)
-    with pytest.raises(ValueError, match="kl_clamp must be finite and above 0, got -1"):
-        L.grpo_loss(x, torch.zeros(1), kl_clamp=-1, **options)
+    with pytest.raises(ValueError, match=r"KLPenalty\.clamp must be finite and above 0, got -1"):
+        L.grpo_loss(x, torch.zeros(1), **options | {"beta": L.KLPenalty(0.5, clamp=-1)})
 
 
 def test_a_clamped_estimate_of_kl_takes_no_gradient_through_the_ratio():
     """By hand: r (e^q - q - 1) has the derivative r (e^q - 1) q' + r (e^q - q - 1) = -r q within the bound, where r' = r and q' = -1."""
     for values, reference, clamp in (((-1.0, -12.0), (-1.2, -2.0), 5.0), ((-1.0, -30.0), (-1.2, -1.0), 20.0)):
         x, ref = (torch.tensor([each], dtype=torch.float64) for each in (values, reference))
-        options = {"beta": 0.04, "kl_clamp": clamp, "use_bias_correction_kl": True, "loss_type": "dapo", "reduction": "sum"}
+        options = {"beta": L.KLPenalty(0.04, clamp, bias_correction=True), "loss_type": "dapo", "reduction": "sum"}
         for level, shares in (("token", [1.0]), ("sequence", [1.0, 1.0])):
             x.requires_grad_()
             out = L.grpo_loss(x, torch.zeros(1).double(), None, ref, importance_sampling_level=level, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from preference_calls import MASK, OLD, POLICY, REF, A, pairs
+from preference_calls import MASK, OLD, POLICY, REF, A, in_records, pairs
 
 from lossforge import losses as L
 from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS
@@ -64,6 +64,7 @@ def inputs_of(weight):
     return shared | {"importance_sampling_ratio": weight}
 
 
+STATS = L.PolicyLossOutput.names[1:]
 GRPO = [
     *({"loss_type": name} for name in ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "vespo")),
     *({"loss_type": name, "importance_sampling_level": "sequence", "epsilon": 0.03} for name in ("grpo", "luspo", "cispo", "sapo")),
@@ -79,7 +80,7 @@ def test_grpo_of_trl(options, corrected):
     """With an importance ratio of the sampler and a KL term, corrected for bias or not; and what the trainer logs."""
     trl = pytest.importorskip("trl")
     theirs = {**options, "beta": 0.05, "use_bias_correction_kl": corrected}
-    mine = {**theirs, "max_completion_length": 9 if options["loss_type"] == "dr_grpo" else None}
+    mine = {**theirs, **({"max_completion_length": 9} if options["loss_type"] == "dr_grpo" else {})}
     if options["loss_type"] == "cispo":
         theirs["epsilon_high"], mine["epsilon"], mine["epsilon_high"] = 1.3, 1.0, 0.3
     config = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False, **theirs)
@@ -92,10 +93,10 @@ def test_grpo_of_trl(options, corrected):
         return trl.GRPOTrainer._compute_loss(trainer[0], EVALUATED, inputs_of(weight))
 
     def ours(policy, **more):
-        return L.grpo_loss(policy, A, OLD, REF, FULL, importance_sampling_ratio=weight, **mine, **more)
+        return L.grpo_loss(policy, A, OLD, REF, FULL, importance_sampling_ratio=weight, **in_records(mine), **more)
 
     check(ours, trained, POLICY)
-    out, logged = ours(POLICY, return_stats=True), trainer[0]._metrics["eval"]
+    out, logged = ours(POLICY, outputs=STATS), trainer[0]._metrics["eval"]
     assert out.kl.item() == pytest.approx(logged["kl"][0], rel=1e-5)
     if "clip_ratio/low_mean" in logged and "delta" not in options:  # where r > δ, TRL takes δ for r
         assert out.clipped_low.item() == pytest.approx(logged["clip_ratio/low_mean"][0])
@@ -118,7 +119,7 @@ def test_gmpo_of_trl():
 
     options = {"loss_type": "gmpo", "epsilon": 0.3, "epsilon_high": 0.2, "beta": 0.05}
     check(lambda policy: L.grpo_loss(policy, A, OLD, REF, FULL, **options), trained, POLICY)
-    out = L.grpo_loss(POLICY, A, OLD, REF, FULL, **options, return_stats=True)
+    out = L.grpo_loss(POLICY, A, OLD, REF, FULL, **options, outputs=STATS[:2])
     assert out.clipped_low.item() == pytest.approx(logged[0]["clip_ratio/low_mean"][0])
     assert out.clipped_high.item() == pytest.approx(logged[0]["clip_ratio/high_mean"][0])
 
@@ -232,12 +233,10 @@ def test_grpo_of_liger(options, corrected):
         )
         return out
 
-    length = {"max_completion_length": 9} if name == "dr_grpo" else {}
-    check(
-        lambda policy: L.grpo_loss(policy, A, OLD, REF, MASK, importance_sampling_ratio=WEIGHT, **bounds, **given, **length), theirs, POLICY
-    )
+    mine = bounds | in_records(given | ({"max_completion_length": 9} if name == "dr_grpo" else {}))
+    check(lambda policy: L.grpo_loss(policy, A, OLD, REF, MASK, importance_sampling_ratio=WEIGHT, **mine), theirs, POLICY)
     if "importance_sampling_level" not in options:
-        out = L.grpo_loss(POLICY, A, OLD, REF, MASK, **bounds, **given, **length, return_stats=True)
+        out = L.grpo_loss(POLICY, A, OLD, REF, MASK, **mine, outputs=STATS)
         assert out.kl.item() == pytest.approx(metrics[0].item(), rel=1e-6)
         if name != "cispo":
             assert (out.clipped_low + out.clipped_high).item() == pytest.approx(metrics[1].item(), rel=1e-6)
@@ -251,7 +250,7 @@ def test_policies_of_verl(case):
     """verl adds its KL term elsewhere. Its means are over the completions that have tokens."""
     policy = POLICY.clone().requires_grad_()
     weight = WEIGHT if case["weighted"] else None
-    out = L.grpo_loss(policy, A, OLD, None, FULL, importance_sampling_ratio=weight, **case["options"], return_stats=True)
+    out = L.grpo_loss(policy, A, OLD, None, FULL, importance_sampling_ratio=weight, **in_records(case["options"]), outputs=STATS[:2])
     gradient = torch.autograd.grad(out.loss, policy)[0]
     assert out.loss.item() == pytest.approx(case["loss"], rel=1e-6)
     torch.testing.assert_close(gradient, torch.tensor(case["gradient"], dtype=torch.float64), rtol=1e-6, atol=1e-9)
@@ -262,7 +261,7 @@ def test_policies_of_verl(case):
 def test_value_loss_of_verl():
     case = VERL["value"]
     values = POLICY.clone().requires_grad_()
-    out = L.ppo_value_loss(values, REF, OLD, FULL, case["cliprange_value"], return_stats=True)
+    out = L.ppo_value_loss(values, REF, OLD, FULL, case["cliprange_value"], outputs=("clipped",))
     assert out.loss.item() == pytest.approx(case["loss"], rel=1e-6)
     assert out.clipped.item() == pytest.approx(case["clipped"], rel=1e-6)
     torch.testing.assert_close(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from preference_calls import MASK, OLD, POLICY, REF, A, logps, none, pairs
+from preference_calls import MASK, OLD, POLICY, REF, A, in_records, logps, none, pairs
 
 from lossforge import losses as L
 from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, POLICIES
@@ -86,7 +86,7 @@ def ours(name, beta, policy=POLICY, **options):
     x = policy.clone().requires_grad_()
     options |= {"beta": BETA} if name in ("a2po", "dro") else {"beta": beta}
     options |= {"delta": DELTA} if name == "dppo_kl" else {}
-    out = L.grpo_loss(x, A, OLD, REF, MASK, EPSILON, HIGH, loss_type=name, **options)
+    out = L.grpo_loss(x, A, OLD, REF, MASK, EPSILON, HIGH, **in_records({"loss_type": name, **options}))
     return out, torch.autograd.grad(out[0] if isinstance(out, tuple) else out, x)[0]
 
 
@@ -126,7 +126,7 @@ def test_policies_of_covariance(name, share):
     for seed in range(8):
         torch.manual_seed(seed)
         options = {"clip_cov_ratio": share, "clip_cov_lb": low, "clip_cov_ub": high}
-        (loss, *_), found = ours(name, 0.0, return_stats=True, **options)
+        (loss, *_), found = ours(name, 0.0, outputs=("clipped_low",), **options)
         left_out = {at for at in kept if plain[at][1] and not found[at]}
         assert left_out <= among
         assert len(left_out) == min(count, len(among))
@@ -143,7 +143,9 @@ def test_bias_corrected_kl_and_the_sampler():
     for name in ("grpo", "cispo", "sapo", "gpg", "luspo", "dppo_tv"):
         items = {"reduction": "none", "loss_type": name}
         plain = L.grpo_loss(POLICY, A, OLD, REF, MASK, **items) if POLICIES[name].items == "tokens" else None
-        both = L.grpo_loss(POLICY, A, OLD, REF, MASK, beta=0.1, use_bias_correction_kl=True, importance_sampling_ratio=weight, **items)
+        both = L.grpo_loss(
+            POLICY, A, OLD, REF, MASK, beta=L.KLPenalty(0.1, bias_correction=True), importance_sampling_ratio=weight, **items
+        )
         q = REF - POLICY
         kl = torch.where(MASK != 0, 0.1 * (POLICY - OLD).exp() * (q.exp() - q - 1), 0.0)
         if plain is not None:
@@ -171,7 +173,7 @@ def test_a_sampler_of_weight_zero(name):
     tokens[1:, 3] = 0
     completions = torch.tensor([[1.0], [0.0], [1.0], [0.0]], dtype=torch.float64)
     options = {"loss_type": name, "beta": 0.1 if name == "dro" else 0.0}
-    options |= {"clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5}, "kl_cov": {"kl_cov_ratio": 0.5}}.get(name, {})
+    options["loss_type"] = {"clip_cov": L.ClipCov(0.3, -0.5), "kl_cov": L.KLCov(0.5)}.get(name, name)
     cases = [(tokens, "token"), (completions, "token"), (completions.expand(4, 6), "token")]
     cases += [(completions, "sequence"), (completions.expand(4, 6), "sequence")] if POLICIES[name].level else []
     for weight, level in cases:
@@ -180,7 +182,9 @@ def test_a_sampler_of_weight_zero(name):
             x = torch.where(weight == 0, filled, POLICY).requires_grad_()
             a = A.clone().requires_grad_()
             torch.manual_seed(0)
-            out = L.grpo_loss(x, a, OLD, None, MASK, importance_sampling_ratio=weight, importance_sampling_level=level, **options)
+            out = L.grpo_loss(
+                x, a, OLD, None, MASK, importance_sampling_ratio=weight, importance_sampling_level=level, **in_records(options)
+            )
             results.append((out, *torch.autograd.grad(out, (x, a))))
         assert results[0][1].any()
         assert all(torch.equal(s, t) for other in results[1:] for s, t in zip(results[0], other, strict=True))
@@ -194,7 +198,7 @@ def test_masked_tokens_and_empty_batches(name):
         x, old, ref = (torch.where(MASK != 0, t, bad) for t in (POLICY, OLD, REF))
         x.requires_grad_()
         torch.manual_seed(0)
-        out = L.grpo_loss(x, A, old, ref, MASK, beta=beta, loss_type=name, return_stats=True)
+        out = L.grpo_loss(x, A, old, ref, MASK, beta=beta, loss_type=name, outputs=STATS)
         values.append([*out, *torch.autograd.grad(out.loss, x)])
     for other in values[1:]:
         assert all(torch.equal(s, t) for s, t in zip(values[0], other, strict=True))
@@ -204,7 +208,7 @@ def test_masked_tokens_and_empty_batches(name):
     assert L.grpo_loss(x, none(0), x.detach(), x.detach(), **options).isnan()
     assert L.grpo_loss(x, none(0), x.detach(), x.detach(), empty="zero", **options) == 0
     x, nothing = none(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    out = L.grpo_loss(x, torch.ones(2), x.detach(), x.detach(), nothing, empty="zero", return_stats=True, **options)
+    out = L.grpo_loss(x, torch.ones(2), x.detach(), x.detach(), nothing, empty="zero", outputs=STATS, **options)
     assert [each.item() for each in out] == [0, 0, 0, 0]
     out.loss.backward()
     assert (x.grad == 0).all()
@@ -228,13 +232,15 @@ def test_probabilities_of_nothing(name, far):
             assert gradient.isfinite().all()
 
 
+STATS = L.PolicyLossOutput.names[1:]
 CLIPPED = torch.tensor([[2.0, 0.5, 1.1, 1.0], [0.5, 0.7, 3.0, 1.0]]).log()
 KEPT = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
 BETTER_AND_WORSE = torch.tensor([1.0, -1.0])
 
 
 def with_statistics(ref=None, loss_type="dapo", **options):
-    return L.grpo_loss(CLIPPED, BETTER_AND_WORSE, torch.zeros(2, 4), ref, KEPT, loss_type=loss_type, return_stats=True, **options)
+    outputs = STATS[:2] if ref is None else STATS
+    return L.grpo_loss(CLIPPED, BETTER_AND_WORSE, torch.zeros(2, 4), ref, KEPT, loss_type=loss_type, outputs=outputs, **options)
 
 
 def shares_clipped(output):
@@ -244,7 +250,8 @@ def shares_clipped(output):
 def test_statistics_count_clipped_tokens_beside_the_same_loss():
     out = with_statistics()
     assert isinstance(out, L.PolicyLossOutput)
-    assert out.kl is None
+    with pytest.raises(AttributeError, match=r"ask for it with outputs=\('clipped_low', 'clipped_high', 'kl'\)"):
+        _ = out.kl
     assert shares_clipped(out) == pytest.approx((2 / 7, 1 / 7))
     torch.testing.assert_close(out.loss, L.grpo_loss(CLIPPED, BETTER_AND_WORSE, torch.zeros(2, 4), None, KEPT, loss_type="dapo"))
 
@@ -267,7 +274,7 @@ def test_objectives_that_clip_nothing_count_nothing(name):
 
 def test_statistics_take_no_gradient():
     zeros = torch.zeros(2, 4)
-    assert not any(t.requires_grad for t in L.grpo_loss(none(2, 4), BETTER_AND_WORSE, zeros, zeros, KEPT, return_stats=True)[1:])
+    assert not any(t.requires_grad for t in L.grpo_loss(none(2, 4), BETTER_AND_WORSE, zeros, zeros, KEPT, outputs=STATS)[1:])
 
 
 def test_value_loss():
@@ -277,7 +284,7 @@ def test_value_loss():
     mask = torch.tensor([[1, 1, 1, 0]])
     out = L.ppo_value_loss(v, returns, old, mask, reduction="none")
     assert out[0].tolist() == pytest.approx([2.0, 0.5 * 2.8**2, 0.125, 0])
-    loss, fraction = L.ppo_value_loss(v, returns, old, mask, return_stats=True)
+    loss, fraction = L.ppo_value_loss(v, returns, old, mask, outputs=("clipped",))
     assert loss.item() == pytest.approx((2 + 0.5 * 2.8**2 + 0.125) / 3)
     assert fraction.item() == pytest.approx(1 / 3)
     loss.backward()
@@ -364,7 +371,7 @@ def test_pairs_by_order(unpaired):
 
 def test_alpha_one_is_reverse_kl():
     for alpha in (1.0, 1 + 1e-13):
-        out = L.dpo_loss(*GIVEN, f_divergence_type="alpha_divergence", f_alpha_divergence_coef=alpha)
+        out = L.dpo_loss(*GIVEN, f_divergence_type=L.AlphaDivergence(alpha))
         torch.testing.assert_close(out, L.dpo_loss(*GIVEN), rtol=1e-12, atol=0)
 
 
@@ -394,7 +401,7 @@ def test_tpo_and_alphapo_by_their_formulas():
         items = [pair(name, x, y, 0.3, e) - 0.7 * z for x, y, z in zip(c, r, gold, strict=True)]
         check(lambda a, b, g, _, name=name, e=e: L.tpo_loss(a, b, g, 0.3, e, name, 0.7, reduction="none") + 0 * _, items)
     items = [smooth(0.3 * (x - y) - 0.2, 0.1) - 0.7 * z for x, y, z in zip(c, r, gold, strict=True)]
-    check(lambda a, b, g, _: L.tpo_loss(a, b, g, 0.3, 0.1, "tpo-l", 0.7, 0.2, "none") + 0 * _, items)
+    check(lambda a, b, g, _: L.tpo_loss(a, b, g, 0.3, 0.1, L.TpoL(0.2), 0.7, "none") + 0 * _, items)
     for alpha in (0.25, -0.5):
         items = [
             smooth(2 * ((1 - math.exp(x) ** -alpha) - (1 - math.exp(y) ** -alpha)) / alpha - 0.5, 0.1) for x, y in zip(c, r, strict=True)
@@ -408,7 +415,7 @@ def test_tpo_and_alphapo_by_their_formulas():
 def test_compile_every_objective():
     """All of them in one graph."""
     numbers = {name: {"loss_type": name, "beta": 0.1} for name in POLICIES}
-    numbers["clip_cov"] |= {"clip_cov_ratio": 1.0, "clip_cov_lb": -0.5}
+    numbers["clip_cov"]["loss_type"] = L.ClipCov(1.0, -0.5)
 
     def call(x, *given):
         of_pairs = [L.dpo_loss(*given, 0.1, SMOOTHING.get(name, 0.0), name) for name in PAIRS]
@@ -427,7 +434,7 @@ def test_compile_every_objective():
 def test_low_precision(name, dtype):
     """float32 inside: as exact on rounded arguments as float32 is."""
     given = [t.to(dtype) for t in (POLICY, A, OLD, REF)]
-    options = {"loss_type": name, "beta": 0.1} | ({"clip_cov_ratio": 1.0, "clip_cov_lb": -0.5} if name == "clip_cov" else {})
+    options = {"loss_type": L.ClipCov(1.0, -0.5) if name == "clip_cov" else name, "beta": 0.1}
     results = []
     for values in (given, [t.double() for t in given]):
         x = values[0].clone().requires_grad_()

@@ -11,9 +11,10 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from preference_calls import RECORDS, in_records
 
 from lossforge import losses as L
-from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, POLICIES, READ_BY
+from lossforge.losses.definitions.preference.objectives import DIVERGENCES, OWN_NUMBERS, PAIRS, POLICIES
 
 N, T = 4, 5
 
@@ -232,7 +233,7 @@ def compare(function, formula, count, table, names, draw):
 
     def ours(values):
         placed, named = split(values)
-        return function(*placed, **{**options, **named})
+        return function(*placed, **in_records({**options, **named}))
 
     def exact(values):
         placed, named = split(values)
@@ -312,7 +313,7 @@ def policy(kind, x, log_ratio, level, ref, a, keep, sampler, o):
 
 
 def grpo(x, a, old=None, ref=None, mask=None, reduction="mean", normalizer=None, empty=None, **o):
-    """Compute the loss, and what return_stats names."""
+    """Compute the loss, and the mean estimate of KL."""
     kind, keep = o["loss_type"], torch.ones_like(x, dtype=torch.bool) if mask is None else mask != 0
     a = (a if a.ndim == 2 else a.unsqueeze(1)).expand_as(x)
     log_ratio = x - (x.detach() if old is None else old)
@@ -373,6 +374,10 @@ POLICY = {
     "unmasked": one_of(True),
 }
 DEFAULTS = {name: p.default for name, p in inspect.signature(L.grpo_loss).parameters.items() if p.default is not p.empty}
+DEFAULTS |= {"kl_clamp": None, "use_bias_correction_kl": False}
+DEFAULTS |= {theirs: getattr(record(), ours) for _, record, names in RECORDS for theirs, ours in names.items()}
+READ_BY = {"delta": tuple(kind for kind, known in POLICIES.items() if known.bounded)}
+READ_BY |= {name: (kind,) for kind, record in OWN_NUMBERS.items() for _, made, names in RECORDS if made is record for name in names}
 PLACES = {"per_token_logps": "x", "advantages": "a", "old_per_token_logps": "old", "ref_per_token_logps": "ref"}
 
 
@@ -380,7 +385,7 @@ def policy_options(draw, names):
     """Draw a set of options that are accepted together, of a loss type that reads those that are named."""
     options = drawn(draw, POLICY | REDUCING, names)
     levels = tuple(kind for kind, known in POLICIES.items() if known.level)
-    readers = {**READ_BY, "max_completion_length": ("dr_grpo",), "importance_sampling_level": levels}
+    readers = {**READ_BY, "importance_sampling_level": levels}
     kinds = [kind for kind in POLICIES if all(kind in readers.get(name, POLICIES) for name in names)]
     options["loss_type"] = kind = draw.choice(kinds or list(POLICIES))
     drop = {name for name, known in readers.items() if kind not in known}
@@ -407,9 +412,10 @@ def compare_policies(names, draw):
     stats = []
 
     def ours(values):
-        found = L.grpo_loss(**dict(zip(given, values, strict=True)), **fixed, return_stats=True)
-        stats.append(found.kl)
-        return found.loss
+        outputs = ("kl",) if "ref_per_token_logps" in given else ()
+        found = L.grpo_loss(**dict(zip(given, values, strict=True)), **in_records(fixed), outputs=outputs)
+        stats.append(found.kl if outputs else None)
+        return found.loss if outputs else found
 
     def exact(values):
         named = dict(zip([PLACES[name] for name in given], values, strict=True))
@@ -445,7 +451,7 @@ def test_pairs_through_the_kernels(seed, device):
     x = hidden.to(device, torch.float32).requires_grad_()
     given = [t.to(device, torch.float32) for t in (advantages, old, ref)]
     options["importance_sampling_ratio"] = options["importance_sampling_ratio"].to(device)
-    found = L.grpo_loss(L.linear_selective_log_softmax(x, weight.to(x), index.to(device)), *given, **options)
+    found = L.grpo_loss(L.linear_selective_log_softmax(x, weight.to(x), index.to(device)), *given, **in_records(options))
     assert found.item() == pytest.approx(value.item(), rel=1e-5), kind
     gradients = (torch.autograd.grad(t, leaf)[0] for t, leaf in ((found, x), (value, exact)))
     torch.testing.assert_close(*(g.double().cpu() for g in gradients), rtol=1e-4, atol=1e-6)
@@ -454,22 +460,15 @@ def test_pairs_through_the_kernels(seed, device):
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], **given), {"sapo_temperature_pos": 2.0}),
-        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], **given), {"vespo_k_neg": 1.0}),
-        (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], **given), {"ppo_kl_coef": 0.1}),
         (lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], loss_type="cispo", **given), {"delta": 2.0}),
         (
-            lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], None, x.T.expand(N, T), loss_type="dro", beta=0.1, **given),
-            {"kl_clamp": 1.0},
+            lambda x, **given: L.grpo_loss(x.T.expand(N, T), x[0], None, x.T.expand(N, T), loss_type="dro", **given),
+            {"beta": L.KLPenalty(0.1, clamp=1.0)},
         ),
-        (lambda x, **given: L.dpo_loss(x, x, x, x, **given), {"f_alpha_divergence_coef": 0.3}),
-        (lambda x, **given: L.dpo_loss(x, x, x, x, **given), {"discopop_tau": 0.3}),
-        (lambda x, **given: L.tpo_loss(x, x, x, **given), {"tpo_l_gamma": 0.3}),
     ],
     ids=lambda v: "".join(v) if isinstance(v, dict) else "",
 )
 def test_an_option_that_the_loss_would_not_read_is_refused(call, named):
-    (name,) = named
     x = -torch.rand(1, N)
-    with pytest.raises(ValueError, match=f"^{name} needs "):
+    with pytest.raises(ValueError, match=r"^(delta needs|KLPenalty's clamp and bias_correction need) a loss_type o"):
         call(x, **named)

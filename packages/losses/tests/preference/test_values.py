@@ -82,7 +82,6 @@ def grpo(
     importance_sampling_level="token",
     loss_type="grpo",
     delta=None,
-    max_completion_length=None,
 ):
     n, length = policy.shape
     mask = np.ones((n, length)) if mask is None else mask
@@ -101,7 +100,8 @@ def grpo(
                 tokens[i, t] += beta * (math.exp(ref[i, t] - policy[i, t]) - (ref[i, t] - policy[i, t]) - 1)
     if loss_type == "grpo":
         return [tokens[i].sum() / max(1, mask[i].astype(bool).sum()) for i in range(n)], n
-    divisor = n * (max_completion_length or length) if loss_type == "dr_grpo" else mask.astype(bool).sum()
+    most = loss_type.max_completion_length if isinstance(loss_type, L.DrGRPO) else length if loss_type == "dr_grpo" else None
+    divisor = n * most if most else mask.astype(bool).sum()
     return tokens, divisor
 
 
@@ -138,7 +138,7 @@ CASES = [
     case("grpo_delta", L.grpo_loss, grpo, [POLICY, A, OLD, None, MASK], delta=1.4),
     case("grpo_eps_1", L.grpo_loss, grpo, [POLICY, A, OLD], epsilon=1.0, epsilon_high=0.0),
     *(case(t, L.grpo_loss, grpo, [POLICY, A, OLD, REF, MASK], loss_type=t, beta=0.1) for t in ("bnpo", "dapo", "dr_grpo")),
-    case("dr_grpo_length", L.grpo_loss, grpo, [POLICY, A, OLD], loss_type="dr_grpo", max_completion_length=10),
+    case("dr_grpo_length", L.grpo_loss, grpo, [POLICY, A, OLD], loss_type=L.DrGRPO(10)),
     case("gspo", L.grpo_loss, grpo, [POLICY, A, OLD, REF, MASK], importance_sampling_level="sequence", epsilon=0.03, beta=0.04),
     case("gspo_dapo", L.grpo_loss, grpo, [POLICY, logps(4, 6, seed=8) + 3, OLD], importance_sampling_level="sequence", loss_type="dapo"),
     case("gspo_on_policy", L.grpo_loss, grpo, [POLICY, A, None, None, MASK], importance_sampling_level="sequence"),

@@ -204,7 +204,7 @@ def _losses() -> Iterable[Case]:
             yield Case("losses", loss, use, shape, dtype, inputs, "", {"reduction": "sum"} | options, other, loss in WHOLE)
     for dtype in DTYPES:
         yield Case("losses", "kl", VOCABULARY, TOKENS, dtype, "teacher", "reverse", softened | {"reverse": True})
-        entropy = {"return_entropy": True, "reduction": "none"}
+        entropy = {"outputs": ("entropy",), "reduction": "none"}
         yield Case("losses", "selective_log_softmax", VOCABULARY, TOKENS, dtype, "classes", "with entropy", entropy)
     for loss in ("iou", "giou", "diou", "ciou", "eiou", "siou", "box_l1", "box_smooth_l1"):
         beta = loss == "box_smooth_l1"

@@ -4,7 +4,7 @@ The functions take the logits or boxes, the target, other tensors and options by
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -312,12 +312,12 @@ def _logit_adjusted_ce(x: Tensor, target: Tensor, *, log_prior: Tensor, tau: flo
 
 
 def _selective_log_softmax(
-    x: Tensor, target: Tensor, *, temperature: float = 1.0, return_entropy: bool = False, reduction: str = "none"
+    x: Tensor, target: Tensor, *, temperature: float = 1.0, outputs: Sequence[str] = (), reduction: str = "none"
 ) -> Tensor:
-    """Compute as TRL's selective_log_softmax does, and with return_entropy subtract its entropy_from_logits."""
+    """Compute as TRL's selective_log_softmax does, and with outputs ("entropy",) subtract its entropy_from_logits."""
     log_p = (x / temperature).log_softmax(1)
     values = log_p.gather(1, target.unsqueeze(1)).squeeze(1)
-    return _reduced(values + (log_p.exp() * log_p).sum(1) if return_entropy else values, reduction)
+    return _reduced(values + (log_p.exp() * log_p).sum(1) if outputs else values, reduction)
 
 
 def log_probabilities(x: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

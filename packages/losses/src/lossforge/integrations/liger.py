@@ -11,12 +11,14 @@ both patches does not matter. Liger's other kernels stay.
 Tested with liger-kernel 0.8.1 and 0.8.5.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import cross_entropy, linear_cross_entropy
+from lossforge.losses.option_types import RowOutput
 from lossforge.patch.patching import Patch, Replacement, version_of
 from lossforge.patch.patching import patch as patch_names
 
@@ -24,20 +26,25 @@ TESTED = "0.8.1, 0.8.5"
 
 
 def _results(
-    found: Any, loss: Tensor, z_loss: Tensor | None, target: Tensor, asked: dict[str, bool], reduction: str, ignore_index: int
+    found: Any, loss: Tensor, z_loss: Tensor | None, target: Tensor, asked: Sequence[RowOutput], reduction: str, ignore_index: int
 ) -> Any:
     """Return the loss; where more is asked for, Liger's record of it. found: our record."""
-    if not any(asked.values()):
+    if not asked:
         return loss
     import liger_kernel.transformers.functional as functional
 
     counts = target != ignore_index
     accuracy = None
-    if asked["return_correct"]:
+    if "correct" in asked:
         correct = (found.correct & counts).float()
         accuracy = correct if reduction == "none" else correct.sum() / counts.sum()
-    predicted = found.argmax.where(counts, -1) if asked["return_argmax"] else None
+    predicted = found.argmax.where(counts, -1) if "argmax" in asked else None
     return functional.CrossEntropyOutput(loss=loss, z_loss=z_loss, token_accuracy=accuracy, predicted_tokens=predicted)
+
+
+def _asked(z_loss: bool, correct: bool, argmax: bool) -> list[RowOutput]:
+    wanted: dict[RowOutput, bool] = {"z_loss": z_loss, "correct": correct, "argmax": argmax}
+    return [name for name, asked in wanted.items() if asked]
 
 
 def _of_hidden(own: Any) -> Any:
@@ -59,15 +66,15 @@ def _of_hidden(own: Any) -> Any:
         return_predicted_tokens: bool = False,
         chunk_mem_const: int = 1,
     ) -> Any:
-        asked: Any = {"return_z_loss": return_z_loss, "return_correct": return_token_accuracy, "return_argmax": return_predicted_tokens}
+        asked = _asked(return_z_loss, return_token_accuracy, return_predicted_tokens)
         weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
         capped: Any = {"ignore_index": ignore_index, "softcap": softcap, "empty": "zero"}
         added: Any = {"loss_weight": ce_weight, "label_smoothing": label_smoothing, "z_loss": lse_square_scale}
         within: Any = "none" if use_token_scaling else reduction
-        more: Any = {"reduction": within, "return_lse": True}
+        more: Any = {"reduction": within, "outputs": (*asked[:return_z_loss], "lse", *asked[return_z_loss:])}
         if accum_dtype == torch.float32 and within != "none":
             more["accumulate"] = "float32"
-        found: Any = linear_cross_entropy(input, weight, target, bias, **capped, **added, **asked, **more)
+        found: Any = linear_cross_entropy(input, weight, target, bias, **capped, **added, **more)
         loss, z_loss = found.loss, found.z_loss if return_z_loss else None
         if use_token_scaling:  # each token's loss times its probability, which is not differentiated
             if ce_weight is None and not label_smoothing and not lse_square_scale:
@@ -113,11 +120,11 @@ def _of_logits(own: Any) -> Any:
         return_token_accuracy: bool = False,
         return_predicted_tokens: bool = False,
     ) -> Any:
-        asked: Any = {"return_z_loss": return_z_loss, "return_correct": return_token_accuracy, "return_argmax": return_predicted_tokens}
+        asked = _asked(return_z_loss, return_token_accuracy, return_predicted_tokens)
         given: dict[str, Any] = {"ignore_index": ignore_index, "softcap": softcap, "empty": "zero", "reduction": reduction}
         added: Any = {"label_smoothing": label_smoothing, "z_loss": lse_square_scale}
-        found: Any = cross_entropy(input, target, weight, **given, **added, **asked)
-        if not any(asked.values()):
+        found: Any = cross_entropy(input, target, weight, **given, **added, outputs=asked)
+        if not asked:
             return found
         return _results(found, found.loss, found.z_loss if return_z_loss else None, target, asked, reduction, ignore_index)
 

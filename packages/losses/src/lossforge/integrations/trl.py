@@ -24,11 +24,14 @@ from lossforge.losses import (
     linear_js_div,
     selective_log_softmax,
 )
+from lossforge.losses.option_types import RowOutput
 from lossforge.patch.patching import LOG, Patch, Replacement, say_once
 from lossforge.patch.patching import patch as patch_names
 
 TESTED = "1.16"
 OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+RESULTS: dict[RowOutput, str] = {"entropy": "entropy", "correct": "is_top1", "log_p2": "log_sum_sq_probs", "mean_logit": "mean_logits"}
+"""TRL's names of further results by ours, in our order."""
 
 
 def _not_whole(*weights: Tensor) -> bool:
@@ -60,6 +63,7 @@ def _log_probs(own: Any) -> Any:
                 found: tuple[Tensor | None, ...] = own.apply(hidden, weight, bias, targets, *given)
                 return found
             cap = None if final_logit_softcapping is None else final_logit_softcapping / temperature
+            asked = [ours for ours, theirs in RESULTS.items() if theirs in outputs]
             results = linear_cross_entropy(
                 hidden,
                 weight.to(hidden.dtype),
@@ -68,11 +72,7 @@ def _log_probs(own: Any) -> Any:
                 reduction="none",
                 scale=logit_scale / temperature,
                 softcap=cap,
-                return_lse=True,  # a record also where nothing else is asked for
-                return_entropy="entropy" in outputs,
-                return_log_p2="log_sum_sq_probs" in outputs,
-                return_mean_logit="mean_logits" in outputs,
-                return_correct="is_top1" in outputs,
+                outputs=("lse", *asked),  # a record also where nothing else is asked for
             )
             return -results.loss, *[getattr(results, name, None) for name in ("entropy", "log_p2", "mean_logit", "correct")]
 
@@ -112,7 +112,7 @@ def _divergence(own: Any) -> Any:
             # theirs gives the teacher no gradient
             layer = _in_one_dtype(teacher_hidden.detach(), teacher_weight.detach(), None if teacher_bias is None else teacher_bias.detach())
             teacher = LinearTeacher(*layer, scale=teacher_logit_scale, softcap=caps[1])
-            results = linear_js_div(hidden, weight, teacher, bias, beta=beta, reduction="none", return_entropy=True, **softened)
+            results = linear_js_div(hidden, weight, teacher, bias, beta=beta, reduction="none", outputs=("entropy",), **softened)
             return results.loss, results.entropy
 
     return ChunkedDivergenceFunction
@@ -138,7 +138,7 @@ def _logps(own: Any) -> Any:
 def _entropy(own: Any) -> Any:
     def entropy_from_logits(logits: Tensor, chunk_size: int = 128) -> Tensor:
         nothing = torch.full(logits.shape[:-1], -100, dtype=torch.int64, device=logits.device)
-        return selective_log_softmax(logits, nothing, return_entropy=True).entropy
+        return selective_log_softmax(logits, nothing, outputs=("entropy",)).entropy
 
     return entropy_from_logits
 
@@ -151,7 +151,7 @@ def _logps_and_entropy(own: Any) -> Any:
             raise ValueError("temperature must be positive")
         if row_mask is not None:
             index = index.masked_fill(row_mask == 0, -100)
-        logps, entropy = selective_log_softmax(logits, index, temperature=temperature, return_entropy=True)
+        logps, entropy = selective_log_softmax(logits, index, temperature=temperature, outputs=("entropy",))
         entropy = entropy if entropy_requires_grad else entropy.detach()
         return logps, entropy if row_mask is None else entropy.masked_fill(row_mask == 0, 0.0)
 

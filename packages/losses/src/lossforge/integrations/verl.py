@@ -25,7 +25,7 @@ TESTED = "0.9"
 
 def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: Any = None) -> tuple[Tensor, Tensor]:
     index = labels.long().view(hidden.shape[:-1])
-    options: Any = {"temperature": temperature, "return_entropy": True}
+    options: Any = {"temperature": temperature, "outputs": ("entropy",)}
     if group is not None:
         options |= {"group": group, "classes": len(weight) * dist.get_world_size(group), "sum_input_gradient": False}
     logps, entropy = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)

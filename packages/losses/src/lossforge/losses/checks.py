@@ -60,6 +60,8 @@ def unexpected(owner: str, name: str, accepted: Iterable[str]) -> TypeError:
     accepted = list(accepted)
     near = difflib.get_close_matches(name, accepted, 1)
     meant = f"; did you mean {near[0]!r}?" if near else "."
+    if name.startswith("return_") and "outputs" in accepted:
+        meant = ": outputs takes the names of the results beside the first."
     return TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant} It takes {', '.join(accepted)}")
 
 

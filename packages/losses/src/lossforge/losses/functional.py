@@ -15,7 +15,7 @@ Options that every function has. The losses of overlapping regions take no `targ
     bfloat16 the largest relative error is therefore 0.7 % instead of 0.4 %, unless what arrives is a power of two, such as 1.
 - `inplace`: the gradient takes the memory of the logits, which must be an intermediate result that fills its memory. Value and gradient are
     the same. A gradient that arrives from a later use of the logits raises. Reading them afterwards silently gives the gradient
-    (with gradient="backward", from backward on). For the accuracy take return_correct, or read the logits before the loss.
+    (with gradient="backward", from backward on). For the accuracy take outputs=("correct",), or read the logits before the loss.
     torch.autograd.grad takes what the logits were computed from, not the logits. Where the kernels do not run, and under torch.compile,
     nothing is overwritten.
 - `validate`: check class indices on CUDA too, which synchronises with the host (default: the environment's LOSSFORGE_VALIDATE). On CPU they

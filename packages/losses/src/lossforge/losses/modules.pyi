@@ -7,17 +7,36 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from lossforge.losses.base.module import LossModule
-from lossforge.losses.functional import CrossEntropyOutput, DivergenceOutput, PolicyLossOutput, ValueLossOutput
+from lossforge.losses.functional import (
+    AlphaDivergence,
+    ClipCov,
+    CrossEntropyOutput,
+    DiscoPOP,
+    DivergenceOutput,
+    DrGRPO,
+    KLCov,
+    KLPenalty,
+    PolicyLossOutput,
+    Sapo,
+    TpoL,
+    ValueLossOutput,
+    Vespo,
+)
 from lossforge.losses.option_types import (
     Activation,
     Averaged,
     BatchReduction,
     BoxFormat,
+    Direction,
+    DivergenceOutputs,
     Empty,
     Gradient,
     MarginStrategy,
+    PolicyOutput,
     Reduction,
+    RowOutput,
     ScalarReduction,
+    ValueOutput,
 )
 
 __all__ = [
@@ -326,13 +345,7 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
     ignore_index: int
     reduction: Reduction
     label_smoothing: float
-    return_z_loss: bool
-    return_lse: bool
-    return_entropy: bool
-    return_correct: bool
-    return_argmax: bool
-    return_log_p2: bool
-    return_mean_logit: bool
+    outputs: Sequence[RowOutput]
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
@@ -342,9 +355,7 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: CrossEntropyLoss[Tensor], weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-        reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, return_z_loss: Literal[False] = False,
-        return_lse: Literal[False] = False, return_entropy: Literal[False] = False, return_correct: Literal[False] = False,
-        return_argmax: Literal[False] = False, return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False,
+        reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *, outputs: tuple[()] = (),
         empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, z_loss: float = 0.0,
     ) -> None: ...
@@ -352,73 +363,15 @@ class CrossEntropyLoss(LossModule, Generic[Result]):
     def __init__(
         self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
         ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: Literal[True], return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
-        return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
-        ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: Literal[True], return_entropy: bool = False, return_correct: bool = False,
-        return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
-        ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: bool = False, return_entropy: Literal[True], return_correct: bool = False,
-        return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
-        ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: Literal[True],
-        return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
-        ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
-        return_argmax: Literal[True], return_log_p2: bool = False, return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
-        ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
-        return_argmax: bool = False, return_log_p2: Literal[True], return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: CrossEntropyLoss[CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
-        ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
-        return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: Literal[True], empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
+        outputs: tuple[RowOutput, *tuple[RowOutput, ...]], empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: CrossEntropyLoss[Tensor | CrossEntropyOutput], weight: Tensor | None = None, size_average: bool | None = None,
         ignore_index: int = -100, reduce: bool | None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0, *,
-        return_z_loss: bool = False, return_lse: bool = False, return_entropy: bool = False, return_correct: bool = False,
-        return_argmax: bool = False, return_log_p2: bool = False, return_mean_logit: bool = False, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, z_loss: float = 0.0,
+        outputs: Sequence[RowOutput] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     ) -> None: ...
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
@@ -464,14 +417,12 @@ class DKDLoss(LossModule):
 class DPOLoss(LossModule):
     beta: float
     label_smoothing: float
-    loss_type: str
+    loss_type: str | DiscoPOP
     reduction: Reduction
-    f_divergence_type: str
-    f_alpha_divergence_coef: float
-    discopop_tau: float
+    f_divergence_type: str | AlphaDivergence
     def __init__(
-        self, beta: float = 0.1, label_smoothing: float = 0.0, loss_type: str = "sigmoid", reduction: Reduction = "mean", *,
-        f_divergence_type: str = "reverse_kl", f_alpha_divergence_coef: float = 0.5, discopop_tau: float = 0.05, empty: Empty = "nan",
+        self, beta: float = 0.1, label_smoothing: float = 0.0, loss_type: str | DiscoPOP = "sigmoid", reduction: Reduction = "mean", *,
+        f_divergence_type: str | AlphaDivergence = "reverse_kl", empty: Empty = "nan",
     ) -> None: ...
     def forward(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
@@ -637,55 +588,30 @@ class GISTEmbedLoss(LossModule):
 class GRPOLoss(LossModule, Generic[Result]):
     epsilon: float
     epsilon_high: float | None
-    beta: float
+    beta: float | KLPenalty
     importance_sampling_level: str
-    loss_type: str
+    loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov
     delta: float | None
-    max_completion_length: int | None
     reduction: Reduction
-    kl_clamp: float | None
-    use_bias_correction_kl: bool
-    sapo_temperature_pos: float
-    sapo_temperature_neg: float
-    vespo_k_pos: float
-    vespo_lambda_pos: float
-    vespo_k_neg: float
-    vespo_lambda_neg: float
-    clip_cov_ratio: float
-    clip_cov_lb: float
-    clip_cov_ub: float
-    kl_cov_ratio: float
-    ppo_kl_coef: float
-    return_stats: bool
+    outputs: Sequence[PolicyOutput]
     @overload
     def __init__(
-        self: GRPOLoss[Tensor], epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
-        importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None,
-        max_completion_length: int | None = None, reduction: Reduction = "mean", *, kl_clamp: float | None = None,
-        use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05,
-        vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
-        clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002,
-        ppo_kl_coef: float = 1.0, return_stats: Literal[False] = False, empty: Empty = "nan",
+        self: GRPOLoss[Tensor], epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
+        importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo",
+        delta: float | None = None, reduction: Reduction = "mean", *, outputs: tuple[()] = (), empty: Empty = "nan",
     ) -> None: ...
     @overload
     def __init__(
-        self: GRPOLoss[PolicyLossOutput], epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
-        importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None,
-        max_completion_length: int | None = None, reduction: Reduction = "mean", *, kl_clamp: float | None = None,
-        use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05,
-        vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
-        clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002,
-        ppo_kl_coef: float = 1.0, return_stats: Literal[True], empty: Empty = "nan",
+        self: GRPOLoss[PolicyLossOutput], epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
+        importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo",
+        delta: float | None = None, reduction: Reduction = "mean", *, outputs: tuple[PolicyOutput, *tuple[PolicyOutput, ...]],
+        empty: Empty = "nan",
     ) -> None: ...
     @overload
     def __init__(
-        self: GRPOLoss[Tensor | PolicyLossOutput], epsilon: float = 0.2, epsilon_high: float | None = None, beta: float = 0.0,
-        importance_sampling_level: str = "token", loss_type: str = "grpo", delta: float | None = None,
-        max_completion_length: int | None = None, reduction: Reduction = "mean", *, kl_clamp: float | None = None,
-        use_bias_correction_kl: bool = False, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05,
-        vespo_k_pos: float = 2.0, vespo_lambda_pos: float = 3.0, vespo_k_neg: float = 3.0, vespo_lambda_neg: float = 2.0,
-        clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0, kl_cov_ratio: float = 0.0002,
-        ppo_kl_coef: float = 1.0, return_stats: bool = False, empty: Empty = "nan",
+        self: GRPOLoss[Tensor | PolicyLossOutput], epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
+        importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo",
+        delta: float | None = None, reduction: Reduction = "mean", *, outputs: Sequence[PolicyOutput] = (), empty: Empty = "nan",
     ) -> None: ...
     def forward(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
@@ -817,15 +743,14 @@ class InfoNCELoss(LossModule):
     in_batch: bool
     symmetric: bool
     normalize: bool
-    directions: tuple[Literal['query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'], ...]
+    directions: tuple[Direction, ...]
     decoupled: bool
     hardness: float
     gradient: Gradient | None
     def __init__(
         self, temperature: float | Tensor = 0.1, reduction: Reduction = "mean", *, in_batch: bool = True, symmetric: bool = False,
-        normalize: bool = True,
-        directions: tuple[Literal['query_to_doc', 'query_to_query', 'doc_to_query', 'doc_to_doc'], ...] = ("query_to_doc",),
-        decoupled: bool = False, hardness: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        normalize: bool = True, directions: tuple[Direction, ...] = ("query_to_doc",), decoupled: bool = False, hardness: float = 0.0,
+        empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None: ...
     def forward(self, query: Tensor, positive: Tensor, negatives: Tensor | None = None, **per_call: Any) -> Tensor: ...
     def __call__(self, query: Tensor, positive: Tensor, negatives: Tensor | None = None, **per_call: Any) -> Tensor: ...
@@ -852,7 +777,7 @@ class JSDivWithLogitsLoss(LossModule, Generic[Result]):
     reduction: BatchReduction
     temperature_squared: bool
     ignore_index: int
-    return_entropy: bool
+    outputs: Sequence[DivergenceOutputs]
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
@@ -864,22 +789,22 @@ class JSDivWithLogitsLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: JSDivWithLogitsLoss[Tensor], beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[False] = False, empty: Empty = "nan",
+        temperature_squared: bool = False, ignore_index: int = -100, outputs: tuple[()] = (), empty: Empty = "nan",
         gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: JSDivWithLogitsLoss[DivergenceOutput], beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        *, temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[True], empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        *, temperature_squared: bool = False, ignore_index: int = -100, outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]],
+        empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: JSDivWithLogitsLoss[Tensor | DivergenceOutput], beta: float = 0.5, temperature: float = 1.0,
         reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False, ignore_index: int = -100,
-        return_entropy: bool = False, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        outputs: Sequence[DivergenceOutputs] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
         validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
         target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
@@ -958,7 +883,7 @@ class KLDivWithLogitsLoss(LossModule, Generic[Result]):
     reverse: bool
     temperature_squared: bool
     ignore_index: int
-    return_entropy: bool
+    outputs: Sequence[DivergenceOutputs]
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
@@ -970,21 +895,22 @@ class KLDivWithLogitsLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: KLDivWithLogitsLoss[Tensor], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, reverse: bool = False,
-        temperature_squared: bool = True, ignore_index: int = -100, return_entropy: Literal[False] = False, empty: Empty = "nan",
+        temperature_squared: bool = True, ignore_index: int = -100, outputs: tuple[()] = (), empty: Empty = "nan",
         gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: KLDivWithLogitsLoss[DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-        reverse: bool = False, temperature_squared: bool = True, ignore_index: int = -100, return_entropy: Literal[True],
-        empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+        reverse: bool = False, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: KLDivWithLogitsLoss[Tensor | DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-        reverse: bool = False, temperature_squared: bool = True, ignore_index: int = -100, return_entropy: bool = False,
+        reverse: bool = False, temperature_squared: bool = True, ignore_index: int = -100, outputs: Sequence[DivergenceOutputs] = (),
         empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
@@ -1067,13 +993,7 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     ignore_index: int
     reduction: Reduction
     label_smoothing: float
-    return_z_loss: bool
-    return_lse: bool
-    return_entropy: bool
-    return_correct: bool
-    return_argmax: bool
-    return_log_p2: bool
-    return_mean_logit: bool
+    outputs: Sequence[RowOutput]
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
@@ -1088,9 +1008,7 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor], *, loss_weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = "mean",
-        label_smoothing: float = 0.0, return_z_loss: Literal[False] = False, return_lse: Literal[False] = False,
-        return_entropy: Literal[False] = False, return_correct: Literal[False] = False, return_argmax: Literal[False] = False,
-        return_log_p2: Literal[False] = False, return_mean_logit: Literal[False] = False, chunk: int | None = None,
+        label_smoothing: float = 0.0, outputs: tuple[()] = (), chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
@@ -1098,69 +1016,8 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: Literal[True], return_lse: bool = False,
-        return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: Literal[True],
-        return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-        return_entropy: Literal[True], return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-        return_entropy: bool = False, return_correct: Literal[True], return_argmax: bool = False, return_log_p2: bool = False,
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-        return_entropy: bool = False, return_correct: bool = False, return_argmax: Literal[True], return_log_p2: bool = False,
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-        return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: Literal[True],
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: LinearCrossEntropyLoss[CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-        return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-        return_mean_logit: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        reduction: Reduction = "mean", label_smoothing: float = 0.0, outputs: tuple[RowOutput, *tuple[RowOutput, ...]],
+        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
         scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
         validate: bool | None = None,
@@ -1168,12 +1025,10 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor | CrossEntropyOutput], *, loss_weight: Tensor | None = None, ignore_index: int = -100,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0, return_z_loss: bool = False, return_lse: bool = False,
-        return_entropy: bool = False, return_correct: bool = False, return_argmax: bool = False, return_log_p2: bool = False,
-        return_mean_logit: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
-        validate: bool | None = None,
+        reduction: Reduction = "mean", label_smoothing: float = 0.0, outputs: Sequence[RowOutput] = (), chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
     ) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
@@ -1183,7 +1038,7 @@ class LinearJSDivLoss(LossModule, Generic[Result]):
     temperature: float
     reduction: BatchReduction
     temperature_squared: bool
-    return_entropy: bool
+    outputs: Sequence[DivergenceOutputs]
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
@@ -1198,7 +1053,7 @@ class LinearJSDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearJSDivLoss[Tensor], *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        temperature_squared: bool = False, return_entropy: Literal[False] = False, chunk: int | None = None,
+        temperature_squared: bool = False, outputs: tuple[()] = (), chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
@@ -1206,7 +1061,7 @@ class LinearJSDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearJSDivLoss[DivergenceOutput], *, beta: float = 0.5, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        temperature_squared: bool = False, return_entropy: Literal[True], chunk: int | None = None,
+        temperature_squared: bool = False, outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
@@ -1214,10 +1069,11 @@ class LinearJSDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearJSDivLoss[Tensor | DivergenceOutput], *, beta: float = 0.5, temperature: float = 1.0,
-        reduction: BatchReduction = "batchmean", temperature_squared: bool = False, return_entropy: bool = False, chunk: int | None = None,
-        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
-        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
-        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+        reduction: BatchReduction = "batchmean", temperature_squared: bool = False, outputs: Sequence[DivergenceOutputs] = (),
+        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
     ) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
@@ -1229,7 +1085,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     temperature_squared: bool
     renormalize: bool
     tail: bool
-    return_entropy: bool
+    outputs: Sequence[DivergenceOutputs]
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
@@ -1244,26 +1100,25 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearKLDivLoss[Tensor], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False,
-        temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, return_entropy: Literal[False] = False,
-        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
-        gradient: Gradient | None = None,
+        temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, outputs: tuple[()] = (), chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None: ...
     @overload
     def __init__(
         self: LinearKLDivLoss[DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
         reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
-        return_entropy: Literal[True], chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
-        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
-        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
-        gradient: Gradient | None = None,
+        outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
     ) -> None: ...
     @overload
     def __init__(
         self: LinearKLDivLoss[Tensor | DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
         reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
-        return_entropy: bool = False, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        outputs: Sequence[DivergenceOutputs] = (), chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
         scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
         gradient: Gradient | None = None,
@@ -1275,7 +1130,7 @@ class LinearTotalVariationLoss(LossModule, Generic[Result]):
     temperature: float
     reduction: BatchReduction
     temperature_squared: bool
-    return_entropy: bool
+    outputs: Sequence[DivergenceOutputs]
     chunk: int | None
     accumulate: Literal['float32', 'weight'] | None
     logits: Literal['float32', 'weight'] | None
@@ -1290,7 +1145,7 @@ class LinearTotalVariationLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearTotalVariationLoss[Tensor], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        temperature_squared: bool = False, return_entropy: Literal[False] = False, chunk: int | None = None,
+        temperature_squared: bool = False, outputs: tuple[()] = (), chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
@@ -1298,7 +1153,7 @@ class LinearTotalVariationLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearTotalVariationLoss[DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        temperature_squared: bool = False, return_entropy: Literal[True], chunk: int | None = None,
+        temperature_squared: bool = False, outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
@@ -1306,7 +1161,7 @@ class LinearTotalVariationLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearTotalVariationLoss[Tensor | DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        temperature_squared: bool = False, return_entropy: bool = False, chunk: int | None = None,
+        temperature_squared: bool = False, outputs: Sequence[DivergenceOutputs] = (), chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
@@ -1530,21 +1385,21 @@ class ORPOLoss(LossModule):
 class PPOValueLoss(LossModule, Generic[Result]):
     cliprange_value: float
     reduction: Reduction
-    return_stats: bool
+    outputs: Sequence[ValueOutput]
     @overload
     def __init__(
-        self: PPOValueLoss[Tensor], cliprange_value: float = 0.2, reduction: Reduction = "mean", *, return_stats: Literal[False] = False,
+        self: PPOValueLoss[Tensor], cliprange_value: float = 0.2, reduction: Reduction = "mean", *, outputs: tuple[()] = (),
         empty: Empty = "nan",
     ) -> None: ...
     @overload
     def __init__(
-        self: PPOValueLoss[ValueLossOutput], cliprange_value: float = 0.2, reduction: Reduction = "mean", *, return_stats: Literal[True],
-        empty: Empty = "nan",
+        self: PPOValueLoss[ValueLossOutput], cliprange_value: float = 0.2, reduction: Reduction = "mean", *,
+        outputs: tuple[ValueOutput, *tuple[ValueOutput, ...]], empty: Empty = "nan",
     ) -> None: ...
     @overload
     def __init__(
         self: PPOValueLoss[Tensor | ValueLossOutput], cliprange_value: float = 0.2, reduction: Reduction = "mean", *,
-        return_stats: bool = False, empty: Empty = "nan",
+        outputs: Sequence[ValueOutput] = (), empty: Empty = "nan",
     ) -> None: ...
     def forward(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Result: ...
@@ -1852,13 +1707,12 @@ class SymmetricCrossEntropyLoss(LossModule):
 class TPOLoss(LossModule):
     beta: float
     label_smoothing: float
-    loss_type: str
+    loss_type: str | TpoL
     tpo_alpha: float
-    tpo_l_gamma: float
     reduction: Reduction
     def __init__(
-        self, beta: float = 0.01, label_smoothing: float = 0.0, loss_type: str = "sigmoid", tpo_alpha: float = 1.0,
-        tpo_l_gamma: float = 0.5, reduction: Reduction = "mean", *, empty: Empty = "nan",
+        self, beta: float = 0.01, label_smoothing: float = 0.0, loss_type: str | TpoL = "sigmoid", tpo_alpha: float = 1.0,
+        reduction: Reduction = "mean", *, empty: Empty = "nan",
     ) -> None: ...
     def forward(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
     def __call__(self, *logps: Tensor | None, **per_call: Any) -> Tensor: ...
@@ -1921,7 +1775,7 @@ class TotalVariationWithLogitsLoss(LossModule, Generic[Result]):
     reduction: BatchReduction
     temperature_squared: bool
     ignore_index: int
-    return_entropy: bool
+    outputs: Sequence[DivergenceOutputs]
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
@@ -1933,21 +1787,21 @@ class TotalVariationWithLogitsLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: TotalVariationWithLogitsLoss[Tensor], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[False] = False, empty: Empty = "nan",
+        temperature_squared: bool = False, ignore_index: int = -100, outputs: tuple[()] = (), empty: Empty = "nan",
         gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: TotalVariationWithLogitsLoss[DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: Literal[True], empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        temperature_squared: bool = False, ignore_index: int = -100, outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]],
+        empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
     @overload
     def __init__(
         self: TotalVariationWithLogitsLoss[Tensor | DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-        temperature_squared: bool = False, ignore_index: int = -100, return_entropy: bool = False, empty: Empty = "nan",
+        temperature_squared: bool = False, ignore_index: int = -100, outputs: Sequence[DivergenceOutputs] = (), empty: Empty = "nan",
         gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
         softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...

@@ -19,6 +19,11 @@ TokenWeight = Literal["probability", "entropy"]
 Independent = Literal["tokens", "sequences", "pairs"]
 BoxFormat = Literal["xyxy", "cxcywh"]
 MarginStrategy = Literal["absolute", "relative"]
+RowOutput = Literal["z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "mean_logit"]
+DivergenceOutputs = Literal["entropy"]
+RouterOutput = Literal["z_loss"]
+PolicyOutput = Literal["clipped_low", "clipped_high", "kl"]
+ValueOutput = Literal["clipped"]
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 
 

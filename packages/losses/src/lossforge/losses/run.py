@@ -167,6 +167,8 @@ def _key(function: Any, args: Sequence[Any], kwargs: dict[str, Any], of_layer: b
         kind = type(v)
         if kind in SIMPLE:
             key += kind, v
+        elif kind in (tuple, list) and all(type(each) is str for each in v):
+            key += kind, *v
         elif ordinary(v):
             device, shape = v.get_device(), v.shape
             if device < 0 and shape and not (INTERPRETED or of_layer):

@@ -304,7 +304,7 @@ def _of_tokens(total: Callable[[Tensor, Others], Tensor], independent: Literal["
 def _tokens(inputs: LinearInputs, **how: Any) -> Tensor:
     from lossforge.losses.functional import linear_selective_log_softmax
 
-    found: Any = linear_selective_log_softmax(inputs.input, inputs.head, inputs.others["target"], return_entropy=True, **how)
+    found: Any = linear_selective_log_softmax(inputs.input, inputs.head, inputs.others["target"], outputs=("entropy",), **how)
     loss: Tensor = (inputs.others["factor"] * (found.logps - found.entropy)).mean()
     return loss
 

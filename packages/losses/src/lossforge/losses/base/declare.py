@@ -100,10 +100,9 @@ class Declared:
         return short.replace(parameters=parameters, return_annotation=result)
 
     @property
-    def flags(self) -> list[str]:
-        """The names of the flags that make the function return a record in place of a tensor."""
-        several = len(get_args(self.signature.return_annotation)) > 1
-        return [name for name in self.signature.parameters if name.startswith("return_")] if several else []
+    def has_outputs(self) -> bool:
+        """Whether `outputs` makes the function return a record in place of a tensor."""
+        return "outputs" in self.signature.parameters
 
     @functools.cached_property
     def whole_signature(self) -> Signature:

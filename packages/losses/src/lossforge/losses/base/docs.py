@@ -18,13 +18,11 @@ COMMON = {
     "scale": "the logits become scale · x.",
     "softcap": "the logits become softcap · tanh(scale · x / softcap); None for none.",
     "z_loss": "coefficient of lse², averaged over the rows not ignored.",
-    "return_z_loss": "give the part of z_loss beside the loss.",
-    "return_lse": "give log-sum-exp of each row as well, differentiable.",
-    "return_entropy": "give the entropy of each row's softmax as well, differentiable.",
-    "return_correct": "give as well whether each row's largest logit is the target's.",
-    "return_argmax": "give the class of each row's largest logit as well.",
-    "return_log_p2": "give ln Σ p² of each row's softmax as well, without gradient.",
-    "return_mean_logit": "give the mean of each row's logits as well, without gradient.",
+    "outputs": (
+        'names of what to give as well, in this order: "z_loss" (the part of z_loss), "lse" (log-sum-exp of each row) and "entropy" (of '
+        'each softmax), differentiable; "correct" (whether the largest logit of a row is the target\'s), "argmax" (its class), "log_p2" '
+        '(ln Σ p² of each softmax) and "mean_logit", without gradient.'
+    ),
 }
 """Arguments that mean the same in every template."""
 OPTIONS = ("empty", "gradient", "inplace", "validate", "normalizer", "target_b", "lam", "score")

@@ -146,7 +146,7 @@ def module_of(each: Declared, function: Callable[..., Any], place: str) -> type[
         own["shared"] = shared
     if "reduction" in names and (reductions := get_args(kept.parameters["reduction"].annotation)) != checks.REDUCTIONS:
         own["reductions"] = reductions
-    if each.flags:
+    if each.has_outputs:
         own["__class_getitem__"] = classmethod(types.GenericAlias)  # for annotations with what a call returns
     made: Any = type(how.name, (LossModule,), own)
     made.forward.__signature__ = _of_call(inputs, each.whole_signature)

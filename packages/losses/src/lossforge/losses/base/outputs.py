@@ -1,5 +1,6 @@
 """Results of a call beside its loss, as a named tuple of those that were asked for."""
 
+import difflib
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
@@ -31,6 +32,27 @@ class Outputs(tuple[Tensor, ...]):
             setattr(cls, name, type(name, (cls,), {**shared, "_fields": fields, "__qualname__": f"{cls.__qualname__}.{name}"}))
 
     @classmethod
+    def asked(cls, outputs: object) -> list[bool]:
+        """Return which of the names but the first are asked for.
+
+        Raises:
+            TypeError, ValueError: `outputs` is not a sequence of such names, each once and in their order.
+        """
+        names = cls.names[1:]
+        if isinstance(outputs, str) or not isinstance(outputs, Sequence):
+            raise TypeError(f"outputs must be a tuple of names, such as ({names[0]!r},), got {outputs!r}")
+        for name in outputs:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, 1)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"outputs must be of {', '.join(map(repr, names))}, got {name!r}{meant}")
+        asked = [name in outputs for name in names]
+        in_order = tuple(itertools.compress(names, asked))
+        if tuple(outputs) != in_order:
+            raise ValueError(f"outputs must name each result once, in the order in which they come back, {in_order}, got {tuple(outputs)}")
+        return asked
+
+    @classmethod
     def of(cls, results: Sequence[Tensor | None]) -> Self:
         """Return the results that are not None. results: one for each of `names`, in their order."""
         known = [(name, t) for name, t in zip(cls.names, results, strict=True) if t is not None]
@@ -54,8 +76,9 @@ class Outputs(tuple[Tensor, ...]):
         if name in self._fields:
             return self[self._fields.index(name)]
         kind = type(self).__qualname__.partition(".")[0]
-        asked = f": it holds {', '.join(self._fields)}; ask for it with return_{name}=True" if name in self.names else ""
-        raise AttributeError(f"{kind} has no {name!r}{asked}")
+        asked = tuple([each for each in self.names[1:] if each == name or each in self._fields])
+        how = f": it holds {', '.join(self._fields)}; ask for it with outputs={asked}" if name in asked else ""
+        raise AttributeError(f"{kind} has no {name!r}{how}")
 
     def __repr__(self) -> str:
         held = ", ".join(f"{name}={t!r}" for name, t in self._asdict().items())

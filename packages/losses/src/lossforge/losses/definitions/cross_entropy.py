@@ -12,7 +12,17 @@ from lossforge.losses.base.options import Options, of_classes
 from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import DeviceMesh, NonNegative, Positive, ProcessGroup, Real, Reduction, TokenWeight, UnitInterval
+from lossforge.losses.option_types import (
+    DeviceMesh,
+    NonNegative,
+    Positive,
+    ProcessGroup,
+    Real,
+    Reduction,
+    RowOutput,
+    TokenWeight,
+    UnitInterval,
+)
 from lossforge.losses.parallel.own import over_processes
 from lossforge.losses.parallel.shards import without_group
 from lossforge.losses.templates.rowwise import (
@@ -70,7 +80,7 @@ class CrossEntropyOutput(Outputs):
     Module(
         "CrossEntropyLoss",
         "Cross entropy as torch.nn.CrossEntropyLoss, with more options",
-        " For type checkers a call gives a Tensor, or with a return_… CrossEntropyOutput.",
+        " For type checkers a call gives a Tensor, or with outputs CrossEntropyOutput.",
     ),
     formula="cross_entropy",
     without=(),
@@ -91,13 +101,7 @@ def cross_entropy(
     scale: Real = 1.0,
     softcap: Positive | None = None,
     z_loss: NonNegative = 0.0,
-    return_z_loss: bool = False,
-    return_lse: bool = False,
-    return_entropy: bool = False,
-    return_correct: bool = False,
-    return_argmax: bool = False,
-    return_log_p2: bool = False,
-    return_mean_logit: bool = False,
+    outputs: Sequence[RowOutput] = (),
     group: ProcessGroup | DeviceMesh | None = None,
     classes: int | None = None,
     **options: Unpack[Options],
@@ -129,20 +133,20 @@ def cross_entropy(
         classes: with group, how many there are in all processes. Parts may be padded, and the last be smaller. A DTensor needs none.
 
     Returns:
-        the loss, a scalar or (N, d…); with any return_…, CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
+        the loss, a scalar or (N, d…); with outputs CrossEntropyOutput: z_loss (reduced as the loss, which holds it), lse and entropy
         of softmax(x) per row, all three differentiable; correct: whether the first of the largest logits is the target; argmax: its class;
         log_p2, ln Σ p², and mean_logit, for logs. These four are of the logits as scaled and capped, and have no gradient.
     """
     call = RowwiseCall("cross_entropy", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
     call = call._replace(
         reduction=checks.legacy_reduction(size_average, reduce, reduction),
-        outputs=[return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit],
+        outputs=CrossEntropyOutput.asked(outputs),
     )
     row_options: RowOptions = {**options, "scale": scale, "softcap": softcap, "z_loss": z_loss}
     further = any(call.outputs)
     finish: Callable[..., Any] = CrossEntropyOutput.of if further else first
     call = _weighed_by_itself(call, token_weight, group is not None) if isinstance(token_weight, str) else call._replace(lam=token_weight)
-    if further and call.entropy_weight and not return_entropy:
+    if further and call.entropy_weight and "entropy" not in outputs:
         finish = _without_entropy
     if group is not None:
         return finish(over_processes(call, row_options, group, classes))

@@ -7,7 +7,7 @@ makes the reverse infinite, whose gradient then is not finite.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,13 @@ from lossforge.losses.base.options import (
     of_classes,
     rows_of,
 )
+from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, TemplateDocs
 from lossforge.losses.device_names import tl
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.namespace import OPERATORS
 from lossforge.losses.operators import define_differentiable, launched
-from lossforge.losses.option_types import BatchReduction, NonNegative, Positive, Reduction, UnitInterval
+from lossforge.losses.option_types import BatchReduction, DivergenceOutputs, NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.reference import counted, or_nan, relative
 from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
@@ -42,8 +43,8 @@ __all__ = ["DivergenceOutput"]
 ORACLES = "lossforge.losses.oracles.divergence"
 
 
-class DivergenceOutput(NamedTuple):
-    """What a divergence returns with return_entropy.
+class DivergenceOutput(Outputs):
+    """What a divergence returns with outputs.
 
     Attributes:
         loss: a scalar, or one value a row with reduction "none".
@@ -54,19 +55,13 @@ class DivergenceOutput(NamedTuple):
     entropy: Tensor
 
 
-def _output(results: Sequence[Tensor | None]) -> DivergenceOutput:
-    loss, entropy = results
-    assert loss is not None
-    assert entropy is not None
-    return DivergenceOutput(loss, entropy)
-
-
 def _with_entropy(
-    call: DivergenceCall, options: CappedDivergenceOptions, temperature_squared: bool, wanted: bool
+    call: DivergenceCall, options: CappedDivergenceOptions, temperature_squared: bool, outputs: Sequence[DivergenceOutputs]
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Check arguments of a divergence, whose entropy may be wanted too."""
-    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=[wanted]), options, temperature_squared)
-    return checked.returning(_output) if wanted else checked
+    asked = DivergenceOutput.asked(outputs)
+    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
+    return checked.returning(DivergenceOutput.of) if any(asked) else checked
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
@@ -97,7 +92,7 @@ def kl_div_with_logits(
     reverse: bool = False,
     temperature_squared: bool = True,
     ignore_index: int = -100,
-    return_entropy: bool = False,
+    outputs: Sequence[DivergenceOutputs] = (),
     **options: Unpack[CappedDivergenceOptions],
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Kullback-Leibler divergence of the student's softmax from the teacher's.
@@ -115,10 +110,10 @@ def kl_div_with_logits(
         reverse: KL(student ‖ teacher) in place of KL(teacher ‖ student).
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with return_entropy DivergenceOutput.
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with outputs DivergenceOutput.
     """
     call = DivergenceCall("kl", input, target_logits, ignore_index=ignore_index, reduction=reduction)
-    return _with_entropy(call._replace(swap=reverse, temperature=temperature), options, temperature_squared, return_entropy)
+    return _with_entropy(call._replace(swap=reverse, temperature=temperature), options, temperature_squared, outputs)
 
 
 @formula("js", DeviceFormula("softmax.js"))
@@ -147,7 +142,7 @@ def js_div_with_logits(
     *,
     temperature_squared: bool = False,
     ignore_index: int = -100,
-    return_entropy: bool = False,
+    outputs: Sequence[DivergenceOutputs] = (),
     **options: Unpack[CappedDivergenceOptions],
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Generalised Jensen-Shannon divergence of the student's softmax and the teacher's.
@@ -170,14 +165,14 @@ def js_div_with_logits(
             Kullback-Leibler losses.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with return_entropy DivergenceOutput.
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with outputs DivergenceOutput.
     """
     beta = checks.number("beta", beta, 0.0, 1.0)
     call = DivergenceCall("js", input, target_logits, ignore_index=ignore_index, reduction=reduction)
     call = call._replace(hyper=[beta], temperature=temperature)
     if not isinstance(beta, Tensor) and beta in (0.0, 1.0):
         call = call._replace(loss="kl", hyper=[], swap=beta == 1.0)
-    return _with_entropy(call, options, temperature_squared, return_entropy)
+    return _with_entropy(call, options, temperature_squared, outputs)
 
 
 @formula("total_variation", DeviceFormula("softmax.total_variation"))
@@ -204,7 +199,7 @@ def total_variation_with_logits(
     *,
     temperature_squared: bool = False,
     ignore_index: int = -100,
-    return_entropy: bool = False,
+    outputs: Sequence[DivergenceOutputs] = (),
     **options: Unpack[CappedDivergenceOptions],
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Total variation distance of the student's softmax and the teacher's.
@@ -222,10 +217,10 @@ def total_variation_with_logits(
             by default in the Kullback-Leibler losses.
 
     Returns:
-        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with return_entropy DivergenceOutput.
+        a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is); with outputs DivergenceOutput.
     """
     call = DivergenceCall("total_variation", input, target_logits, ignore_index=ignore_index, reduction=reduction)
-    return _with_entropy(call._replace(temperature=temperature), options, temperature_squared, return_entropy)
+    return _with_entropy(call._replace(temperature=temperature), options, temperature_squared, outputs)
 
 
 @formula("cosine", DeviceFormula(None))

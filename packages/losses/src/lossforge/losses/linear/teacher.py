@@ -61,8 +61,8 @@ def by_teacher(
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
-        for name, default in (("hard_weight", 0.0), ("return_entropy", False)):
-            if given.pop(name, default) != default:
+        for name, default in (("hard_weight", 0.0), ("outputs", ())):
+            if given.pop(name, default) not in (default, []):
                 raise ValueError(f"{name} {NEEDED}")
         if "tail" not in (checks.keywords(function) or ()):
             name = f"linear_{function.__name__.removesuffix('_with_logits')}"

@@ -3,7 +3,7 @@
 Each process computes a chunk's logits of its own classes, student's and teacher's, and of each row their maxima and log-sums. Joined over
 the processes, these give p and q of its classes. The row's divergence is a sum over all classes, and so is Σ h, which the gradient
 (hⱼ - pⱼ Σ h) / T of the logits needs (lossforge.kernels.classes.divergence). So an exchange of four numbers a row and one of two are all
-that travels; with hard_weight and return_entropy one number more each.
+that travels; with hard_weight and the entropy one number more each.
 
 By kernels, a scalar loss writes its gradient in forward, as on one process. Else backward computes the logits again, and only sums the
 gradient of the input.

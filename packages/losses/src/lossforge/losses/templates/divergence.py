@@ -343,7 +343,9 @@ DOCS = TemplateDocs(
             "α in [0, 1]: the loss of a row is (1 - α) · divergence + α · cross entropy of its label. That is of logits that are scaled "
             "and capped, but not softened, and T² does not multiply it. Labels are then classes, and needed. 0: none."
         ),
-        "return_entropy": "give the entropy of each row's softmax(input / T) as well, without gradient; 0 in rows that are left out.",
+        "outputs": (
+            'names of what to give as well: "entropy", of each row\'s softmax(input / T), without gradient; 0 in rows that are left out.'
+        ),
         "target_softcap": (
             "above 0; the teacher's logits become target_softcap · tanh(x / target_softcap), before the temperature. None for none."
         ),

@@ -31,5 +31,5 @@ ROUTER = Template(
     results=("loss", "z_loss"),
     kept=("coefficients",),
     reference=router_reference,
-    docs=TemplateDocs(returns=f"{SCALAR}; with return_z_loss, LoadBalancingOutput(loss, z_loss)."),
+    docs=TemplateDocs(returns=f"{SCALAR}; with outputs LoadBalancingOutput."),
 )

@@ -97,7 +97,7 @@ def rowwise_results(
             raise TypeError(f"target must hold class indices, with target_b and lam for a mixture of two, got {target.dtype}")
         checks.ignores_none(call.ignore_index)
         if call.outputs[3]:
-            raise ValueError("return_correct needs class indices as target, got probabilities")
+            raise ValueError('outputs "correct" needs class indices as target, got probabilities')
     else:
         allowed = checks.Allowed(0, classes, call.ignore_index, options.get("validate"))
         target = checks.indices(target_name, target, x, allowed, rows)

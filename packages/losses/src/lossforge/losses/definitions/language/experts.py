@@ -1,7 +1,7 @@
 """Losses of the router of a mixture of experts."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from lossforge.kernels.classes.calls import RouterCall
 from lossforge.losses import checks
 from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import InplaceScalarOptions, check_options
+from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, first
+from lossforge.losses.option_types import RouterOutput
 from lossforge.losses.templates.router import ROUTER
 
 __all__ = ["LoadBalancingOutput"]
@@ -19,8 +21,8 @@ EXPERTS = 4096
 """More experts do not fit in a tile."""
 
 
-class LoadBalancingOutput(NamedTuple):
-    """What `load_balancing_loss` returns with return_z_loss.
+class LoadBalancingOutput(Outputs):
+    """What `load_balancing_loss` returns with outputs.
 
     Attributes:
         loss: the sum of both parts, 0-d.
@@ -39,7 +41,7 @@ def load_balancing_loss(
     *,
     balance: float = 1.0,
     z_loss: float = 0.0,
-    return_z_loss: bool = False,
+    outputs: Sequence[RouterOutput] = (),
     **options: Unpack[InplaceScalarOptions],
 ) -> CheckedCall[RouterCall, Tensor | LoadBalancingOutput]:
     """Load balancing of a router's experts, as transformers' load_balancing_loss_func (Fedus et al. 2021, arXiv 2101.03961), with the
@@ -61,7 +63,7 @@ def load_balancing_loss(
         attention_mask: 1 where a token counts, 0 where it is padding, of any dtype; broadcasts to the leading dimensions.
         balance: coefficient of the load balancing; with 0 the loss is the z-loss.
         z_loss: coefficient of the router z-loss, such as 1e-3.
-        return_z_loss: return the part of z_loss beside the loss, without gradient, for logs.
+        outputs: names of what to give as well: "z_loss", the part of z_loss, without gradient, for logs.
 
     Examples:
         >>> router_logits = torch.randn(4, 128, 8, requires_grad=True)
@@ -92,13 +94,6 @@ def load_balancing_loss(
         balance=checks.number("balance", balance),
         z_loss=checks.number("z_loss", z_loss),
         empty_is_zero=options.get("empty") == "zero",
-        outputs=[return_z_loss],
+        outputs=LoadBalancingOutput.asked(outputs),
     )
-    return CheckedCall(call, options, _with_z_loss if return_z_loss else first)
-
-
-def _with_z_loss(results: Sequence[Tensor | None]) -> LoadBalancingOutput:
-    loss, z_loss = results
-    assert loss is not None
-    assert z_loss is not None
-    return LoadBalancingOutput(loss, z_loss)
+    return CheckedCall(call, options, LoadBalancingOutput.of if any(call.outputs) else first)

@@ -1,7 +1,7 @@
 """Losses of a linear layer's output."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -37,12 +37,14 @@ from lossforge.losses.linear.teacher import LinearTeacher, Teacher, TopKTeacher,
 from lossforge.losses.option_types import (
     BatchReduction,
     DeviceMesh,
+    DivergenceOutputs,
     Empty,
     Gradient,
     Independent,
     Positive,
     ProcessGroup,
     Reduction,
+    RowOutput,
     TokenWeight,
     UnitInterval,
 )
@@ -65,7 +67,7 @@ LINEAR = TemplateDocs(
         "temperature_squared": divergence.DOCS.arguments["temperature_squared"],
         "labels": "integers (…); rows whose label is ignore_index are left out. With hard_weight classes, with group of all processes.",
         "hard_weight": divergence.DOCS.arguments["hard_weight"],
-        "return_entropy": "give the entropy of each row's softmax(logits / T) as well; of a divergence without gradient.",
+        "outputs": divergence.DOCS.arguments["outputs"],
         "gradient": (
             '"forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the logits '
             "again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under "
@@ -156,13 +158,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
-    return_z_loss: bool = False,
-    return_lse: bool = False,
-    return_entropy: bool = False,
-    return_correct: bool = False,
-    return_argmax: bool = False,
-    return_log_p2: bool = False,
-    return_mean_logit: bool = False,
+    outputs: Sequence[RowOutput] = (),
     **options: Unpack[LinearCrossEntropyOptions],
 ) -> CheckedCall[RowwiseCall, Tensor | CrossEntropyOutput]:
     """Cross entropy of a linear layer's output: cross_entropy(F.linear(input, weight, bias), target) with the classes last.
@@ -171,6 +167,7 @@ def linear_cross_entropy(
         target: class indices (…) of any integer dtype; or probabilities (…, C).
         loss_weight: (C,), the class weights of cross_entropy.
         label_smoothing: ε in [0, 1].
+        outputs: names of what to give as well, as in cross_entropy.
         token_weight: (…), or broadcast to it: a factor of each token's loss, "probability" (DFT) or "entropy" (EAFT), as in cross_entropy.
             A scalar loss with such weights takes three matrix products, where reduction="none" takes four.
         scale: the logits become scale · x.
@@ -191,13 +188,7 @@ def linear_cross_entropy(
         "ignore_index": ignore_index,
         "reduction": reduction,
         "label_smoothing": label_smoothing,
-        "return_z_loss": return_z_loss,
-        "return_lse": return_lse,
-        "return_entropy": return_entropy,
-        "return_correct": return_correct,
-        "return_argmax": return_argmax,
-        "return_log_p2": return_log_p2,
-        "return_mean_logit": return_mean_logit,
+        "outputs": outputs,
         "target": target,
         **own,
         **shards,
@@ -215,13 +206,7 @@ def linear_selective_log_softmax(
     temperature: Positive = 1.0,
     scale: Positive = 1.0,
     softcap: float | None = None,
-    return_entropy: bool = False,
-    return_lse: bool = False,
-    return_z_loss: bool = False,
-    return_correct: bool = False,
-    return_argmax: bool = False,
-    return_log_p2: bool = False,
-    return_mean_logit: bool = False,
+    outputs: Sequence[RowOutput] = (),
     ignore_index: int = -100,
     validate: bool | None = None,
     **options: Unpack[ShardedLinearOptions],
@@ -237,13 +222,12 @@ def linear_selective_log_softmax(
         temperature: T above 0.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
-        return_entropy: give the entropy of softmax(x / T) as well, differentiable.
-        return_lse: give ln Σⱼ exp(xⱼ / T) as well, differentiable.
-        return_z_loss: give lse² as well, differentiable.
+        outputs: names of what to give as well, in this order: "z_loss" (lse²), "lse" (ln Σⱼ exp(xⱼ / T)) and "entropy" (of softmax(x / T)),
+            differentiable; "correct", "argmax", "log_p2" and "mean_logit", as TokenLogps explains them.
         ignore_index: tokens whose log-probability is 0, without gradient.
 
     Returns:
-        as index, float32 (float64 for float64); with any return_…, TokenLogps, whose logps and correct are as index, the others (…).
+        as index, float32 (float64 for float64); with outputs TokenLogps, whose logps and correct are as index, the others (…).
 
     Examples:
         >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
@@ -255,11 +239,11 @@ def linear_selective_log_softmax(
     lead, several = head.input.shape[:-1], index.ndim == input.ndim
     of_rows = index.shape[: len(lead)] == lead and index.ndim <= input.ndim
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
-    outputs = [return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit]
-    given = {"ignore_index": ignore_index, "validate": validate, "outputs": asked_of_rows(outputs, several), **shards}
+    asked = TokenLogps.asked(outputs)
+    given = {"ignore_index": ignore_index, "validate": validate, "outputs": asked_of_rows(asked, several), **shards}
     given |= _softened(temperature, softcap, scale)
     if not several:
-        finish = functools.partial(_logps, outputs)
+        finish = functools.partial(_logps, asked)
         return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish)
     if shards:
         raise ValueError(f"index must have one token a row where group is given, shape {tuple(lead)}, got {tuple(index.shape)}")
@@ -268,7 +252,7 @@ def linear_selective_log_softmax(
     x = logits_at(head, index)
     given["target"], place = first_of(x, index, head.weight.shape[0], ignore_index)
     checked = fused(cross_entropy_of_index, head, given, linear, ("target",), _negated)
-    return beside_first(checked, x, index, place, outputs)
+    return beside_first(checked, x, index, place, asked)
 
 
 @public(LINEAR)
@@ -368,7 +352,7 @@ def linear_entropy(
     head, (_, linear) = layer_of(*layer), split(others)
     check_all_rows(linear, "class indices as target, which an entropy does not have")
     nothing = torch.full(head.input.shape[:-1], -100, dtype=torch.int64, device=input.device)
-    given = {"target": nothing, "return_entropy": True, "validate": False, **shards}
+    given = {"target": nothing, "outputs": ("entropy",), "validate": False, **shards}
     return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), _entropy)
 
 
@@ -415,7 +399,7 @@ def linear_kl_div(
     renormalize: bool = False,
     tail: bool = False,
     loss_weight: Tensor | None = None,  # (…)
-    return_entropy: bool = False,
+    outputs: Sequence[DivergenceOutputs] = (),
     **options: Unpack[LinearDivergenceOptions],
 ) -> CheckedCall[DivergenceCall | TopKCall, Tensor | DivergenceOutput]:
     """Kullback-Leibler divergence of the softmax of a linear layer's output from a teacher's.
@@ -440,7 +424,7 @@ def linear_kl_div(
         "reduction": reduction,
         "temperature_squared": temperature_squared,
         "weight": loss_weight,
-        "return_entropy": return_entropy,
+        "outputs": outputs,
     }
     if isinstance(teacher, TopKTeacher):
         if reverse:
@@ -464,7 +448,7 @@ def linear_js_div(
     reduction: BatchReduction = "batchmean",
     temperature_squared: bool = False,
     loss_weight: Tensor | None = None,  # (…)
-    return_entropy: bool = False,
+    outputs: Sequence[DivergenceOutputs] = (),
     **options: Unpack[LinearDivergenceOptions],
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Generalised Jensen-Shannon divergence of the softmax of a linear layer's output and a teacher's: js_div_with_logits, fused.
@@ -488,7 +472,7 @@ def linear_js_div(
         reduction=reduction,
         temperature_squared=temperature_squared,
         weight=loss_weight,
-        return_entropy=return_entropy,
+        outputs=outputs,
     )
 
 
@@ -503,7 +487,7 @@ def linear_total_variation(
     reduction: BatchReduction = "batchmean",
     temperature_squared: bool = False,
     loss_weight: Tensor | None = None,  # (…)
-    return_entropy: bool = False,
+    outputs: Sequence[DivergenceOutputs] = (),
     **options: Unpack[LinearDivergenceOptions],
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Total variation distance of the softmax of a linear layer's output and a teacher's: total_variation_with_logits, fused.
@@ -525,7 +509,7 @@ def linear_total_variation(
         reduction=reduction,
         temperature_squared=temperature_squared,
         weight=loss_weight,
-        return_entropy=return_entropy,
+        outputs=outputs,
     )
 
 

@@ -13,7 +13,7 @@ from lossforge.losses.base.declare import public
 from lossforge.losses.base.options import check_options
 from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall
-from lossforge.losses.option_types import Positive
+from lossforge.losses.option_types import Positive, RowOutput
 from lossforge.losses.run import compute
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
@@ -25,9 +25,9 @@ class TokenLogps(Outputs):
 
     Attributes:
         logps: as index, in nats; differentiable.
-        entropy: one a row, of softmax(x / T), in nats; differentiable.
-        lse: one a row, log-sum-exp of x / T, in nats; differentiable.
         z_loss: one a row, lse²; differentiable.
+        lse: one a row, log-sum-exp of x / T, in nats; differentiable.
+        entropy: one a row, of softmax(x / T), in nats; differentiable.
         correct: as index, bool: the largest logit is the token's.
         argmax: one a row, int64: the class of the largest logit that is not nan, the first of equal ones.
         log_p2: one a row, ln Σ p², without gradient: minus the Rényi entropy of order 2.
@@ -35,9 +35,9 @@ class TokenLogps(Outputs):
     """
 
     logps: Tensor
-    entropy: Tensor
-    lse: Tensor
     z_loss: Tensor
+    lse: Tensor
+    entropy: Tensor
     correct: Tensor
     argmax: Tensor
     log_p2: Tensor
@@ -51,13 +51,7 @@ def selective_log_softmax(
     index: Tensor,  # (...), or (..., K)
     *,
     temperature: Positive = 1.0,
-    return_entropy: bool = False,
-    return_lse: bool = False,
-    return_z_loss: bool = False,
-    return_correct: bool = False,
-    return_argmax: bool = False,
-    return_log_p2: bool = False,
-    return_mean_logit: bool = False,
+    outputs: Sequence[RowOutput] = (),
     scale: Positive = 1.0,
     softcap: float | None = None,
     lse: Tensor | None = None,  # (...)
@@ -77,18 +71,17 @@ def selective_log_softmax(
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
         index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
         temperature: T above 0.
-        return_entropy: give H as well, differentiable.
-        return_lse: give ln Σⱼ exp(xⱼ / T) as well, differentiable.
-        return_z_loss: give lse² as well, differentiable.
+        outputs: names of what to give as well, in this order: "z_loss" (lse²), "lse" (ln Σⱼ exp(xⱼ / T)) and "entropy" (H), differentiable;
+            "correct", "argmax", "log_p2" and "mean_logit", as TokenLogps explains them.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
-        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with return_lse, scale=scale / T and, with
-            a cap, softcap=softcap / T. The logits are then read at the indices alone. It is an input like others: a gradient of the whole
-            row arrives through it.
+        lse: log-sum-exp of each row's softened logits where it is known, such as cross_entropy's with outputs=("lse",), scale=scale / T
+            and, with a cap, softcap=softcap / T. The logits are then read at the indices alone. It is an input like others: a gradient of
+            the whole row arrives through it.
         ignore_index: tokens whose log-probability is 0, without gradient, but whose further outputs are still computed.
 
     Returns:
-        as index, float32 (float64 for float64); with any return_…, TokenLogps, whose logps and correct are as index, the others (…).
+        as index, float32 (float64 for float64); with outputs TokenLogps, whose logps and correct are as index, the others (…).
         `sequence_logps` adds log-probabilities up to sequences.
 
     Examples:
@@ -101,16 +94,16 @@ def selective_log_softmax(
     of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     scale, cap = softened(temperature, softcap, scale)
-    outputs = [return_z_loss, return_lse, return_entropy, return_correct, return_argmax, return_log_p2, return_mean_logit]
+    asked = TokenLogps.asked(outputs)
     if lse is not None:
-        _check_lse(lse, logits, outputs, inplace)
+        _check_lse(lse, logits, asked, inplace)
     options: RowOptions = {"scale": scale, "softcap": cap, "inplace": inplace, "validate": validate}
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
     call = RowwiseCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
-    call = call._replace(outputs=asked_of_rows(outputs, several))
+    call = call._replace(outputs=asked_of_rows(asked, several))
     if lse is None and not several:
-        return rowwise_results(call, options, target_name="index").returning(functools.partial(with_outputs, outputs))
+        return rowwise_results(call, options, target_name="index").returning(functools.partial(with_outputs, asked))
     if inplace:
         raise ValueError("inplace=True needs one index a row, got several")
     index = checks.indices("index", index, logits, checks.Allowed(0, logits.shape[-1], ignore_index, validate))
@@ -121,7 +114,7 @@ def selective_log_softmax(
         return _beside_lse(call, near, lse)
     target, place = first_of(near, index, logits.shape[-1], ignore_index)
     checked = rowwise_results(call._replace(target=target), options, target_name="index").returning(tuple)
-    return beside_first(checked, near, index, place, outputs)
+    return beside_first(checked, near, index, place, asked)
 
 
 def asked_of_rows(outputs: list[bool], several: bool) -> list[bool]:
@@ -147,7 +140,7 @@ def with_outputs(outputs: list[bool], results: Sequence[Any], several: tuple[Ten
         correct = (index == argmax.unsqueeze(-1)) & (index != ignore_index) & ~lse.isnan().unsqueeze(-1)
     squared = lse.square() if z_loss and lse is not None else None
     lse, argmax = lse if want_lse else None, argmax if want_argmax else None
-    return TokenLogps.of([logps, entropy, lse, squared, correct, argmax, log_p2, mean_logit])
+    return TokenLogps.of([logps, squared, lse, entropy, correct, argmax, log_p2, mean_logit])
 
 
 def softened(temperature: float, softcap: float | None, scale: float = 1.0) -> tuple[float, float | None]:

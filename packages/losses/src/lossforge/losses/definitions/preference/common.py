@@ -53,12 +53,6 @@ def same_shapes(optional: Sequence[str] = (), /, **given: Tensor | None) -> list
     return list(tensors.values())
 
 
-def check_read(name: str, value: object, default: object, read: bool, needs: str) -> None:
-    """Refuse an option that a call would not read, unless it has its default. needs: what reads it, and what came."""
-    if not read and (isinstance(value, Tensor) or value != default):
-        raise ValueError(f"{name} needs {needs}: leave it at {default!r}")
-
-
 def check_mask(mask: Tensor | None, first: str, x: Tensor) -> None:
     if mask is None:
         return

@@ -1,33 +1,41 @@
 """Group-relative policy optimisation and its relatives: objectives over the tokens of sampled completions, and PPO's value loss."""
 
-import inspect
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, check_mask, check_read, objective, reduced, same_shapes
+from lossforge.losses.base.outputs import Outputs
+from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
 from lossforge.losses.definitions.preference.objectives import (
     EXPONENT,
+    OWN_NUMBERS,
     POLICIES,
-    READ_BY,
+    ClipCov,
+    DrGRPO,
+    KLCov,
+    KLPenalty,
     Policy,
     PolicyObjective,
     PolicyOptions,
+    Sapo,
     Tokens,
+    Vespo,
     limited,
     lists,
+    named,
 )
-from lossforge.losses.option_types import Empty, Reduction
+from lossforge.losses.option_types import Empty, PolicyOutput, Reduction, ValueOutput
 
 __all__ = ["PolicyLossOutput", "ValueLossOutput"]
 
 LEVELS = ("token", "sequence")
 
 
-class PolicyLossOutput(NamedTuple):
-    """What `grpo_loss` returns with return_stats. All but the loss are without gradient, for logs.
+class PolicyLossOutput(Outputs):
+    """What `grpo_loss` returns with outputs: the loss and these alone, in this order. All but the loss are without gradient, for logs.
 
     Attributes:
         loss: the loss, reduced as asked for.
@@ -35,17 +43,17 @@ class PolicyLossOutput(NamedTuple):
             losses that do not clip.
         clipped_high: fraction with A > 0 whose ratio is above its bound, 0-d. "dppo_tv", "dppo_kl" and "clip_cov" also count the tokens
             that they leave out, by the sign of A in one of both.
-        kl: mean over tokens of the estimate of KL(π ‖ π_ref), 0-d; None without ref_per_token_logps.
+        kl: mean over tokens of the estimate of KL(π ‖ π_ref), 0-d; it needs ref_per_token_logps.
     """
 
     loss: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
-    kl: Tensor | None
+    kl: Tensor
 
 
-class ValueLossOutput(NamedTuple):
-    """What `ppo_value_loss` returns with return_stats.
+class ValueLossOutput(Outputs):
+    """What `ppo_value_loss` returns with outputs.
 
     Attributes:
         loss: the loss, reduced as asked for.
@@ -56,9 +64,7 @@ class ValueLossOutput(NamedTuple):
     clipped: Tensor
 
 
-@objective(
-    "GRPOLoss", "Group-relative policy optimisation", " For type checkers a call gives a Tensor, or with return_stats PolicyLossOutput."
-)
+@objective("GRPOLoss", "Group-relative policy optimisation", " For type checkers a call gives a Tensor, or with outputs PolicyLossOutput.")
 @lists(POLICIES=POLICIES)
 def grpo_loss(
     per_token_logps: Tensor,  # (N, T)
@@ -68,28 +74,14 @@ def grpo_loss(
     mask: Tensor | None = None,  # (N, T)
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    beta: float = 0.0,
+    beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token",
-    loss_type: str = "grpo",
+    loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo",
     delta: float | None = None,
-    max_completion_length: int | None = None,
     reduction: Reduction = "mean",
     *,
     importance_sampling_ratio: Tensor | None = None,  # (N, T) or (N, 1)
-    kl_clamp: float | None = None,
-    use_bias_correction_kl: bool = False,
-    sapo_temperature_pos: float = 1.0,
-    sapo_temperature_neg: float = 1.05,
-    vespo_k_pos: float = 2.0,
-    vespo_lambda_pos: float = 3.0,
-    vespo_k_neg: float = 3.0,
-    vespo_lambda_neg: float = 2.0,
-    clip_cov_ratio: float = 2e-4,
-    clip_cov_lb: float = 1.0,
-    clip_cov_ub: float = 5.0,
-    kl_cov_ratio: float = 2e-4,
-    ppo_kl_coef: float = 1.0,
-    return_stats: bool = False,
+    outputs: Sequence[PolicyOutput] = (),
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor | PolicyLossOutput:
@@ -99,8 +91,8 @@ def grpo_loss(
 
         lᵢₜ = ℓ(r, A) + β (e^q - q - 1)
 
-    loss_type: ℓ, where clip is to [1 - ε, 1 + ε_high], sg lets no gradient through, and τ, k and λ are
-    those of the sign of A:
+    loss_type: ℓ, where clip is to [1 - ε, 1 + ε_high], sg lets no gradient through, τ, k and λ are
+    those of the sign of A, and c is KLCov's coef:
 
     {POLICIES}
 
@@ -120,16 +112,16 @@ def grpo_loss(
     importance_sampling_level: "token", r = π / π_old of the token; "sequence", r = (π(y) / π_old(y))^(1 / |y|), shared by its tokens.
 
     Edges: the estimate of KL, e^q - q - 1, is inf from a gap q of 89 nats on, and its gradient -inf, as TRL's: one such token ends a
-    training. `kl_clamp` keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0, the policy gradient is 0 even if r
-    overflows. Where log π is -inf and its factor 0, ℓ is 0. If no token counts, a divisor of tokens gives nan, or 0 with empty="zero" (TRL:
-    0). Tokens whose importance_sampling_ratio is 0 have ℓ = 0, whatever they hold. They count in the divisor and, as in TRL, in the shares
-    of return_stats and in the r of a sequence, but not in the w of "vespo" nor in covariances.
+    training. `KLPenalty.clamp` keeps q within a bound; verl clamps it at 20. Where r is clipped, or A is 0, the policy gradient is 0 even
+    if r overflows. Where log π is -inf and its factor 0, ℓ is 0. If no token counts, a divisor of tokens gives nan, or 0 with empty="zero"
+    (TRL: 0). Tokens whose importance_sampling_ratio is 0 have ℓ = 0, whatever they hold. They count in the divisor and, as in TRL, in the
+    shares of outputs and in the r of a sequence, but not in the w of "vespo" nor in covariances.
 
     Args:
         per_token_logps: (N, T), in nats.
         advantages: (N,) or (N, T), one for each completion or token; (N,) for "gmpo" and "a2po", where it is r - V*.
         old_per_token_logps: (N, T), of the policy that sampled the completions. None: of the current policy; r is 1, with its gradient.
-        ref_per_token_logps: (N, T), needed where beta > 0 (but for "dro"), otherwise for return_stats alone.
+        ref_per_token_logps: (N, T), needed where beta > 0 (but for "dro"), otherwise for the output "kl" alone.
         mask: (N, T), bool or integer, non-zero where a token counts (TRL's completion_mask). Tokens that do not count may hold any value,
             also nan.
         epsilon: in [0, 1]; 1 gives no lower bound. For "gmpo" a bound of ln r, for "dppo_tv" and "dppo_kl" of the divergence.
@@ -137,39 +129,27 @@ def grpo_loss(
         epsilon_high: of at least 0, default epsilon (DAPO takes 0.28). TRL's "cispo" takes 1 + epsilon_high by this name, and has no lower
             bound.
         beta: β of at least 0, default TRL's 0; 0.04 in the paper. "a2po" and "dro" need it above 0, as part of ℓ, and have no KL term.
+            KLPenalty(β, clamp=…, bias_correction=…) says how KL is estimated.
         importance_sampling_level: "token", or "sequence": GSPO (arXiv 2507.18071), with "grpo" and an epsilon near 3e-4. Only with the four
             first ones, "luspo", "cispo" and "sapo".
-        loss_type: a name of the table.
+        loss_type: a name of the table. A record in its place gives the numbers that this objective alone reads: DrGRPO, Sapo, Vespo,
+            ClipCov, KLCov.
         delta: above 1 + epsilon_high: an upper bound on r where A < 0, where r is otherwise unbounded (two-sided clipping, arXiv
             2505.07291). For "dppo_tv" and "dppo_kl" the largest weight, default 20.
-        max_completion_length: for "dr_grpo" only, default T.
         importance_sampling_ratio: (N, T) or (N, 1), of at least 0, π_old / π_sampler of an inference engine, truncated or masked as the
             trainer has it. It multiplies ℓ and not the KL term; "vespo" takes it into w, "gmpo" its geometric mean. It has no gradient.
-        kl_clamp: above 0, the largest size of q in the estimate of KL, whose gradient is 0 beyond it, that of the factor r of
-            use_bias_correction_kl included. None: no bound, as TRL.
-        use_bias_correction_kl: multiply the estimate of KL by r (DeepSeek-V3.2), so that it is unbiased off the policy.
-        sapo_temperature_pos: τ of "sapo" where A is above 0, above 0.
-        sapo_temperature_neg: τ of "sapo" elsewhere, above 0.
-        vespo_k_pos: k of "vespo" where A is above 0, of at least 0.
-        vespo_lambda_pos: λ of "vespo" where A is above 0, above 0.
-        vespo_k_neg: k of "vespo" elsewhere, of at least 0.
-        vespo_lambda_neg: λ of "vespo" elsewhere, above 0.
-        clip_cov_ratio: share of tokens that "clip_cov" leaves out, in [0, 1], at least one.
-        clip_cov_lb: least covariance of those tokens; a token's covariance is (A - mean A) (log π - mean log π).
-        clip_cov_ub: largest covariance of those tokens.
-        kl_cov_ratio: share of tokens that "kl_cov" penalises, in [0, 1], at least one.
-        ppo_kl_coef: c of "kl_cov", of at least 0: 1 in the paper; verl's configuration has 0.1.
-        return_stats: return the fractions of clipped ratios and the mean KL beside the loss.
+        outputs: names of what to give as well, in this order: "clipped_low" and "clipped_high", the fractions of clipped ratios, and "kl",
+            the mean estimate of KL. All are without gradient, for logs.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" the items. With return_stats PolicyLossOutput.
+        a scalar, in float32 (float64 for float64); with reduction "none" the items. With outputs PolicyLossOutput.
 
     Examples:
         >>> logps = -torch.rand(4, 12, requires_grad=True)
         >>> grpo_loss(logps, torch.randn(4), mask=torch.ones(4, 12, dtype=torch.bool)).backward()
     """
-    checks.one_of("loss_type", loss_type, tuple(POLICIES))
-    objective = POLICIES[loss_type]
+    loss_type, own = named("loss_type", loss_type, POLICIES, OWN_NUMBERS)
+    objective, asked = POLICIES[loss_type], PolicyLossOutput.asked(outputs)
     given = same_shapes(
         ("old_per_token_logps", "ref_per_token_logps"),
         per_token_logps=per_token_logps,
@@ -182,38 +162,19 @@ def grpo_loss(
     _check_sampler(importance_sampling_ratio, per_token_logps, loss_type)
     checks.one_of("importance_sampling_level", importance_sampling_level, LEVELS)
     if importance_sampling_level == "sequence" and not objective.level:
-        named = ", ".join(f'"{name}"' for name, each in POLICIES.items() if each.level)
-        raise ValueError(f'importance_sampling_level "sequence" needs a loss_type of {named}, got {loss_type!r}')
+        takers = ", ".join(f'"{name}"' for name, each in POLICIES.items() if each.level)
+        raise ValueError(f'importance_sampling_level "sequence" needs a loss_type of {takers}, got {loss_type!r}')
     epsilon = checks.number("epsilon", epsilon, 0.0, 1.0)
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
     epsilon_high = checks.number("epsilon_high", epsilon_high, 0.0)
     if delta is not None:
+        if not objective.bounded:
+            takers = ", ".join(f'"{name}"' for name, each in POLICIES.items() if each.bounded)
+            raise ValueError(f"delta needs a loss_type of {takers}, got {loss_type!r}: leave it at None")
         delta = checks.number("delta", delta, 1.0 if isinstance(epsilon_high, Tensor) else 1 + epsilon_high, exclusive=True)
-    if kl_clamp is not None:
-        kl_clamp = checks.number("kl_clamp", kl_clamp, 0.0, exclusive=True)
-    options = PolicyOptions(
-        epsilon=epsilon,
-        epsilon_high=epsilon_high,
-        beta=_check_beta(beta, loss_type, ref_per_token_logps),
-        delta=delta,
-        sapo_temperature_pos=checks.number("sapo_temperature_pos", sapo_temperature_pos, 0.0, exclusive=True),
-        sapo_temperature_neg=checks.number("sapo_temperature_neg", sapo_temperature_neg, 0.0, exclusive=True),
-        vespo_k_pos=checks.number("vespo_k_pos", vespo_k_pos, 0.0),
-        vespo_lambda_pos=checks.number("vespo_lambda_pos", vespo_lambda_pos, 0.0, exclusive=True),
-        vespo_k_neg=checks.number("vespo_k_neg", vespo_k_neg, 0.0),
-        vespo_lambda_neg=checks.number("vespo_lambda_neg", vespo_lambda_neg, 0.0, exclusive=True),
-        clip_cov_ratio=checks.number("clip_cov_ratio", clip_cov_ratio, 0.0, 1.0),
-        clip_cov_lb=checks.number("clip_cov_lb", clip_cov_lb),
-        clip_cov_ub=checks.number("clip_cov_ub", clip_cov_ub),
-        kl_cov_ratio=checks.number("kl_cov_ratio", kl_cov_ratio, 0.0, 1.0),
-        ppo_kl_coef=checks.number("ppo_kl_coef", ppo_kl_coef, 0.0),
-    )
-    for name, types in READ_BY.items():
-        needs = f"a loss_type of {', '.join(map(repr, types))}, got {loss_type!r}"
-        check_read(name, getattr(options, name), DEFAULTS[name], loss_type in types, needs)
-    for name, value in (("kl_clamp", kl_clamp), ("use_bias_correction_kl", use_bias_correction_kl)):
-        check_read(name, value, DEFAULTS[name], loss_type not in WITHIN or return_stats, f"a loss_type other than {loss_type!r}")
-    length = _check_length(max_completion_length, per_token_logps, loss_type)
+    penalty = _check_penalty(beta, loss_type, ref_per_token_logps, "kl" in outputs)
+    options = PolicyOptions(epsilon=epsilon, epsilon_high=epsilon_high, beta=penalty.beta, delta=delta, own=own)
+    length = (own.max_completion_length if isinstance(own, DrGRPO) else None) or per_token_logps.shape[1]
 
     advantages, *logps = accurate(advantages, *given)
     keep = torch.ones_like(per_token_logps, dtype=torch.bool) if mask is None else mask != 0
@@ -231,11 +192,11 @@ def grpo_loss(
     computed = _weighted(objective, Tokens(policy, log_ratio, level, reference, advantages, keep, sampler, options))
     losses, kl = computed.losses, None
     in_loss = checks.nonzero(options.beta) and loss_type not in WITHIN
-    if reference is not None and (in_loss or return_stats):
+    if reference is not None and (in_loss or "kl" in outputs):
         gap, ratio = reference - policy, level.clamp(max=EXPONENT).exp()
-        q = gap if kl_clamp is None else limited(gap, -kl_clamp, kl_clamp)
+        q = gap if penalty.clamp is None else limited(gap, -penalty.clamp, penalty.clamp)
         kl = torch.expm1(q) - q
-        if use_bias_correction_kl:
+        if penalty.bias_correction:
             kl = kl * torch.where(q == gap, ratio, ratio.detach())
         if in_loss:
             losses = losses + options.beta * kl
@@ -248,12 +209,11 @@ def grpo_loss(
     if objective.items == "tokens":
         items = counts.sum()
     loss = reduced(losses, reduction, normalizer, empty, items)
-    return _with_stats(loss, computed, kl, advantages, keep) if return_stats else loss
+    return _with_stats(asked, loss, computed, kl, advantages, keep) if any(asked) else loss
 
 
 WITHIN = ("a2po", "dro")
 """Policies whose formula has beta itself, without an estimate of KL."""
-DEFAULTS = {name: p.default for name, p in inspect.signature(grpo_loss).parameters.items()}
 
 
 def _check_advantages(advantages: Tensor, x: Tensor, loss_type: str) -> None:
@@ -277,22 +237,19 @@ def _check_sampler(ratio: Tensor | None, x: Tensor, loss_type: str) -> None:
         raise ValueError(f"importance_sampling_ratio must have shape {tuple(x.shape)} or {(len(x), 1)}, got {tuple(ratio.shape)}")
 
 
-def _check_beta(beta: float, loss_type: str, reference: Tensor | None) -> float:
-    if loss_type in WITHIN and not checks.nonzero(checks.number("beta", beta, 0.0)):
+def _check_penalty(beta: float | KLPenalty, loss_type: str, reference: Tensor | None, wanted: bool) -> KLPenalty:
+    """Return the coefficient of KL and how it is estimated. wanted: whether the estimate is an output."""
+    penalty = (beta if isinstance(beta, KLPenalty) else KLPenalty(beta)).checked()
+    beta = penalty.beta
+    if loss_type in WITHIN and not checks.nonzero(beta):
         raise ValueError(f"beta must be above 0 with loss_type {loss_type!r}, got {beta!r}")
-    beta = checks.number("beta", beta, 0.0)
     if checks.nonzero(beta) and reference is None and loss_type != "dro":
         raise ValueError(f"ref_per_token_logps must be given where beta is above 0, got None with beta={beta!r}")
-    return beta
-
-
-def _check_length(most: int | None, x: Tensor, loss_type: str) -> int:
-    if most is None:
-        return x.shape[1]
-    most = checks.whole_number("max_completion_length", most)
-    if most < 1 or loss_type != "dr_grpo":
-        raise ValueError(f'max_completion_length must be at least 1, with loss_type "dr_grpo", got {most} with {loss_type!r}')
-    return most
+    if wanted and reference is None:
+        raise ValueError('ref_per_token_logps must be given for outputs "kl", got None')
+    if loss_type in WITHIN and not wanted and (penalty.clamp is not None or penalty.bias_correction):
+        raise ValueError(f'KLPenalty\'s clamp and bias_correction need a loss_type other than {loss_type!r}, or outputs "kl"')
+    return penalty
 
 
 def _weighted(objective: PolicyObjective, t: Tokens) -> Policy:
@@ -308,7 +265,7 @@ def _weighted(objective: PolicyObjective, t: Tokens) -> Policy:
     return computed._replace(losses=torch.where(nothing, 0.0, losses))
 
 
-def _with_stats(loss: Tensor, computed: Policy, kl: Tensor | None, advantages: Tensor, keep: Tensor) -> PolicyLossOutput:
+def _with_stats(asked: list[bool], loss: Tensor, computed: Policy, kl: Tensor | None, advantages: Tensor, keep: Tensor) -> PolicyLossOutput:
     def fraction(where: Tensor | None, sign: Tensor) -> Tensor:
         if where is None:
             return torch.zeros_like(loss, dtype=advantages.dtype).sum()
@@ -317,8 +274,10 @@ def _with_stats(loss: Tensor, computed: Policy, kl: Tensor | None, advantages: T
             return where.to(advantages.dtype).sum() / max(len(where), 1)
         return _mean(where.to(advantages.dtype), keep)
 
-    low, high = fraction(computed.below, advantages < 0), fraction(computed.above, advantages > 0)
-    return PolicyLossOutput(loss, low, high, None if kl is None else _mean(kl.detach(), keep))
+    low, high, wants_kl = asked
+    below = fraction(computed.below, advantages < 0) if low else None
+    above = fraction(computed.above, advantages > 0) if high else None
+    return PolicyLossOutput.of([loss, below, above, _mean(kl.detach(), keep) if wants_kl and kl is not None else None])
 
 
 def _mean(t: Tensor, keep: Tensor) -> Tensor:
@@ -326,7 +285,7 @@ def _mean(t: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep, t, 0.0).sum() / keep.sum().clamp(min=1)
 
 
-@objective("PPOValueLoss", "Clipped value loss of PPO", " For type checkers a call gives a Tensor, or with return_stats ValueLossOutput.")
+@objective("PPOValueLoss", "Clipped value loss of PPO", " For type checkers a call gives a Tensor, or with outputs ValueLossOutput.")
 def ppo_value_loss(
     values: Tensor,  # any shape, usually (N, T)
     returns: Tensor,  # as values
@@ -335,7 +294,7 @@ def ppo_value_loss(
     cliprange_value: float = 0.2,
     reduction: Reduction = "mean",
     *,
-    return_stats: bool = False,
+    outputs: Sequence[ValueOutput] = (),
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor | ValueLossOutput:
@@ -353,16 +312,16 @@ def ppo_value_loss(
         old_values: V_old, (N, T), of the value head when the completions were sampled.
         mask: (N, T), bool or integer, non-zero where a token counts. Other tokens may hold any value, also nan.
         cliprange_value: c above 0.
-        return_stats: return the fraction of clipped tokens beside the loss.
+        outputs: names of what to give as well: "clipped", the fraction of clipped tokens, without gradient.
 
     Returns:
-        a scalar, in float32 (float64 for float64); with reduction "none" one value a token. With return_stats ValueLossOutput.
+        a scalar, in float32 (float64 for float64); with reduction "none" one value a token. With outputs ValueLossOutput.
 
     Examples:
         >>> values = torch.randn(4, 12, requires_grad=True)
         >>> ppo_value_loss(values, torch.randn(4, 12), torch.randn(4, 12)).backward()
     """
-    given = same_shapes(values=values, returns=returns, old_values=old_values)
+    given, asked = same_shapes(values=values, returns=returns, old_values=old_values), ValueLossOutput.asked(outputs)
     check_mask(mask, "values", values)
     bound = checks.number("cliprange_value", cliprange_value, 0.0, exclusive=True)
     keep = torch.ones_like(values, dtype=torch.bool) if mask is None else mask != 0
@@ -370,4 +329,4 @@ def ppo_value_loss(
     plain = (value - target).square()
     clipped = (torch.maximum(torch.minimum(value, old + bound), old - bound) - target).square()
     loss = reduced(0.5 * torch.maximum(plain, clipped), reduction, normalizer, empty, keep.sum())
-    return ValueLossOutput(loss, _mean((clipped > plain).to(loss.dtype), keep)) if return_stats else loss
+    return ValueLossOutput.of([loss, _mean((clipped > plain).to(loss.dtype), keep)]) if any(asked) else loss

@@ -1,11 +1,11 @@
-"""Every objective over log-probabilities by its name: formula, source and use.
+"""Every objective over log-probabilities by its name: formula, source, use, and the numbers that it alone reads.
 
 PAIRS are functions of a chosen and a rejected completion (`Pair`), POLICIES of the tokens of sampled completions (`Tokens`). Docstrings and
 documentation list these tables, so a new objective is one entry here.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from lossforge.losses import checks
 from lossforge.losses.reference import one_minus_exp
 
+__all__ = ["AlphaDivergence", "ClipCov", "DiscoPOP", "DrGRPO", "KLCov", "KLPenalty", "Sapo", "TpoL", "Vespo"]
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 EXPONENT = 80.0
@@ -23,14 +25,65 @@ FAR = 1e4
 """Beyond ±FAR a sigmoid and its product with its argument are constant in any precision."""
 
 
+def named(argument: str, given: Any, accepted: Iterable[str], records: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the name of a choice, and the numbers that it alone reads, checked.
+
+    given: a name, or a record of numbers. accepted: the names. records: by name the type of its record, where it has one.
+    """
+    for name, record in records.items():
+        if isinstance(given, record):
+            return name, given.checked()
+    checks.one_of(argument, given, tuple(accepted))
+    return given, records[given]() if given in records else None
+
+
 # Pairs
+
+
+class DiscoPOP(NamedTuple):
+    """The `loss_type` "discopop" of `dpo_loss`, with its number.
+
+    Attributes:
+        tau: τ above 0.
+    """
+
+    tau: float = 0.05
+
+    def checked(self) -> "DiscoPOP":
+        return DiscoPOP(checks.number("DiscoPOP.tau", self.tau, 0.0, exclusive=True))
+
+
+class TpoL(NamedTuple):
+    """The `loss_type` "tpo-l" of `tpo_loss`, with its number.
+
+    Attributes:
+        gamma: the margin γ.
+    """
+
+    gamma: float = 0.5
+
+    def checked(self) -> "TpoL":
+        return TpoL(checks.number("TpoL.gamma", self.gamma))
+
+
+class AlphaDivergence(NamedTuple):
+    """The `f_divergence_type` "alpha_divergence" of `dpo_loss`, with its number.
+
+    Attributes:
+        alpha: α; 1 is the reverse KL divergence. TRL's f_alpha_divergence_coef.
+    """
+
+    alpha: float = 0.5
+
+    def checked(self) -> "AlphaDivergence":
+        return AlphaDivergence(checks.number("AlphaDivergence.alpha", self.alpha))
 
 
 class Pair(NamedTuple):
     """A chosen and a rejected completion.
 
     chosen, rejected: scores of both; by default s = log π - log π_ref. policy_gap, reference_gap: log-probability of the chosen one less
-    that of the rejected one, of each model. beta, epsilon, tau: β, label_smoothing and discopop_tau.
+    that of the rejected one, of each model. beta, epsilon, tau: β, label_smoothing and DiscoPOP's τ.
     """
 
     chosen: Tensor
@@ -39,7 +92,7 @@ class Pair(NamedTuple):
     reference_gap: Tensor
     beta: float
     epsilon: float = 0.0
-    tau: float = 0.05
+    tau: float = 0.0
 
     @property
     def h(self) -> Tensor:
@@ -235,24 +288,132 @@ DIVERGENCES: dict[str, Callable[[Tensor, float], Tensor]] = {
 # Policies
 
 
+class DrGRPO(NamedTuple):
+    """The `loss_type` "dr_grpo" of `grpo_loss`, with its divisor.
+
+    Attributes:
+        max_completion_length: at least 1; None is T.
+    """
+
+    max_completion_length: int | None = None
+
+    def checked(self) -> "DrGRPO":
+        if self.max_completion_length is None:
+            return self
+        most = checks.whole_number("DrGRPO.max_completion_length", self.max_completion_length)
+        if most < 1:
+            raise ValueError(f"DrGRPO.max_completion_length must be at least 1, got {most}")
+        return DrGRPO(most)
+
+
+class Sapo(NamedTuple):
+    """The `loss_type` "sapo" of `grpo_loss`, with its numbers.
+
+    Attributes:
+        temperature_pos: τ where A is above 0, above 0.
+        temperature_neg: τ elsewhere, above 0.
+    """
+
+    temperature_pos: float = 1.0
+    temperature_neg: float = 1.05
+
+    def checked(self) -> "Sapo":
+        return Sapo(
+            checks.number("Sapo.temperature_pos", self.temperature_pos, 0.0, exclusive=True),
+            checks.number("Sapo.temperature_neg", self.temperature_neg, 0.0, exclusive=True),
+        )
+
+
+class Vespo(NamedTuple):
+    """The `loss_type` "vespo" of `grpo_loss`, with its numbers.
+
+    Attributes:
+        k_pos: k where A is at least 0, of at least 0.
+        lambda_pos: λ where A is at least 0, above 0.
+        k_neg: k elsewhere, of at least 0.
+        lambda_neg: λ elsewhere, above 0.
+    """
+
+    k_pos: float = 2.0
+    lambda_pos: float = 3.0
+    k_neg: float = 3.0
+    lambda_neg: float = 2.0
+
+    def checked(self) -> "Vespo":
+        return Vespo(
+            k_pos=checks.number("Vespo.k_pos", self.k_pos, 0.0),
+            lambda_pos=checks.number("Vespo.lambda_pos", self.lambda_pos, 0.0, exclusive=True),
+            k_neg=checks.number("Vespo.k_neg", self.k_neg, 0.0),
+            lambda_neg=checks.number("Vespo.lambda_neg", self.lambda_neg, 0.0, exclusive=True),
+        )
+
+
+class ClipCov(NamedTuple):
+    """The `loss_type` "clip_cov" of `grpo_loss`, with its numbers.
+
+    Attributes:
+        ratio: share of tokens that are left out, in [0, 1], at least one.
+        lower: least covariance of those tokens; a token's covariance is (A - mean A) (log π - mean log π).
+        upper: largest covariance of those tokens.
+    """
+
+    ratio: float = 2e-4
+    lower: float = 1.0
+    upper: float = 5.0
+
+    def checked(self) -> "ClipCov":
+        return ClipCov(
+            checks.number("ClipCov.ratio", self.ratio, 0.0, 1.0),
+            checks.number("ClipCov.lower", self.lower),
+            checks.number("ClipCov.upper", self.upper),
+        )
+
+
+class KLCov(NamedTuple):
+    """The `loss_type` "kl_cov" of `grpo_loss`, with its numbers.
+
+    Attributes:
+        ratio: share of tokens that are penalised, in [0, 1], at least one.
+        coef: c, of at least 0: 1 in the paper; verl's configuration has 0.1, as ppo_kl_coef.
+    """
+
+    ratio: float = 2e-4
+    coef: float = 1.0
+
+    def checked(self) -> "KLCov":
+        return KLCov(checks.number("KLCov.ratio", self.ratio, 0.0, 1.0), checks.number("KLCov.coef", self.coef, 0.0))
+
+
+class KLPenalty(NamedTuple):
+    """The `beta` of `grpo_loss`, with how KL(π ‖ π_ref) is estimated.
+
+    Attributes:
+        beta: β of at least 0.
+        clamp: above 0, the largest size of q in the estimate, whose gradient is 0 beyond it, that of the factor r included. None: no bound,
+            as TRL; verl has 20.
+        bias_correction: multiply the estimate by r (DeepSeek-V3.2), so that it is unbiased off the policy. TRL's use_bias_correction_kl.
+    """
+
+    beta: float
+    clamp: float | None = None
+    bias_correction: bool = False
+
+    def checked(self) -> "KLPenalty":
+        return KLPenalty(
+            checks.number("beta", self.beta, 0.0),
+            None if self.clamp is None else checks.number("KLPenalty.clamp", self.clamp, 0.0, exclusive=True),
+            checks.flag("KLPenalty.bias_correction", self.bias_correction),
+        )
+
+
 class PolicyOptions(NamedTuple):
-    """Numbers of a policy objective, as grpo_loss explains them."""
+    """Numbers of a policy objective, as grpo_loss explains them. own: the record of those that this objective alone reads."""
 
     epsilon: float
     epsilon_high: float
     beta: float
     delta: float | None
-    sapo_temperature_pos: float
-    sapo_temperature_neg: float
-    vespo_k_pos: float
-    vespo_lambda_pos: float
-    vespo_k_neg: float
-    vespo_lambda_neg: float
-    clip_cov_ratio: float
-    clip_cov_lb: float
-    clip_cov_ub: float
-    kl_cov_ratio: float
-    ppo_kl_coef: float
+    own: Any
 
 
 class Tokens(NamedTuple):
@@ -294,8 +455,8 @@ class PolicyObjective(NamedTuple):
     """An objective over sampled completions.
 
     compute: of tokens. items: "mean" and "sum" of a completion's tokens, divided by the number of completions; "tokens", divided by their
-    number; "length", tokens divided by N · max_completion_length. level: whether it takes importance_sampling_level. weighs: whether its
-    formula takes the sampler's correction itself.
+    number; "length", tokens divided by N · max_completion_length. level: whether it takes importance_sampling_level. bounded: whether it
+    takes delta. weighs: whether its formula takes the sampler's correction itself.
     """
 
     compute: Callable[[Tokens], Policy]
@@ -304,6 +465,7 @@ class PolicyObjective(NamedTuple):
     use: str
     items: str = "mean"
     level: bool = False
+    bounded: bool = False
     weighs: bool = False
 
 
@@ -351,22 +513,22 @@ def _cispo(t: Tokens) -> Policy:
 
 
 def _sapo(t: Tokens) -> Policy:
-    o = t.options
+    own = t.options.own
     positive = (t.advantages > 0).to(t.policy.dtype)
-    temperature = _by_sign(positive, o.sapo_temperature_pos, o.sapo_temperature_neg)
+    temperature = _by_sign(positive, own.temperature_pos, own.temperature_neg)
     ratio = t.level.clamp(max=20.0).exp()  # the gate is flat beyond, where its derivative would be 0 · inf
     return Policy(-t.advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature)
 
 
 def _vespo(t: Tokens) -> Policy:
-    o, least = t.options, math.log(1e-8)
+    own, least = t.options.own, math.log(1e-8)
     log_weight = torch.where(t.counted, t.log_ratio.detach(), 0.0).clamp(-20.0, 20.0).sum(1, keepdim=True)
     if t.sampler is not None:
         log_weight = log_weight + t.sampler.log().clamp(least, 20.0).sum(1, keepdim=True)
     log_weight = log_weight.clamp(least, 20.0)
     positive = (t.advantages >= 0).to(t.policy.dtype)
-    k = _by_sign(positive, o.vespo_k_pos, o.vespo_k_neg)
-    rate = _by_sign(positive, o.vespo_lambda_pos, o.vespo_lambda_neg)
+    k = _by_sign(positive, own.k_pos, own.k_neg)
+    rate = _by_sign(positive, own.lambda_pos, own.lambda_neg)
     return Policy(_held(torch.exp(rate + k * log_weight - rate * log_weight.exp()), t))
 
 
@@ -409,14 +571,15 @@ def _clip_cov(t: Tokens) -> Policy:
     assert below is not None  # of a loss that clips
     assert above is not None
     covariance, clipped = _covariance(t), (below & (t.advantages < 0)) | (above & (t.advantages > 0))
-    among = t.counted & ~clipped & (covariance > t.options.clip_cov_lb) & (covariance < t.options.clip_cov_ub)
-    left_out = _largest(torch.rand_like(covariance), among, t, t.options.clip_cov_ratio)
+    own = t.options.own
+    among = t.counted & ~clipped & (covariance > own.lower) & (covariance < own.upper)
+    left_out = _largest(torch.rand_like(covariance), among, t, own.ratio)
     return Policy(torch.where(left_out, 0.0, losses), below | left_out, above | left_out)
 
 
 def _kl_cov(t: Tokens) -> Policy:
-    penalised = _largest(_covariance(t), t.counted, t, t.options.kl_cov_ratio)
-    penalty = torch.where(penalised, t.options.ppo_kl_coef * t.log_ratio.abs(), 0.0)
+    penalised = _largest(_covariance(t), t.counted, t, t.options.own.ratio)
+    penalty = torch.where(penalised, t.options.own.coef * t.log_ratio.abs(), 0.0)
     return Policy(-t.advantages * t.log_ratio.clamp(max=EXPONENT).exp() + penalty)
 
 
@@ -450,13 +613,29 @@ def _dro(t: Tokens) -> Policy:
 
 PPO = "-min(r A, clip(r) A)"
 POLICIES = {
-    "grpo": PolicyObjective(_ppo, PPO, "arXiv 2402.03300", "The default. Long completions weigh as much as short ones.", level=True),
-    "bnpo": PolicyObjective(
-        _ppo, PPO, "TRL's name", "Each token of the batch weighs the same, divided by the tokens of this call.", "tokens", level=True
+    "grpo": PolicyObjective(
+        _ppo, PPO, "arXiv 2402.03300", "The default. Long completions weigh as much as short ones.", level=True, bounded=True
     ),
-    "dapo": PolicyObjective(_ppo, PPO, "arXiv 2503.14476", "As bnpo; give the tokens of all devices as normalizer.", "tokens", level=True),
+    "bnpo": PolicyObjective(
+        _ppo,
+        PPO,
+        "TRL's name",
+        "Each token of the batch weighs the same, divided by the tokens of this call.",
+        "tokens",
+        level=True,
+        bounded=True,
+    ),
+    "dapo": PolicyObjective(
+        _ppo, PPO, "arXiv 2503.14476", "As bnpo; give the tokens of all devices as normalizer.", "tokens", level=True, bounded=True
+    ),
     "dr_grpo": PolicyObjective(
-        _ppo, PPO, "arXiv 2503.20783", "A constant divisor: no bias by length. Give max_completion_length.", "length", level=True
+        _ppo,
+        PPO,
+        "arXiv 2503.20783",
+        "A constant divisor: no bias by length: DrGRPO(max_completion_length).",
+        "length",
+        level=True,
+        bounded=True,
     ),
     "luspo": PolicyObjective(
         _ppo,
@@ -465,6 +644,7 @@ POLICIES = {
         'GSPO without its bias to short completions: with importance_sampling_level="sequence".',
         "sum",
         level=True,
+        bounded=True,
     ),
     "cispo": PolicyObjective(
         _cispo,
@@ -523,6 +703,7 @@ POLICIES = {
         "arXiv 2602.04879",
         "Clipping r stops rare tokens and lets frequent ones far: here the change of probability is bounded.",
         "tokens",
+        bounded=True,
     ),
     "dppo_kl": PolicyObjective(
         _dppo_kl,
@@ -530,6 +711,7 @@ POLICIES = {
         "arXiv 2602.04879",
         "The same, with the divergence of two outcomes; ε about 0.05.",
         "tokens",
+        bounded=True,
     ),
     "dro": PolicyObjective(
         _dro,
@@ -541,14 +723,8 @@ POLICIES = {
 }
 
 
-READ_BY = {
-    "delta": ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "dppo_tv", "dppo_kl"),
-    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), ("sapo",)),
-    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), ("vespo",)),
-    **dict.fromkeys(("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), ("clip_cov",)),
-    **dict.fromkeys(("kl_cov_ratio", "ppo_kl_coef"), ("kl_cov",)),
-}
-"""Which policies read an option that some of them do not."""
+OWN_NUMBERS: dict[str, Any] = {"dr_grpo": DrGRPO, "sapo": Sapo, "vespo": Vespo, "clip_cov": ClipCov, "kl_cov": KLCov}
+"""The records of the policies that read numbers which no other does."""
 
 
 def lists(**tables: Mapping[str, PairObjective | PolicyObjective]) -> Callable[[C], C]:

@@ -5,8 +5,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.losses import checks
-from lossforge.losses.definitions.preference.common import accurate, check_read, objective, reduced, same_shapes
-from lossforge.losses.definitions.preference.objectives import DIVERGENCES, PAIRS, Pair, hinge, lists, power_score, smoothed
+from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
+from lossforge.losses.definitions.preference.objectives import (
+    DIVERGENCES,
+    PAIRS,
+    AlphaDivergence,
+    DiscoPOP,
+    Pair,
+    TpoL,
+    hinge,
+    lists,
+    named,
+    power_score,
+    smoothed,
+)
 from lossforge.losses.option_types import Empty, Reduction
 
 SMOOTHED = tuple(name for name, each in PAIRS.items() if each.smoothed)
@@ -21,8 +33,8 @@ def _check_loss_type(loss_type: str, accepted: tuple[str, ...], label_smoothing:
         raise ValueError('label_smoothing must be above 0 with loss_type "exo_pair", which takes its logarithm, such as 1e-3, got 0.0')
     taken = [each for each in (*SMOOTHED, "tpo-l") if each in accepted]
     if checks.nonzero(label_smoothing) and loss_type not in taken:
-        named = " or ".join(f'"{each}"' for each in taken)
-        raise ValueError(f"label_smoothing needs loss_type {named}, got {label_smoothing!r} with {loss_type!r}")
+        takers = " or ".join(f'"{each}"' for each in taken)
+        raise ValueError(f"label_smoothing needs loss_type {takers}, got {label_smoothing!r} with {loss_type!r}")
     return label_smoothing
 
 
@@ -122,12 +134,10 @@ def dpo_loss(
     reference_rejected_logps: Tensor,  # as policy_chosen_logps
     beta: float = 0.1,
     label_smoothing: float = 0.0,
-    loss_type: str = "sigmoid",
+    loss_type: str | DiscoPOP = "sigmoid",
     reduction: Reduction = "mean",
     *,
-    f_divergence_type: str = "reverse_kl",
-    f_alpha_divergence_coef: float = 0.5,
-    discopop_tau: float = 0.05,
+    f_divergence_type: str | AlphaDivergence = "reverse_kl",
     normalizer: float | Tensor | None = None,
     empty: Empty = "nan",
 ) -> Tensor:
@@ -162,11 +172,9 @@ def dpo_loss(
         beta: β above 0, in the papers also τ for "ipo" and 1 / η for "sppo_hard".
         label_smoothing: ε in [0, 0.5], below 0.5 for "robust", above 0 for "exo_pair", 0 for losses without ε (TRL ignores it there).
         loss_type: a name of the table. For "ipo" TRL's trainer passes means over tokens; the paper and the authors of DPO pass sums: choose
-            one. TRL's "sigmoid_norm" is "sigmoid" of means.
+            one. TRL's "sigmoid_norm" is "sigmoid" of means. DiscoPOP(tau) in place of "discopop" gives its τ.
         f_divergence_type: "reverse_kl", "forward_kl", "js_divergence" or "alpha_divergence"; other than "reverse_kl" only with "sigmoid",
-            "robust", "hinge", "ipo", "exo_pair" and "discopop".
-        f_alpha_divergence_coef: α of "alpha_divergence"; 1 is the reverse KL divergence.
-        discopop_tau: τ above 0 of "discopop".
+            "robust", "hinge", "ipo", "exo_pair" and "discopop". AlphaDivergence(alpha) in place of "alpha_divergence" gives its α.
 
     Examples:
         >>> chosen, rejected = -torch.rand(2, 8, requires_grad=True)
@@ -179,18 +187,15 @@ def dpo_loss(
         reference_rejected_logps=reference_rejected_logps,
     )
     beta = checks.number("beta", beta, 0.0, exclusive=True)
+    loss_type, own = named("loss_type", loss_type, PAIRS, {"discopop": DiscoPOP})
     label_smoothing = _check_loss_type(loss_type, tuple(PAIRS), label_smoothing)
-    checks.one_of("f_divergence_type", f_divergence_type, tuple(DIVERGENCES))
+    f_divergence_type, of_divergence = named("f_divergence_type", f_divergence_type, DIVERGENCES, {"alpha_divergence": AlphaDivergence})
     if f_divergence_type != "reverse_kl" and loss_type not in WITH_DIVERGENCE:
-        named = ", ".join(f'"{each}"' for each in WITH_DIVERGENCE)
-        raise ValueError(f'f_divergence_type other than "reverse_kl" needs a loss_type of {named}, got {loss_type!r}')
-    alpha = checks.number("f_alpha_divergence_coef", f_alpha_divergence_coef)
-    tau = checks.number("discopop_tau", discopop_tau, 0.0, exclusive=True)
-    by_alpha, by_tau = f_divergence_type == "alpha_divergence", loss_type == "discopop"
-    check_read("f_alpha_divergence_coef", alpha, 0.5, by_alpha, f'f_divergence_type "alpha_divergence", got {f_divergence_type!r}')
-    check_read("discopop_tau", tau, 0.05, by_tau, f'loss_type "discopop", got {loss_type!r}')
+        takers = ", ".join(f'"{each}"' for each in WITH_DIVERGENCE)
+        raise ValueError(f'f_divergence_type other than "reverse_kl" needs a loss_type of {takers}, got {loss_type!r}')
     policy_chosen, policy_rejected, reference_chosen, reference_rejected = accurate(*given)
     score = DIVERGENCES[f_divergence_type]
+    alpha = of_divergence.alpha if isinstance(of_divergence, AlphaDivergence) else 0.0
     pair = Pair(
         chosen=score(policy_chosen - reference_chosen, alpha),
         rejected=score(policy_rejected - reference_rejected, alpha),
@@ -198,7 +203,7 @@ def dpo_loss(
         reference_gap=reference_chosen - reference_rejected,
         beta=beta,
         epsilon=label_smoothing,
-        tau=tau,
+        tau=own.tau if isinstance(own, DiscoPOP) else 0.0,
     )
     return reduced(PAIRS[loss_type].compute(pair), reduction, normalizer, empty)
 
@@ -315,9 +320,8 @@ def tpo_loss(
     policy_gold_logps: Tensor,  # as policy_chosen_logps
     beta: float = 0.01,
     label_smoothing: float = 0.0,
-    loss_type: str = "sigmoid",
+    loss_type: str | TpoL = "sigmoid",
     tpo_alpha: float = 1.0,
-    tpo_l_gamma: float = 0.5,
     reduction: Reduction = "mean",
     *,
     normalizer: float | Tensor | None = None,
@@ -342,9 +346,8 @@ def tpo_loss(
             each, to match it.
         beta: β above 0.
         label_smoothing: ε in [0, 0.5], 0 with "hinge" and "ipo".
-        loss_type: "sigmoid", "hinge", "ipo" or "tpo-l".
+        loss_type: "sigmoid", "hinge", "ipo" or "tpo-l". TpoL(gamma) in place of "tpo-l" gives its γ, by default 0.5.
         tpo_alpha: α of at least 0.
-        tpo_l_gamma: the margin γ of "tpo-l".
 
     Examples:
         >>> chosen, rejected, gold = -torch.rand(3, 8, requires_grad=True)
@@ -356,12 +359,11 @@ def tpo_loss(
         )
     )
     beta = checks.number("beta", beta, 0.0, exclusive=True)
+    loss_type, own = named("loss_type", loss_type, (*WITHOUT_REFERENCE, "tpo-l"), {"tpo-l": TpoL})
     label_smoothing = _check_loss_type(loss_type, (*WITHOUT_REFERENCE, "tpo-l"), label_smoothing)
     tpo_alpha = checks.number("tpo_alpha", tpo_alpha, 0.0)
-    tpo_l_gamma = checks.number("tpo_l_gamma", tpo_l_gamma)
-    check_read("tpo_l_gamma", tpo_l_gamma, 0.5, loss_type == "tpo-l", f'loss_type "tpo-l", got {loss_type!r}')
-    if loss_type == "tpo-l":
-        losses = smoothed(beta * (chosen - rejected) - tpo_l_gamma, label_smoothing)
+    if isinstance(own, TpoL):
+        losses = smoothed(beta * (chosen - rejected) - own.gamma, label_smoothing)
     else:
         losses = _without_reference(chosen, rejected, beta, label_smoothing, loss_type)
     if checks.nonzero(tpo_alpha):
