@@ -97,7 +97,7 @@ def test_files_of_pages_are_tried_elsewhere():
 
 
 def test_the_page_of_own_losses_names_what_has_a_derivative():
-    from lossforge.losses.custom import derive
+    from lossforge.losses.formulas import derive
 
     text = text_of("docs/learn/write_your_own_loss.md")
     (row,) = re.findall(r"^\| `tl\.` \| (.*) \|$", text, re.M)

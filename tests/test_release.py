@@ -170,7 +170,7 @@ def test_check_tree_and_benchmark(tree, monkeypatch):
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "two")
     assert release.check_benchmark(tree) == []
-    (tree / "packages/losses/src/lossforge/losses/option_types.py").write_text("")
+    (tree / "packages/losses/src/lossforge/losses/base/option_types.py").write_text("")
     git(tree, "commit", "-qam", "three")
     assert release.check_benchmark(tree) == [
         f"results/bench-h200.json is of {measured}; since then 1 source file changed (option_types.py)",

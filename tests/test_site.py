@@ -121,7 +121,7 @@ def test_there_are_at_most_seven_tabs_and_each_page_leads_on(site):
     assert "pip install lossforge" in written(page)
     page = (site / "losses" / "binary.html").read_text(encoding="utf-8")
     assert re.search(r'class="md-footer__link md-footer__link--prev".*class="md-footer__link md-footer__link--next"', page, re.S)
-    definitions = "packages/losses/src/lossforge/losses/definitions/binary.py"
+    definitions = "packages/losses/src/lossforge/losses/definitions/classes/binary.py"
     assert f'href="https://github.com/lossforge/lossforge/edit/main/{definitions}"' in page
 
 

@@ -16,7 +16,7 @@ from loss_text import ROOT, MissingError, check
 
 from lossforge.losses import functional as functions
 from lossforge.losses import modules as classes
-from lossforge.losses import option_types as aliases
+from lossforge.losses.base import option_types as aliases
 from lossforge.losses.base.declare import DECLARED, Declared, Module, constructor_of
 from lossforge.losses.base.module import LEGACY, LossModule
 from lossforge.losses.templates import TEMPLATES
@@ -93,7 +93,7 @@ def function_of(each: Declared) -> str:
 
 def source(imports: Iterable[str], names: Iterable[str], *body: str) -> str:
     """Return a stub whose imports `formatted` puts in order; it leaves imports out that nothing uses."""
-    types = f"from lossforge.losses.option_types import {', '.join((*ALIASES.values(), 'DeviceMesh', 'ProcessGroup'))}"
+    types = f"from lossforge.losses.base.option_types import {', '.join((*ALIASES.values(), 'DeviceMesh', 'ProcessGroup'))}"
     exports = packed("__all__ = [", [f'"{name}"' for name in sorted(names)], "]")
     return "\n".join([GENERATED, *imports, types, "", exports, *(f"\n{each}" for each in body), ""])
 
@@ -158,7 +158,7 @@ def exported() -> str:
     before, _, after = text.partition("__all__ = [\n")
     names = {*functions.__all__, *classes.__all__}
     for node in ast.parse(before).body:
-        if isinstance(node, ast.ImportFrom) and node.module != "lossforge.losses":
+        if isinstance(node, ast.ImportFrom) and node.module != "lossforge.losses.engine":  # whose operators are registered
             names |= {each.name for each in node.names} - {"*"}
     listed = "".join(f'    "{name}",\n' for name in sorted(names))
     return f"{before}__all__ = [\n{listed}]\n" + after.partition("]\n")[2]
@@ -188,12 +188,13 @@ def check_lists(folder: Path = LOSSES) -> None:
     Raises:
         MissingError: the list to edit, and the line that it lacks.
     """
-    for place in sorted((folder / "definitions").rglob("__init__.py")):
-        package = ".".join(("lossforge", "losses", *place.parent.relative_to(folder).parts))
-        imported = place.read_text(encoding="utf-8").splitlines()
-        for path in sorted(place.parent.glob("[!_]*")):
-            if (import_of := f"from {package} import {path.stem} as {path.stem}") not in imported:
-                raise MissingError(f"{place}: nothing imports {path.name}. Add the line `{import_of}` where its losses stand in the tables")
+    for place in sorted((folder / "definitions").rglob("[!_]*.py")):
+        above = [each / "__init__.py" for each in place.parents if each.is_relative_to(folder / "definitions")]
+        import_of = f"from {'.'.join(('lossforge', 'losses', *place.parent.relative_to(folder).parts))} import {place.stem} as {place.stem}"
+        if not any(import_of in each.read_text(encoding="utf-8").splitlines() for each in above):
+            raise MissingError(
+                f"{above[-1]}: nothing imports {place.name}. Add the line `{import_of}` where its losses stand in the tables"
+            )
     for each in DECLARED.values():
         if each.template and each.template.call not in TEMPLATES:
             raise MissingError(f"{folder / 'templates' / '__init__.py'}: TEMPLATES lacks {each.template.name}, the template of {each.name}")

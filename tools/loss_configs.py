@@ -13,8 +13,8 @@ from loss_code import written
 from loss_text import ROOT, MissingError, file_of
 
 from lossforge.losses.base.declare import DECLARED, Declared, has_range
+from lossforge.losses.base.option_types import Range
 from lossforge.losses.base.text import arguments
-from lossforge.losses.option_types import Range
 from lossforge.losses.registry import LOSSES, Loss
 
 SETTINGS = ROOT / "experiments" / "lab" / "config" / "loss_settings.py"

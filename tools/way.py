@@ -37,7 +37,7 @@ HELPERS = re.compile(
 """Files that are called from everywhere, and parts of one kernel: they are not stops."""
 SMALL = {"new_like", "aligned", "sum_slots", "chip", "note", "counts_itself"}
 """Functions of launches that only compute a number or a tensor."""
-NOT_FOLLOWED = ("losses/run.py", "losses/autograd.py")
+NOT_FOLLOWED = ("losses/engine/calls.py", "losses/engine/autograd.py")
 """Where an update enters the way of a call, which has a picture of its own."""
 
 

@@ -88,7 +88,7 @@ def test_a_wrong_result_gets_no_speed(monkeypatch, part):
 
 def test_products_are_the_engine_s_own(monkeypatch):
     """As many of torch's products of the same sizes as ours makes, whether once, twice or without gradient."""
-    from lossforge.losses.linear import engine, objective, products
+    from lossforge.losses.engine.linear import engine, objective, products
 
     monkeypatch.setattr(kernels.load("linear.launch"), "programs", lambda device: 0)  # without the product that computes the loss
     for each in (engine, objective):  # nor the float32 logits that replace it, whose chunks are smaller

@@ -71,13 +71,13 @@ from lossforge.losses import (
     sigmoid_focal_loss,
     signed_distance_map,
     sinkhorn_center,
-    state,
     supervised_contrastive_loss,
     task_aligned_assign,
     two_way_loss,
     zlpr_loss,
 )
-from lossforge.losses.definitions import noise_model
+from lossforge.losses.base import state
+from lossforge.losses.definitions.classes import noise_model
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import Sample, offered, samples, third_argument

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.utils.deterministic
 
-from lossforge.losses import run
+from lossforge.losses.engine import calls as run
 
 sys.path.insert(0, str(Path(__file__).parent))  # for loss_calls, linear_calls and preference_calls
 

@@ -31,7 +31,7 @@ from lossforge.losses import (
     selective_log_softmax,
     sigmoid_focal_loss,
 )
-from lossforge.losses.option_types import RowOutput
+from lossforge.losses.base.option_types import RowOutput
 
 
 @elementwise(hyper={"delta": 1.0})

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from lossforge.losses import functional, fuse_linear, plain_torch
 from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.base.option_types import Range
 from lossforge.losses.base.record import Make, Sample
-from lossforge.losses.option_types import Range
 from lossforge.losses.registry import LOSSES, Loss
 from lossforge.losses.testing import BOUNDS, error, has_inplace, samples
 

@@ -15,7 +15,7 @@ from torch.utils import collect_env
 
 from lossforge.losses import doctor
 from lossforge.losses.check.report import Report
-from lossforge.losses.linear import engine
+from lossforge.losses.engine.linear import engine
 from lossforge.losses.registry import LOSSES
 
 GPU = torch.cuda.is_available()

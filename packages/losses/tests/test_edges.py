@@ -135,7 +135,7 @@ def test_index_out_of_range_raises_with_value_and_row(loss, index):
 @BY_ROWS
 def test_index_out_of_range_unchecked_is_nan_in_its_row_alone(loss, index, mode, device, monkeypatch):
     """What a CUDA call gives without validate; on CPU the check is taken away to see the kernels."""
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     x = torch.rand(4, 5, device=device)
     target = torch.tensor([1, 4, index, 0], device=device)
     good = torch.tensor([True, True, False, True], device=device)
@@ -333,7 +333,7 @@ def test_groups(device):
 
 
 def test_group_out_of_range_unchecked(device, monkeypatch):
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     x, y = torch.randn(3, 4, device=device), torch.rand(3, 4, device=device)
     group = torch.tensor([0, 7, -1], device=device)[:, None]
     value, g = gradient_of(preference_bce_with_logits, x, y, group=group, group_weight=torch.ones(2, device=device), reduction="none")
@@ -486,7 +486,7 @@ def test_cross_entropy_at_a_divisor_of_zero(classes, mode, device):
 def test_plain_torch_with_weights_is_differentiated_forward_twice(known, monkeypatch):
     """As forward over reverse, whether or not the host may see that all weights are finite."""
     if not known:
-        monkeypatch.setattr("lossforge.losses.reference.infinite._finite", lambda t: False)
+        monkeypatch.setattr("lossforge.losses.templates.plain_forms.infinite._finite", lambda t: False)
     x, index, weights = logits(4, 6, "cpu").double(), torch.tensor([0, 5, 2, 1]), torch.rand(6, dtype=torch.float64)
     boxes = torch.tensor([[0.0, 0.0, 2.0, 3.0], [1.0, 1.0, 4.0, 2.0]], dtype=torch.float64)
     calls = {

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lossforge.losses import FormulaError
-from lossforge.losses.custom.reference import torch_of
 from lossforge.losses.formulas import DeviceFormula
+from lossforge.losses.formulas.translate import torch_of
 
 BESIDE_ITS_REFERENCE = """
-from lossforge.losses.device_names import exp, log1p_unit, tl
+from lossforge.losses.formulas.device_names import exp, log1p_unit, tl
 
 WIDTH = 0.5
 

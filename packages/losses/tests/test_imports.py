@@ -47,10 +47,10 @@ print(*sorted(set(sys.modules) - before))
 
 def test_import_loads_nothing_that_can_wait():
     loaded = fresh(IMPORT).split()
-    assert "lossforge.losses.definitions.classification" in loaded
+    assert "lossforge.losses.definitions.classes.classification" in loaded
     waits = ("triton", "numpy", "sympy", "torch._dynamo", "torch._inductor", "torch._functorch", "functorch", "lossforge.kernels.")
     waits += tuple(
-        f"lossforge.losses.{name}" for name in ("testing", "check.run", "custom.source", "custom.derive", "custom.reference", "oracles")
+        f"lossforge.losses.{name}" for name in ("testing", "check.run", "formulas.source", "formulas.derive", "formulas.translate")
     )
     early = {f"lossforge.kernels.{name}" for name in ("availability", "call", "plans", "product", "torch_internals")}
     rooms = {name.removesuffix(".calls") for name in loaded if name.endswith(".calls")}  # with the records of calls, which need torch alone

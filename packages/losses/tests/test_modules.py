@@ -23,7 +23,7 @@ from lossforge.losses import (
     preference,
 )
 from lossforge.losses.detection import anchors, assignment, criterion, hungarian, matching, pairwise, seesaw
-from lossforge.losses.parallel import grad_cache
+from lossforge.losses.engine.parallel import grad_cache
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.segmentation import depth, distance, points, prototypes, regions
 from lossforge.losses.segmentation import modules as of_masks

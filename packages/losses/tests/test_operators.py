@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import lossforge.losses
 from lossforge.losses import BCEWithLogitsLoss, MSELoss, cross_entropy, plain_torch, sigmoid_focal_loss
-from lossforge.losses.linear.engine import FUSED
+from lossforge.losses.engine.linear.engine import FUSED
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.templates import TEMPLATES
 from lossforge.losses.testing import Sample, error, has_inplace, plain_sample, run, samples

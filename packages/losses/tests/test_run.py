@@ -15,7 +15,6 @@ from lossforge.kernels.plans import PLANS
 from lossforge.losses import (
     backend,
     binary_cross_entropy_with_logits,
-    checks,
     cross_entropy,
     dice_loss,
     jsd_cross_entropy,
@@ -23,10 +22,10 @@ from lossforge.losses import (
     l1_loss,
     linear_cross_entropy,
     plain_torch,
-    run,
     sigmoid_focal_loss,
-    state,
 )
+from lossforge.losses.base import checks, state
+from lossforge.losses.engine import calls as run
 from lossforge.losses.testing import error
 
 

@@ -8,7 +8,8 @@ import torch
 import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lossforge.losses import mse_loss, plain_torch, state
+from lossforge.losses import mse_loss, plain_torch
+from lossforge.losses.base import state
 
 
 @pytest.fixture

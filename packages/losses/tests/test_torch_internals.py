@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 import lossforge.kernels
 import lossforge.losses
 from lossforge.kernels import torch_internals
-from lossforge.losses import cross_entropy, sigmoid_focal_loss, state
+from lossforge.losses import cross_entropy, sigmoid_focal_loss
+from lossforge.losses.base import state
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PACKAGES = [Path(lossforge.losses.__file__).parent, Path(lossforge.kernels.__file__).parent]
@@ -148,7 +149,7 @@ names = {names!r}
 kept = [(name, getattr(torch._C, name)) for name in names if hasattr(torch._C, name)]
 for name, _ in kept:
     delattr(torch._C, name)
-import lossforge.losses.operators
+import lossforge.losses.engine.operators
 for name, value in kept:
     setattr(torch._C, name, value)
 spec = importlib.util.spec_from_file_location("checks", {file!r})

@@ -51,7 +51,7 @@ from lossforge.losses import (
     sigmoid_focal_loss,
 )
 from lossforge.losses.base.declare import DECLARED
-from lossforge.losses.option_types import Range
+from lossforge.losses.base.option_types import Range
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 

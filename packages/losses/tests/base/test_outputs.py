@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lossforge import losses as L
-from lossforge.losses import option_types
+from lossforge.losses.base import option_types
 from lossforge.losses.base.outputs import Outputs
 
 LOGITS, INDEX = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5, 2, 2])

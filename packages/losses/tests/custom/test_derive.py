@@ -7,8 +7,8 @@ import triton.language as tl
 
 from lossforge.kernels.math import exp, hold, log1p_unit, logistic, power, powers, reciprocal, tanh
 from lossforge.losses import FormulaError, elementwise, rowwise
-from lossforge.losses.custom.derive import with_gradients
-from lossforge.losses.custom.reference import torch_of
+from lossforge.losses.formulas.derive import with_gradients
+from lossforge.losses.formulas.translate import torch_of
 
 HALF = tl.constexpr(0.5)
 

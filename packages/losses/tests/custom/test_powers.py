@@ -11,8 +11,8 @@ from lossforge.losses import boxes, elementwise
 from lossforge.losses.check.ahead import used
 from lossforge.losses.check.formula import check_formula
 from lossforge.losses.check.report import Report
-from lossforge.losses.custom.source import is_device_function, parsed
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas.source import is_device_function, parsed
 from lossforge.losses.testing import error
 
 TWO = tl.constexpr(2)

@@ -9,7 +9,7 @@ from lossforge.kernels.formulas import regression
 from lossforge.kernels.formulas.binary import asymmetric, bce, focal
 from lossforge.kernels.math import complement
 from lossforge.losses import FormulaError, elementwise
-from lossforge.losses.custom.reference import torch_of
+from lossforge.losses.formulas.translate import torch_of
 
 
 @triton.jit

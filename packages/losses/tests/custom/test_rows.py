@@ -239,7 +239,7 @@ def test_mixup_pairs(device):
 def test_compiled(by, device, monkeypatch):
     """Without a graph break; another k, other numbers and a third number of rows compile nothing."""
     if by == "torch":
-        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+        monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from lossforge.losses import LDAMLoss, arcface_loss, cosface_loss, cross_entropy, fuse_linear, ldam_loss
-from lossforge.losses.oracles.classification import arcface, cosface, ldam
 from lossforge.losses.testing import error
+from lossforge.losses.testing.oracles.classification import arcface, cosface, ldam
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 PAIRS = pytest.mark.parametrize(("function", "oracle"), [(arcface_loss, arcface), (cosface_loss, cosface)], ids=["arcface", "cosface"])

@@ -377,7 +377,7 @@ def test_classes_out_of_range(device, monkeypatch):
     target[2] = 4
     with pytest.raises(IndexError, match="target must hold 0 to 3, got 4 at row 2"):
         dkd_loss(x, teacher, target, validate=True)
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     value, gradient = gradient_of(dkd_loss, x, teacher, target, reduction="none")
     exact, g_exact = gradient_of(dkd_loss, x[:2], teacher[:2], target[:2], reduction="none")
     assert value[2].isnan()
@@ -409,7 +409,7 @@ def test_decoupled_of_infinite_logits(student, teacher, options, value, gradient
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.0}, {"beta": 0.0}, {"alpha": 0.0, "beta": 0.0}], ids=str)
 def test_decoupled_kernels_and_plain_torch_agree_at_the_edges(options, device, monkeypatch):
     """Value and both gradients, which may be infinite or nan: every set of classes with -inf on each side, +inf, nan, unknown targets."""
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     student, teacher = torch.tensor([1.0, 0.5, -0.3]), torch.tensor([0.2, 1.5, 0.7])
     masks = [torch.tensor(mask) for mask in itertools.product((False, True), repeat=3)]
     rows = [(student.masked_fill(a, -INF), teacher.masked_fill(b, -INF), 0) for a in masks for b in masks]

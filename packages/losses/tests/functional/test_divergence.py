@@ -21,7 +21,7 @@ from lossforge.losses import (
     total_variation_with_logits,
 )
 from lossforge.losses.base.record import CheckedCall, first
-from lossforge.losses.run import compute
+from lossforge.losses.engine.calls import compute
 from lossforge.losses.testing import error
 
 INF, NAN = float("inf"), float("nan")
@@ -507,7 +507,7 @@ def test_topk_index_out_of_range(index, mode, device, monkeypatch):
     if device == "cpu":
         with pytest.raises(IndexError, match=rf"indices must hold 0 to 6, or -1 where ignored, got {index} at row \(1, 2\)"):
             topk_kl_div_with_logits(x, values, indices)
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     good = torch.tensor([True, False, True], device=device)
     each, _ = gradient_of(topk_kl_div_with_logits, x, values, indices, reduction="none")
     value, g = gradient_of(topk_kl_div_with_logits, x, values, indices, reduction="sum", gradient=mode)

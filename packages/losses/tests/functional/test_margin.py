@@ -193,7 +193,7 @@ def test_an_index_out_of_range(index, device, monkeypatch):
     if index != -1:
         with pytest.raises(IndexError, match=rf"target must hold -1 to 4, got {index} at row \(1, 0\)"):
             multilabel_margin_loss(x, lists, validate=True)
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     for function, given in ((multi_margin_loss, target), (multilabel_margin_loss, lists)):
         for dtype in (torch.float32, torch.float64):
             value, g = gradient_of(function, x.to(dtype), given, reduction="none")

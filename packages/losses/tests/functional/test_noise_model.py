@@ -9,7 +9,7 @@ from loss_calls import gradient_of
 
 from lossforge.kernels import INTERPRETED, launch_counts
 from lossforge.losses import GaussianNLLLoss, gaussian_nll_loss, poisson_nll_loss
-from lossforge.losses.definitions import noise_model
+from lossforge.losses.definitions.classes import noise_model
 
 INF, NAN = float("inf"), float("nan")
 
@@ -117,7 +117,7 @@ def test_negative_variances(device, monkeypatch):
         gaussian_nll_loss(x, y, var, validate=True)
     with pytest.raises(ValueError, match="var must be finite and at least 0, got -1"):
         gaussian_nll_loss(x, y, -1.0)
-    monkeypatch.setattr("lossforge.losses.definitions.noise_model._not_negative", lambda *_: None)
+    monkeypatch.setattr("lossforge.losses.definitions.classes.noise_model._not_negative", lambda *_: None)
     for dtype in (torch.float32, torch.float64):
         value, g = gradient_of(gaussian_nll_loss, x.to(dtype), y.to(dtype), var.to(dtype), reduction="none")
         assert value.isnan().tolist() == g.isnan().tolist() == [False, True, False]

@@ -18,7 +18,7 @@ from lossforge.losses import (
     selective_log_softmax,
     sequence_logps,
 )
-from lossforge.losses.run import CallPlan
+from lossforge.losses.engine.calls import CallPlan
 from lossforge.losses.testing import error
 
 INF = float("inf")

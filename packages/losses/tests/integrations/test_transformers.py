@@ -185,7 +185,7 @@ def test_a_fused_model_is_copied_saved_and_compiled(tmp_path):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_logits_of_a_fused_model_are_not_rounded(compiled, monkeypatch):
     """In bfloat16 where no kernel runs, with logits of a standard deviation above 10, the loss of the same hidden states in float64."""
-    monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+    monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
     model, inputs = make("Llama").bfloat16(), batch()
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(400)

@@ -82,7 +82,7 @@ def test_opcheck(loss, mode, device):
 def test_compile(loss, mode, by, device, monkeypatch):
     """Without a graph break; for a third number of rows nothing is compiled. Where no kernel runs, the unfused computation is."""
     if by == "torch":
-        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+        monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
     dtype = torch.float64 if by == "float64" else torch.float32
     torch._dynamo.reset()
     compiles = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -423,7 +423,7 @@ def test_sizes(loss, rows, hidden, classes, mode, device):
 @pytest.mark.parametrize("index", [CLASSES, -3, 2**33])
 def test_index_out_of_range_is_nan_in_its_row_alone(index, mode, device, monkeypatch):
     """What a CUDA call gives without validate; on CPU the check is taken away to see the kernels."""
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
     (x, w, b), target = layer(9, device), indices(9, device).clamp(min=0)
     bad = torch.arange(9, device=device) == 4
     target[bad] = index

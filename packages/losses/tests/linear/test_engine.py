@@ -20,7 +20,7 @@ from lossforge.losses import (
     linear_total_variation,
     sigmoid_focal_loss,
 )
-from lossforge.losses.linear import engine
+from lossforge.losses.engine.linear import engine
 from lossforge.losses.testing import error
 
 EACH = pytest.mark.parametrize("loss", FUSED, ids=lambda loss: loss.name)
@@ -32,15 +32,15 @@ GIB = 2**30
 def way(request, monkeypatch):
     """By the kernels, or as where none runs."""
     if request.param == "torch":
-        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+        monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
     return request.param
 
 
 @pytest.fixture
 def watched(monkeypatch):
     """Watches a call as it runs without a mode, whose operators would hide what they do."""
-    for module in ("run", "gradients"):
-        monkeypatch.setattr(f"lossforge.losses.{module}.plain", lambda *tensors: True)
+    for module in ("calls", "gradients"):
+        monkeypatch.setattr(f"lossforge.losses.engine.{module}.plain", lambda *tensors: True)
     return Watched()
 
 
@@ -208,7 +208,7 @@ def test_backward_by_rows(device, monkeypatch):
         return len(seen)
 
     assert [taken(20, 3), taken(9, 3, frozen=True), taken(9, 50), taken(9, 3)] == [0, 0, 0, 2]
-    monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+    monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
     assert taken(9, 3) == 2
 
 
@@ -249,8 +249,8 @@ def test_what_is_not_needed_is_not_computed(wanted, mode, watched, device):
 @EACH
 def test_the_host_waits_for_nothing(loss, mode, watched, device, monkeypatch):
     """No value is read on the host, but by checks of class indices and log-probabilities, which CUDA tensors are spared."""
-    monkeypatch.setattr("lossforge.losses.checks.in_range", lambda *args: None)
-    monkeypatch.setattr("lossforge.losses.checks.to_read", lambda *args: False)
+    monkeypatch.setattr("lossforge.losses.base.checks.in_range", lambda *args: None)
+    monkeypatch.setattr("lossforge.losses.base.checks.to_read", lambda *args: False)
     leaves, targets = layer(9, device), loss.targets(9, device)
     with watched:
         gradients(loss.ours, leaves, *targets, gradient=mode, chunk=4)
@@ -364,7 +364,7 @@ def of_bfloat16(rows, hidden, classes, device):
 def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device, monkeypatch):
     """The error against float64 beside that of one unfused computation, whose products sum in float32."""
     if device == "cpu":  # the interpreter truncates where hardware and torch round
-        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+        monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
     leaves, target = of_bfloat16(1024, 64, 512, device)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     exact = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide)

@@ -155,7 +155,7 @@ WAYS = {
 def by(request, monkeypatch):
     """By the kernels, or as where none runs."""
     if request.param == "torch":
-        monkeypatch.setattr("lossforge.losses.state.TRITON", False)
+        monkeypatch.setattr("lossforge.losses.base.state.TRITON", False)
 
 
 @pytest.mark.each("way", "name", "dtype")

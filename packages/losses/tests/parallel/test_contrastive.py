@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lossforge.losses.parallel.contrastive import device_of_exchange
+from lossforge.losses.engine.parallel.contrastive import device_of_exchange
 
 
 def test_sizes_are_exchanged_on_the_device_of_the_features():

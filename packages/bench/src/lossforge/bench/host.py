@@ -18,7 +18,8 @@ from lossforge.bench.inputs import Inputs, make_inputs
 from lossforge.bench.measure import host_microseconds
 from lossforge.kernels import plans
 from lossforge.kernels.engine import launch
-from lossforge.losses import autograd, run
+from lossforge.losses.engine import autograd
+from lossforge.losses.engine import calls as run
 
 STAGES: dict[str, list[tuple[Any, str]]] = {
     "key of the call": [(run, "_key")],

@@ -41,7 +41,7 @@ from lossforge.kernels.tiles import (
     SimilarityTiles,
 )
 from lossforge.losses.base.record import Several
-from lossforge.losses.spec import ExecutionSpec, template_of
+from lossforge.losses.engine.spec import ExecutionSpec, template_of
 
 ROWS = ((16384, 1000), (16384, 1001), (8192, 32000), (8192, 50304), (8192, 128256), (4096, 262144))
 DTYPES = (torch.float32, torch.bfloat16)

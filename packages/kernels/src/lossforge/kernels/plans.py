@@ -1,7 +1,7 @@
 """The one table of plans, each under all that it follows from. Needs neither Triton nor a GPU.
 
 `by_plan` records the launches of a call while they are made, and makes them again for an equal call by their plan. The plans of public
-calls, which say what of a call was checked, are kept here, too: lossforge.losses.run makes them.
+calls, which say what of a call was checked, are kept here, too: lossforge.losses.engine.calls makes them.
 """
 
 import threading

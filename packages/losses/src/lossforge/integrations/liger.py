@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lossforge.losses import cross_entropy, linear_cross_entropy
-from lossforge.losses.option_types import RowOutput
+from lossforge.losses.base.option_types import RowOutput
 from lossforge.patch.patching import Patch, Replacement, version_of
 from lossforge.patch.patching import patch as patch_names
 

@@ -24,7 +24,7 @@ from lossforge.losses import (
     linear_js_div,
     selective_log_softmax,
 )
-from lossforge.losses.option_types import RowOutput
+from lossforge.losses.base.option_types import RowOutput
 from lossforge.patch.patching import LOG, Patch, Replacement, say_once
 from lossforge.patch.patching import patch as patch_names
 

@@ -23,8 +23,8 @@ from torch import Tensor, version
 from torch.utils import collect_env
 
 from lossforge import kernels, losses
+from lossforge.losses.base.option_types import Reduction
 from lossforge.losses.check.report import Report
-from lossforge.losses.option_types import Reduction
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, plain_sample, run
 

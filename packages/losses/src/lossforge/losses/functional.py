@@ -37,7 +37,7 @@ import types
 
 from lossforge.losses import definitions
 from lossforge.losses.base.declare import DECLARED
-from lossforge.losses.run import function_of
+from lossforge.losses.engine.calls import function_of
 
 
 def _beside(folder: types.ModuleType) -> dict[str, object]:

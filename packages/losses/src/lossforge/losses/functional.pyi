@@ -5,28 +5,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from lossforge.losses.definitions.classification import class_balanced_weight
-from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput
-from lossforge.losses.definitions.divergence import DivergenceOutput
-from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
-from lossforge.losses.definitions.language.experts import LoadBalancingOutput
-from lossforge.losses.definitions.language.tokens import TokenLogps
-from lossforge.losses.definitions.preference.common import sequence_logps
-from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
-from lossforge.losses.definitions.preference.objectives import (
-    AlphaDivergence,
-    ClipCov,
-    DiscoPOP,
-    DrGRPO,
-    KLCov,
-    KLPenalty,
-    Sapo,
-    TpoL,
-    Vespo,
-)
-from lossforge.losses.linear.fuse import FusedLinear, fuse_linear
-from lossforge.losses.linear.teacher import LinearTeacher, TopKTeacher
-from lossforge.losses.option_types import (
+from lossforge.losses.base.option_types import (
     Activation,
     Averaged,
     BatchReduction,
@@ -47,6 +26,27 @@ from lossforge.losses.option_types import (
     TokenWeight,
     ValueOutput,
 )
+from lossforge.losses.definitions.classes.classification import class_balanced_weight
+from lossforge.losses.definitions.classes.cross_entropy import CrossEntropyOutput
+from lossforge.losses.definitions.classes.divergence import DivergenceOutput
+from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
+from lossforge.losses.definitions.language.experts import LoadBalancingOutput
+from lossforge.losses.definitions.language.tokens import TokenLogps
+from lossforge.losses.definitions.preference.common import sequence_logps
+from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
+from lossforge.losses.definitions.preference.objectives import (
+    AlphaDivergence,
+    ClipCov,
+    DiscoPOP,
+    DrGRPO,
+    KLCov,
+    KLPenalty,
+    Sapo,
+    TpoL,
+    Vespo,
+)
+from lossforge.losses.engine.linear.fuse import FusedLinear, fuse_linear
+from lossforge.losses.engine.linear.teacher import LinearTeacher, TopKTeacher
 
 __all__ = [
     "AlphaDivergence", "ClipCov", "CrossEntropyOutput", "DiscoPOP", "DivergenceOutput", "DrGRPO", "FusedLinear", "KLCov", "KLPenalty",

@@ -7,22 +7,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from lossforge.losses.base.module import LossModule
-from lossforge.losses.functional import (
-    AlphaDivergence,
-    ClipCov,
-    CrossEntropyOutput,
-    DiscoPOP,
-    DivergenceOutput,
-    DrGRPO,
-    KLCov,
-    KLPenalty,
-    PolicyLossOutput,
-    Sapo,
-    TpoL,
-    ValueLossOutput,
-    Vespo,
-)
-from lossforge.losses.option_types import (
+from lossforge.losses.base.option_types import (
     Activation,
     Averaged,
     BatchReduction,
@@ -37,6 +22,21 @@ from lossforge.losses.option_types import (
     RowOutput,
     ScalarReduction,
     ValueOutput,
+)
+from lossforge.losses.functional import (
+    AlphaDivergence,
+    ClipCov,
+    CrossEntropyOutput,
+    DiscoPOP,
+    DivergenceOutput,
+    DrGRPO,
+    KLCov,
+    KLPenalty,
+    PolicyLossOutput,
+    Sapo,
+    TpoL,
+    ValueLossOutput,
+    Vespo,
 )
 
 __all__ = [

@@ -10,8 +10,8 @@ from torch import nn
 from lossforge.losses import functional, modules
 from lossforge.losses.base.declare import DECLARED, Declared
 from lossforge.losses.base.record import Template
+from lossforge.losses.base.state import plain_torch
 from lossforge.losses.formulas import has_kernel
-from lossforge.losses.state import plain_torch
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ def products(inputs: LinearInputs, accumulate: int, twice: bool, together: int) 
     """
     from lossforge.kernels.call import FROM_WEIGHT, Head
     from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall
-    from lossforge.losses.linear.engine import Gradients, GradientsByClasses, goes_by_classes
-    from lossforge.losses.linear.products import logits_of, new_logits
+    from lossforge.losses.engine.linear.engine import Gradients, GradientsByClasses, goes_by_classes
+    from lossforge.losses.engine.linear.products import logits_of, new_logits
 
     x, head, differentiable = inputs.rows, inputs.head.detach(), inputs.input.requires_grad
     teacher = inputs.others.get("teacher_input")

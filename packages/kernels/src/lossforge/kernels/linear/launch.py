@@ -1,6 +1,6 @@
 """Host side of losses inside the matrix product: which calls it takes, tiles, and the launches.
 
-The engine of fused losses (lossforge.losses.linear) calls `forward` or `exponentials_of` on some of the rows. In backward it calls
+The engine of fused losses (lossforge.losses.engine.linear) calls `forward` or `exponentials_of` on some of the rows. In backward it calls
 `shares_of` once, and `slopes_of` on some of the classes.
 """
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, Union, Unpack
 
 from torch import Tensor
 
+from lossforge.losses.base.option_types import Range
 from lossforge.losses.base.record import CheckedCall, Keeping, Template, TemplateDocs
-from lossforge.losses.option_types import Range
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from torch import Tensor, nn
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Converted, Declared, constructor_of
+from lossforge.losses.base.option_types import Empty
 from lossforge.losses.base.text import module_docstring
-from lossforge.losses.option_types import Empty
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,9 +7,9 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.option_types import Activation, BoxFormat, Empty, Gradient
 from lossforge.losses.base.record import C, CheckedCall, first, of_one_row
-from lossforge.losses.option_types import Activation, BoxFormat, Empty, Gradient
 
 
 class Settings(TypedDict, total=False):

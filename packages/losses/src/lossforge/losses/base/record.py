@@ -14,8 +14,8 @@ from typing_extensions import TypeVar
 
 from lossforge import kernels
 from lossforge.kernels.call import Call, Head, Shape, end_of_tensors
+from lossforge.losses.base.state import KERNEL_DTYPES, backend
 from lossforge.losses.formulas import has_kernel
-from lossforge.losses.state import KERNEL_DTYPES, backend
 
 C = TypeVar("C", bound=Call)
 R = TypeVar("R", default=Tensor)

@@ -16,10 +16,10 @@ import triton.language as tl
 
 from lossforge import kernels
 from lossforge.losses.check.report import Report
-from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.load import load
-from lossforge.losses.custom.source import Source, is_device_function, jit, parsed
 from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas.error import FormulaError
+from lossforge.losses.formulas.source import Source, is_device_function, jit, parsed
 from lossforge.losses.registry import Loss
 
 SECTION, NAME = "compiled ahead of time", "for sm_90, without a GPU"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lossforge.losses.check.report import Report
-from lossforge.losses.custom.error import FormulaError
-from lossforge.losses.custom.reference import torch_of
-from lossforge.losses.custom.source import read
 from lossforge.losses.formulas import FORMULAS, Formula
+from lossforge.losses.formulas.error import FormulaError
+from lossforge.losses.formulas.source import read
+from lossforge.losses.formulas.translate import torch_of
 from lossforge.losses.registry import Loss
 from lossforge.losses.templates.boxes import BOXES, SPECIAL_PAIRS
 from lossforge.losses.templates.elementwise import ELEMENTWISE

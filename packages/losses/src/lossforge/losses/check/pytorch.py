@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
+from lossforge.losses.base.namespace import NAMESPACE, OPERATORS
 from lossforge.losses.check.report import Report
 from lossforge.losses.custom.written import SecondDerivativeError
-from lossforge.losses.namespace import NAMESPACE, OPERATORS
 from lossforge.losses.registry import Loss
 from lossforge.losses.testing import Sample, error, has_inplace, plain_sample, run
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from lossforge.losses.base.state import backend
 from lossforge.losses.check.ahead import check_ahead
 from lossforge.losses.check.formula import check_formula
 from lossforge.losses.check.pytorch import check_pytorch
@@ -11,7 +12,6 @@ from lossforge.losses.check.report import Report
 from lossforge.losses.check.template import check_edges, check_values
 from lossforge.losses.custom.loss import CustomLoss
 from lossforge.losses.registry import LOSSES, Loss
-from lossforge.losses.state import backend
 
 
 def run_checks(

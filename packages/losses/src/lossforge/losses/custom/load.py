@@ -11,8 +11,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from lossforge.kernels import INTERPRETED
-from lossforge.losses.custom.error import FormulaError
-from lossforge.losses.custom.source import jit
+from lossforge.losses.formulas.error import FormulaError
+from lossforge.losses.formulas.source import jit
 
 TARGET = GPUTarget("cuda", 90, 32)
 """The GPU to compile for, which need not be there."""

@@ -14,24 +14,24 @@ from lossforge import kernels
 from lossforge.kernels.boxes.calls import BoxesCall
 from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.kernels.elements.calls import ElementwiseCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, constructor_of, whole_signature
 from lossforge.losses.base.module import LossModule, OfFunction
+from lossforge.losses.base.option_types import Reduction
 from lossforge.losses.base.options import CornerOptions, WeightedElementwiseOptions
 from lossforge.losses.base.record import CheckedCall, Template
-from lossforge.losses.custom.error import FormulaError
 from lossforge.losses.custom.written import with_written_gradient
+from lossforge.losses.engine.calls import entry_point
 from lossforge.losses.formulas import FORMULAS, DeviceFormula
 from lossforge.losses.formulas import formula as enter_formula
-from lossforge.losses.option_types import Reduction
+from lossforge.losses.formulas.error import FormulaError
 from lossforge.losses.registry import Loss
-from lossforge.losses.run import entry_point
 from lossforge.losses.templates.boxes import BOXES, box_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, with_parameter
 from lossforge.losses.templates.rowwise import OF_POWERS, ROWWISE, OwnOptions, own_loss
 
 if TYPE_CHECKING:
-    from lossforge.losses.custom.source import Source
+    from lossforge.losses.formulas.source import Source
 
 Hyper = Mapping[str, float] | None
 Reference = Callable[..., Any]
@@ -293,9 +293,9 @@ def _made(
         raise TypeError(f"hyper must map the names of hyper-parameters to their defaults, got {type(given_hyper).__name__}")
     hyper = dict(given_hyper or {})
     kernels.load("math")
-    from lossforge.losses.custom.derive import differentiated
     from lossforge.losses.custom.load import load
-    from lossforge.losses.custom.source import read, results
+    from lossforge.losses.formulas.derive import differentiated
+    from lossforge.losses.formulas.source import read, results
 
     source = read(formula)
     *first, rest = list(inspect.signature(definition).parameters.values())[2:]
@@ -342,7 +342,7 @@ def _in_torch(source: "Source", formula: Any, given: bool, template: Template[An
 
     given: whether the formula writes its gradient, which is then the function's, whoever wrote that.
     """
-    from lossforge.losses.custom.reference import torch_of
+    from lossforge.losses.formulas.translate import torch_of
 
     of_boxes = template is BOXES
     try:

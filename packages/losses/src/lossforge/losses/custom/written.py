@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.torch_internals import transformed
-from lossforge.losses.namespace import NAMESPACE, OPERATORS
-from lossforge.losses.operators import ANY_DEVICE, LIBRARY, define
+from lossforge.losses.base.namespace import NAMESPACE, OPERATORS
+from lossforge.losses.engine.operators import ANY_DEVICE, LIBRARY, define
 
 
 class SecondDerivativeError(RuntimeError):

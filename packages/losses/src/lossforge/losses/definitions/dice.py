@@ -19,17 +19,17 @@ from torch import Tensor
 
 from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.kernels.masks.calls import LovaszCall, OverlapCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.option_types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
 from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionSettings
 from lossforge.losses.base.record import CheckedCall, first
-from lossforge.losses.device_names import tl
+from lossforge.losses.engine.calls import compute
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
-from lossforge.losses.reference import which_count
-from lossforge.losses.run import compute
+from lossforge.losses.formulas.device_names import tl
 from lossforge.losses.templates.lovasz import LOVASZ, LOVASZ_MASKS, lovasz_loss
 from lossforge.losses.templates.overlap import OVERLAP, overlap_loss
+from lossforge.losses.templates.plain_forms import which_count
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
 
 
@@ -39,7 +39,7 @@ from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_loss
     Module("OHEMCrossEntropyLoss", "Cross entropy with online hard example mining"),
     formula="cross_entropy",
     options=({"threshold": 0.2, "min_kept": 3}, {"threshold": 0.0, "min_kept": 2}, {"threshold": 0.4, "min_kept": 0, "z_loss": 1e-2}),
-    like="lossforge.losses.oracles.classification:ohem_ce",
+    like="lossforge.losses.testing.oracles.classification:ohem_ce",
     paper="arXiv 1604.03540",
 )
 def ohem_cross_entropy(
@@ -318,7 +318,7 @@ def missing_probability_reference(p: Tensor, y: Tensor) -> Tensor:
     LOVASZ,
     Module("LovaszSoftmaxLoss", "Lovász-softmax loss, as segmentation_models_pytorch's LovaszLoss of several classes"),
     options=({"per_image": True}, {"classes": "all"}, {"classes": [2, 0], "per_image": True}),
-    like="lossforge.losses.oracles.segmentation:lovasz_softmax",
+    like="lossforge.losses.testing.oracles.segmentation:lovasz_softmax",
     paper="arXiv 1705.08790",
 )
 def lovasz_softmax_loss(
@@ -371,7 +371,7 @@ def hinge_reference(x: Tensor, y: Tensor) -> Tensor:
     LOVASZ_MASKS,
     Module("LovaszHingeLoss", "Lovász hinge loss, as segmentation_models_pytorch's LovaszLoss of one class"),
     options=({"per_image": True},),
-    like="lossforge.losses.oracles.segmentation:lovasz_hinge",
+    like="lossforge.losses.testing.oracles.segmentation:lovasz_hinge",
     paper="arXiv 1705.08790",
 )
 def lovasz_hinge_loss(

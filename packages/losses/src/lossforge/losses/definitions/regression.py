@@ -9,21 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.elements.calls import ElementwiseCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.broadcast import with_target
 from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
 from lossforge.losses.base.options import ElementwiseOptions, WeightedElementwiseOptions
 from lossforge.losses.base.record import CheckedCall
-from lossforge.losses.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import NonNegative, Positive, Real, Reduction, UnitInterval
-from lossforge.losses.reference import one_minus_exp
+from lossforge.losses.formulas.device_names import LN2, complement, log, log1p_unit, tl
 from lossforge.losses.templates.elementwise import DOCS, ELEMENTWISE, elementwise_loss, with_parameter
+from lossforge.losses.templates.plain_forms import one_minus_exp
 
 REGRESSION = replace(
     DOCS, example=("prediction, measured = torch.randn(8, 3, requires_grad=True), torch.randn(8, 3)", "prediction, measured")
 )
-ORACLES = "lossforge.losses.oracles.elements"
+ORACLES = "lossforge.losses.testing.oracles.elements"
 
 
 @formula("l1", DeviceFormula("regression.l1"))

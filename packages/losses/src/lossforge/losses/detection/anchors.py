@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.definitions.boxes.iou import overlap_ratio
 from lossforge.losses.detection.assignment import Assignment, is_inside, labels_and_mask
 from lossforge.losses.detection.pairwise import box_iou
-from lossforge.losses.reference import accurate
+from lossforge.losses.templates.plain_forms import accurate
 
 __all__ = ["atss_assign", "max_iou_assign", "rtmdet_assign", "simota_assign"]
 

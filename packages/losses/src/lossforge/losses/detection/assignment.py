@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.assignment.calls import Numbers
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs
+from lossforge.losses.engine.operators import ANY_DEVICE, define, launched
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import ANY_DEVICE, define, launched
-from lossforge.losses.reference import accurate
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.templates.plain_forms import accurate
 
 __all__ = ["Assignment", "task_aligned_assign"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 
 
 def counts_on_host(counts: Sequence[int] | Tensor, images: int | None, total: int) -> list[int]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.detection.counts import counts_on_device
 from lossforge.losses.detection.hungarian import hungarian_assign
 from lossforge.losses.detection.matching import matching_cost

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.state import kernels_apply
 from lossforge.losses.detection.counts import counts_on_device, counts_on_host
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import ANY_DEVICE, define, launched
-from lossforge.losses.state import kernels_apply
+from lossforge.losses.engine.operators import ANY_DEVICE, define, launched
 
 __all__ = ["hungarian_assign", "hungarian_match"]
 

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.assignment.calls import Weights
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import BoxFormat
+from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply, without_autocast
 from lossforge.losses.detection.counts import counts_on_device, counts_on_host
+from lossforge.losses.engine.operators import define, launched
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define, launched
-from lossforge.losses.option_types import BoxFormat
-from lossforge.losses.reference import accurate, corners
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply, without_autocast
 from lossforge.losses.templates.boxes import FORMATS
+from lossforge.losses.templates.plain_forms import accurate, corners
 
 __all__ = ["mask_matching_cost", "matching_cost"]
 

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import BoxFormat
+from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.definitions.boxes.iou import overlap_ratio
+from lossforge.losses.engine.operators import define_differentiable, launched
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.functional import probiou_loss, rotated_iou_loss
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define_differentiable, launched
-from lossforge.losses.option_types import BoxFormat
-from lossforge.losses.reference import accurate, corners
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.templates.boxes import FORMATS
+from lossforge.losses.templates.plain_forms import accurate, corners
 
 __all__ = ["box_iou", "complete_box_iou", "distance_box_iou", "generalized_box_iou", "probabilistic_box_iou", "rotated_box_iou"]
 

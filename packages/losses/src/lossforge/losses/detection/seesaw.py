@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from lossforge.kernels.torch_internals import register_autograd
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import Reduction
 from lossforge.losses.base.options import weights_of_classes
+from lossforge.losses.base.state import kernels_apply
+from lossforge.losses.engine.operators import LIBRARY, define, launched
 from lossforge.losses.functional import cross_entropy
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import LIBRARY, define, launched
-from lossforge.losses.option_types import Reduction
-from lossforge.losses.reference import accurate, relative
-from lossforge.losses.state import kernels_apply
+from lossforge.losses.templates.plain_forms import accurate, relative
 
 __all__ = ["SeesawLoss", "seesaw_loss"]
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
-from lossforge.losses.reference import accurate, root_of
+from lossforge.losses.base import checks
+from lossforge.losses.templates.plain_forms import accurate, root_of
 
 __all__ = ["silog_loss"]
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.masks.calls import OverlapCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import Activation, Reduction
+from lossforge.losses.base.state import kernels_apply
+from lossforge.losses.engine.operators import define, launched
 from lossforge.losses.functional import mse_loss
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define, launched
-from lossforge.losses.option_types import Activation, Reduction
 from lossforge.losses.segmentation.regions import (
     checked_regions,
     dense_target,
@@ -21,7 +22,6 @@ from lossforge.losses.segmentation.regions import (
     region_sums,
     unknown_pixels,
 )
-from lossforge.losses.state import kernels_apply
 
 __all__ = ["boundary_loss", "distance_transform", "hausdorff_loss", "signed_distance_map"]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lossforge.losses.base.module import TargetModule, constructor
-from lossforge.losses.option_types import Activation, Reduction
+from lossforge.losses.base.option_types import Activation, Reduction
 from lossforge.losses.segmentation.depth import silog_loss
 from lossforge.losses.segmentation.distance import boundary_loss, hausdorff_loss
 from lossforge.losses.segmentation.regions import generalized_dice_loss, mcc_loss

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.option_types import Reduction
 from lossforge.losses.base.options import checked_reduction
-from lossforge.losses.option_types import Reduction
-from lossforge.losses.reference import accurate
+from lossforge.losses.templates.plain_forms import accurate
 
 __all__ = ["point_mask_loss", "sample_uncertain_points"]
 

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.torch_internals import transformed
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import Reduction
 from lossforge.losses.base.options import checked_reduction
+from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply, without_autocast
 from lossforge.losses.detection.counts import counts_on_device
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define_differentiable, launched
-from lossforge.losses.option_types import Reduction
-from lossforge.losses.reference import accurate
+from lossforge.losses.engine.operators import define_differentiable, launched
 from lossforge.losses.segmentation.points import reduced_values, true_masks
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply, without_autocast
+from lossforge.losses.templates.plain_forms import accurate
 
 __all__ = ["prototype_mask_loss"]
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.masks.calls import OverlapCall
-from lossforge.losses import checks
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import define_differentiable, launched
-from lossforge.losses.option_types import Activation, Reduction
-from lossforge.losses.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.base import checks
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import Activation, Reduction
+from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply
+from lossforge.losses.engine.operators import define_differentiable, launched
 from lossforge.losses.templates.overlap import elements, overlap_loss
 
 __all__ = ["generalized_dice_loss", "mcc_loss"]

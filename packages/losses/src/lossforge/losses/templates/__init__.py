@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lossforge.kernels.call import FROM_WEIGHT, Head, end_of_tensors
 from lossforge.losses.base.record import Template
-from lossforge.losses.reference import logits_of
 from lossforge.losses.templates.boxes import BOXES
 from lossforge.losses.templates.distribution import DISTRIBUTION
 from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, VIEWS
@@ -16,6 +15,7 @@ from lossforge.losses.templates.lovasz import LOVASZ
 from lossforge.losses.templates.margins import MARGINS
 from lossforge.losses.templates.multilabel import MULTILABEL
 from lossforge.losses.templates.overlap import OVERLAP
+from lossforge.losses.templates.plain_forms import logits_of
 from lossforge.losses.templates.pointwise import POINTWISE
 from lossforge.losses.templates.rotated import ROTATED
 from lossforge.losses.templates.router import ROUTER

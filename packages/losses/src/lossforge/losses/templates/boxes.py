@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.boxes.calls import BoxesCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.options import CornerOptions, WeightedOptions, broadcast_weight, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, corners, counted, reduced_call
-from lossforge.losses.reference.infinite import with_call
+from lossforge.losses.templates.plain_forms import accurate, corners, counted, reduced_call
+from lossforge.losses.templates.plain_forms.infinite import with_call
 
 FORMATS = ("xyxy", "cxcywh")
 

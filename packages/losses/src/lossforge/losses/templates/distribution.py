@@ -9,8 +9,8 @@ from torch import Tensor
 from lossforge.kernels.classes.calls import DistributionCall
 from lossforge.losses.base.record import KEPT, SCALAR, Make, Sample, Template
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, counted, reduced_call, weighted
 from lossforge.losses.templates import elementwise
+from lossforge.losses.templates.plain_forms import accurate, counted, reduced_call, weighted
 
 
 def distribution_reference(a: DistributionCall) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.classes.calls import MOST, DivergenceCall, TopKCall, ViewsCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.checks import nonzero
 from lossforge.losses.base.options import CappedDivergenceOptions, CappedOptions, check_options, checked_call, of_classes, rows_of
 from lossforge.losses.base.record import (
     SCALAR,
@@ -21,10 +22,9 @@ from lossforge.losses.base.record import (
     Template,
     TemplateDocs,
 )
-from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced, reduced_call, relative, with_weight
-from lossforge.losses.reference.infinite import with_call
+from lossforge.losses.templates.plain_forms import accurate, reduced, reduced_call, relative, with_weight
+from lossforge.losses.templates.plain_forms.infinite import with_call
 
 REDUCTIONS = ("none", "batchmean", "mean", "sum")
 C = TypeVar("C", DivergenceCall, TopKCall)

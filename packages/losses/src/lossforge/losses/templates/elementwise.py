@@ -9,12 +9,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import ROW_MEAN, Head
 from lossforge.kernels.elements.calls import ElementwiseCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.options import ElementwiseOptions, check_options, checked_call, row_score, rows_of, share
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, counted, reduced, which_count
-from lossforge.losses.reference.infinite import with_factor
+from lossforge.losses.templates.plain_forms import accurate, counted, reduced, which_count
+from lossforge.losses.templates.plain_forms.infinite import with_factor
 
 IGNORED = -2
 """The class index of a row that does not count; -1 is background."""

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.masks.calls import LovaszCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced
-from lossforge.losses.reference.infinite import with_call
+from lossforge.losses.templates.plain_forms import accurate, reduced
+from lossforge.losses.templates.plain_forms.infinite import with_call
 
 
 def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> CheckedCall[LovaszCall]:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from lossforge.kernels.classes.calls import MarginsCall
 from lossforge.kernels.torch_internals import transformed
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.options import CheckedOptions, check_options, checked_call, weights_of_classes
 from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced_call
-from lossforge.losses.reference.infinite import with_call
+from lossforge.losses.templates.plain_forms import accurate, reduced_call
+from lossforge.losses.templates.plain_forms.infinite import with_call
 
 MOST_LISTED = 16384
 """The most classes of rows with lists of targets, which a program of the kernel holds in registers."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lossforge.kernels.classes.calls import MultilabelCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
-from lossforge.losses.reference import accurate, largest, reduced_call
+from lossforge.losses.templates.plain_forms import accurate, largest, reduced_call
 
 
 def multilabel_reference(a: MultilabelCall) -> Tensor:

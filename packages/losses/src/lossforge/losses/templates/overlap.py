@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.masks.calls import OverlapCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, checked_call, rows_of, weights_of_classes
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, reduced, softmax
+from lossforge.losses.templates.plain_forms import accurate, reduced, softmax
 
 ACTIVATIONS = ("softmax", "sigmoid", None)
 INDICES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.elements.calls import PointwiseCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.broadcast import of_one_shape
 from lossforge.losses.base.options import WeightedOptions, broadcast_weight, check_options, checked_call
 from lossforge.losses.base.record import SCALAR, CheckedCall, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, counted, reduced_call
-from lossforge.losses.reference.infinite import with_call
+from lossforge.losses.templates.plain_forms import accurate, counted, reduced_call
+from lossforge.losses.templates.plain_forms.infinite import with_call
 
 
 def pointwise_loss(

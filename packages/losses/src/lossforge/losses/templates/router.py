@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lossforge.kernels.classes.calls import RouterCall
 from lossforge.losses.base.record import SCALAR, Template, TemplateDocs
-from lossforge.losses.reference import accurate
+from lossforge.losses.templates.plain_forms import accurate
 
 
 def router_reference(a: RouterCall) -> tuple[Tensor | None, ...]:

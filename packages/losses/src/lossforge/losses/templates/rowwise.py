@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.classes.calls import RowwiseCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.checks import nonzero
 from lossforge.losses.base.options import Options, check_options, checked_call, of_classes, rows_of, share, weights_of_classes
 from lossforge.losses.base.record import (
     SCALAR,
@@ -24,11 +25,10 @@ from lossforge.losses.base.record import (
     Template,
     TemplateDocs,
 )
-from lossforge.losses.checks import nonzero
 from lossforge.losses.formulas import FORMULAS
-from lossforge.losses.reference import accurate, focused, reduced, row_weight, row_weights, weighted, which_count, with_weight
-from lossforge.losses.reference.infinite import with_call
-from lossforge.losses.reference.margin import with_margin
+from lossforge.losses.templates.plain_forms import accurate, focused, reduced, row_weight, row_weights, weighted, which_count, with_weight
+from lossforge.losses.templates.plain_forms.infinite import with_call
+from lossforge.losses.templates.plain_forms.margin import with_margin
 
 BY_PROBABILITY = "cross_entropy_by_probability"
 """The formula of cross entropy weighed by the probability of each row's class, which has no gradient."""

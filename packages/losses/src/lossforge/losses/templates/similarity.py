@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lossforge.kernels.features.calls import OTHERS, OWN, SAME, ContrastiveCall, SimilarityCall
 from lossforge.losses.base.record import SCALAR, Keeping, Template, TemplateDocs
-from lossforge.losses.reference import accurate, reduced_call, relative
-from lossforge.losses.state import without_autocast
+from lossforge.losses.base.state import without_autocast
 from lossforge.losses.templates import rowwise
+from lossforge.losses.templates.plain_forms import accurate, reduced_call, relative
 
 NOWHERE = 2**62
 """The offset of a diagonal that meets no matrix."""

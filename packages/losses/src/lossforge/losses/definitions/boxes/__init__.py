@@ -1,6 +1,1 @@
-"""Definitions of the losses of pairs of boxes."""
-
-# the registry has this order
-# isort: off
-from lossforge.losses.definitions.boxes import iou as iou
-from lossforge.losses.definitions.boxes import rotated as rotated
+"""Definitions of the losses of boxes: of pairs of them, and of their scores."""

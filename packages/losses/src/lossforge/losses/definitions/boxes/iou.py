@@ -8,14 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.boxes.calls import BoxesCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.option_types import NonNegative, Reduction
 from lossforge.losses.base.options import CornerOptions, WeightedOptions
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.regression import smooth_l1_reference
-from lossforge.losses.device_names import complement, hull, jaccard_distance, larger, length, overlap, smaller, tl, turned
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import NonNegative, Reduction
+from lossforge.losses.formulas.device_names import (
+    complement,
+    hull,
+    jaccard_distance,
+    larger,
+    length,
+    overlap,
+    smaller,
+    tl,
+    turned,
+)
 from lossforge.losses.templates.boxes import BOXES, box_loss, corner_loss
 
 OPTIONS = ({"eps": 3e3}, {"format": "cxcywh"})

@@ -6,14 +6,25 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.boxes.calls import RotatedCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss
+from lossforge.losses.base.option_types import NonNegative, Positive, Reduction
 from lossforge.losses.base.options import WeightedOptions
 from lossforge.losses.base.record import CheckedCall
-from lossforge.losses.device_names import bhattacharyya, complement, larger, log1p, offset, root, sides, spread, surplus, tl
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.option_types import NonNegative, Positive, Reduction
-from lossforge.losses.reference import one_minus_exp
+from lossforge.losses.formulas.device_names import (
+    bhattacharyya,
+    complement,
+    larger,
+    log1p,
+    offset,
+    root,
+    sides,
+    spread,
+    surplus,
+    tl,
+)
+from lossforge.losses.templates.plain_forms import one_minus_exp
 from lossforge.losses.templates.rotated import ROTATED, rotated_loss
 
 SHAPES = ("none", "log1p", "sqrt")

@@ -12,16 +12,16 @@ from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.kernels.features.calls import OTHERS, OWN, SAME, ContrastiveCall, SimilarityCall
 from lossforge.kernels.torch_internals import transformed
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss, public
+from lossforge.losses.base.option_types import DeviceMesh, Direction, NonNegative, Positive, ProcessGroup, Reduction
 from lossforge.losses.base.options import ElementwiseOptions, InplaceOptions, SharedOptions, check_options, checked_call
 from lossforge.losses.base.record import CheckedCall, Finish, first
-from lossforge.losses.option_types import DeviceMesh, Direction, NonNegative, Positive, ProcessGroup, Reduction
-from lossforge.losses.parallel.contrastive import RefusedByAllError, over_processes, tell_refusal
-from lossforge.losses.reference import accurate, reduced_call, unit_rows
-from lossforge.losses.run import compute
-from lossforge.losses.state import autocast_dtype, without_autocast
+from lossforge.losses.base.state import autocast_dtype, without_autocast
+from lossforge.losses.engine.calls import compute
+from lossforge.losses.engine.parallel.contrastive import RefusedByAllError, over_processes, tell_refusal
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss
+from lossforge.losses.templates.plain_forms import accurate, reduced_call, unit_rows
 from lossforge.losses.templates.rowwise import rowwise_loss
 from lossforge.losses.templates.similarity import CONTRASTIVE, NOWHERE, SIMILARITY
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.features.calls import SAME, SimilarityCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, public
+from lossforge.losses.base.option_types import MarginStrategy, NonNegative, Positive, Real, Reduction
 from lossforge.losses.base.options import SharedOptions, check_options, checked_call
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.definitions.features.contrastive import (
@@ -20,8 +21,7 @@ from lossforge.losses.definitions.features.contrastive import (
     softened,
     whole_offset,
 )
-from lossforge.losses.option_types import MarginStrategy, NonNegative, Positive, Real, Reduction
-from lossforge.losses.reference import accurate
+from lossforge.losses.templates.plain_forms import accurate
 from lossforge.losses.templates.similarity import SIMILARITY
 
 ROUNDING = 1e-6

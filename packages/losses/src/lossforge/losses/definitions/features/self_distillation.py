@@ -7,17 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lossforge.kernels.classes.calls import DivergenceCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss, public
+from lossforge.losses.base.namespace import OPERATORS
+from lossforge.losses.base.option_types import BatchReduction, NonNegative, Positive
 from lossforge.losses.base.options import CappedDivergenceOptions, DivergenceOptions
 from lossforge.losses.base.record import SCALAR, CheckedCall, TemplateDocs
+from lossforge.losses.base.state import kernels_apply, without_autocast
+from lossforge.losses.engine.operators import ANY_DEVICE, define, launched
 from lossforge.losses.formulas import DeviceFormula, formula
-from lossforge.losses.namespace import OPERATORS
-from lossforge.losses.operators import ANY_DEVICE, define, launched
-from lossforge.losses.option_types import BatchReduction, NonNegative, Positive
-from lossforge.losses.reference import accurate, root_of, size_of, unit_rows
-from lossforge.losses.state import kernels_apply, without_autocast
 from lossforge.losses.templates.divergence import DIVERGENCE, divergence_loss
+from lossforge.losses.templates.plain_forms import accurate, root_of, size_of, unit_rows
 
 __all__ = ["sinkhorn_center"]
 
@@ -40,7 +40,7 @@ def soft_cross_entropy_reference(lp: Tensor, lq: Tensor) -> Tensor:
     options=({"teacher_temperature": 0.07}, {"student_temperature": 1.0, "teacher_temperature": 2.0}),
     domain="cosines",
     without=("hard_weight", "temperature", "scale", "softcap", "target_scale", "target_softcap"),
-    like="lossforge.losses.oracles.divergence:dino",
+    like="lossforge.losses.testing.oracles.divergence:dino",
     paper="arXiv 2104.14294",
 )
 def dino_loss(

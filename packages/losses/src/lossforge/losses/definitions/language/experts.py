@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.classes.calls import RouterCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import public
+from lossforge.losses.base.option_types import RouterOutput
 from lossforge.losses.base.options import InplaceScalarOptions, check_options
 from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall, first
-from lossforge.losses.option_types import RouterOutput
 from lossforge.losses.templates.router import ROUTER
 
 __all__ = ["LoadBalancingOutput"]

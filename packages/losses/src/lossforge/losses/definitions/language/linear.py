@@ -8,33 +8,9 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall, TopKCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, public
-from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, TemplateDocs
-from lossforge.losses.definitions.cross_entropy import CrossEntropyOutput, cross_entropy, cross_entropy_of_index
-from lossforge.losses.definitions.divergence import (
-    DivergenceOutput,
-    cosine_distance_with_logits,
-    js_div_with_logits,
-    kl_div_with_logits,
-    topk_kl_div_with_logits,
-    total_variation_with_logits,
-)
-from lossforge.losses.definitions.language.tokens import TokenLogps, asked_of_rows, beside_first, first_of, softened, with_outputs
-from lossforge.losses.linear.fuse import (
-    OPTIONS,
-    FusedLinear,
-    LinearOptions,
-    check_all_rows,
-    fuse_linear,
-    fused,
-    layer_of,
-    logits_at,
-    split,
-)
-from lossforge.losses.linear.objective import by_objective, of_tokens
-from lossforge.losses.linear.teacher import LinearTeacher, Teacher, TopKTeacher, by_teacher
-from lossforge.losses.option_types import (
+from lossforge.losses.base.option_types import (
     BatchReduction,
     DeviceMesh,
     DivergenceOutputs,
@@ -48,7 +24,31 @@ from lossforge.losses.option_types import (
     TokenWeight,
     UnitInterval,
 )
-from lossforge.losses.parallel.shards import local_layer
+from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, TemplateDocs
+from lossforge.losses.definitions.classes.cross_entropy import CrossEntropyOutput, cross_entropy, cross_entropy_of_index
+from lossforge.losses.definitions.classes.divergence import (
+    DivergenceOutput,
+    cosine_distance_with_logits,
+    js_div_with_logits,
+    kl_div_with_logits,
+    topk_kl_div_with_logits,
+    total_variation_with_logits,
+)
+from lossforge.losses.definitions.language.tokens import TokenLogps, asked_of_rows, beside_first, first_of, softened, with_outputs
+from lossforge.losses.engine.linear.fuse import (
+    OPTIONS,
+    FusedLinear,
+    LinearOptions,
+    check_all_rows,
+    fuse_linear,
+    fused,
+    layer_of,
+    logits_at,
+    split,
+)
+from lossforge.losses.engine.linear.objective import by_objective, of_tokens
+from lossforge.losses.engine.linear.teacher import LinearTeacher, Teacher, TopKTeacher, by_teacher
+from lossforge.losses.engine.parallel.shards import local_layer
 from lossforge.losses.templates import divergence
 
 __all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]

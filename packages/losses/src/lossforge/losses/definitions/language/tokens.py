@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lossforge.kernels.classes.calls import RowwiseCall
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import public
+from lossforge.losses.base.option_types import Positive, RowOutput
 from lossforge.losses.base.options import check_options
 from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.base.record import CheckedCall
-from lossforge.losses.option_types import Positive, RowOutput
-from lossforge.losses.run import compute
+from lossforge.losses.engine.calls import compute
 from lossforge.losses.templates.rowwise import ROWWISE, RowOptions, rowwise_results
 
 __all__ = ["TokenLogps"]

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, public
 from lossforge.losses.base.options import Options, check_options
 from lossforge.losses.base.record import SCALAR, Keeping, TemplateDocs

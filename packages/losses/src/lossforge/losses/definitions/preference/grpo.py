@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.option_types import Empty, PolicyOutput, Reduction, ValueOutput
 from lossforge.losses.base.outputs import Outputs
 from lossforge.losses.definitions.preference.common import accurate, check_mask, objective, reduced, same_shapes
 from lossforge.losses.definitions.preference.objectives import (
@@ -27,7 +28,6 @@ from lossforge.losses.definitions.preference.objectives import (
     lists,
     named,
 )
-from lossforge.losses.option_types import Empty, PolicyOutput, Reduction, ValueOutput
 
 __all__ = ["PolicyLossOutput", "ValueLossOutput"]
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.option_types import Empty, Reduction
 from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
-from lossforge.losses.option_types import Empty, Reduction
-from lossforge.losses.reference import counted
+from lossforge.losses.templates.plain_forms import counted
 
 
 def _check_weight(name: str, weight: float | Tensor, first: str, x: Tensor) -> float | Tensor:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses import checks
-from lossforge.losses.reference import one_minus_exp
+from lossforge.losses.base import checks
+from lossforge.losses.templates.plain_forms import one_minus_exp
 
 __all__ = ["AlphaDivergence", "ClipCov", "DiscoPOP", "DrGRPO", "KLCov", "KLPenalty", "Sapo", "TpoL", "Vespo"]
 

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.losses import checks
+from lossforge.losses.base import checks
+from lossforge.losses.base.option_types import Empty, Reduction
 from lossforge.losses.definitions.preference.common import accurate, objective, reduced, same_shapes
 from lossforge.losses.definitions.preference.objectives import (
     DIVERGENCES,
@@ -19,7 +20,6 @@ from lossforge.losses.definitions.preference.objectives import (
     power_score,
     smoothed,
 )
-from lossforge.losses.option_types import Empty, Reduction
 
 SMOOTHED = tuple(name for name, each in PAIRS.items() if each.smoothed)
 WITH_DIVERGENCE = tuple(name for name, each in PAIRS.items() if each.divergence)
