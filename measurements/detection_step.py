@@ -14,10 +14,9 @@ from torchvision.ops import box_iou
 
 from lab.config.settings import load
 from lab.data.sets import Norm
+from lab.detectors.detection.task import Detection
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput, Matched
 from lab.run.machine import pick_device, seed_all
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.task import Detection
-from lab.tasks.detection.types import DetectorOutput, Matched
 from lab.training.trainer import Trainer
 from lossforge.bench.measure import first_milliseconds
 

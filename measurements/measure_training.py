@@ -40,7 +40,7 @@ FEW = "trainer.epochs=1 trainer.max_updates=4 trainer.log_every=2 trainer.timing
 
 def commands() -> list[str]:
     """Return a run of every loss of a classifier, and beside them runs of a custom loss and of torch's."""
-    from lab.tasks.classification.spec import SPEC
+    from lab.tasks.classification import SPEC
 
     names = sorted(set(SPEC.losses) - {"custom"})
     return [f"{words} model=resnet18" for words in (*(f"loss={name}" for name in names), *BESIDE)]

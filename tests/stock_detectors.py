@@ -7,9 +7,9 @@ import torch
 from torchvision.models import detection
 from torchvision.models.detection.image_list import ImageList
 
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.backbone import Pyramid, backbone
-from lab.tasks.detection.models.dense import FCOS, RetinaNet
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.backbone import Pyramid, backbone
+from lab.detectors.detection.models.dense import FCOS, RetinaNet
 
 HEIGHT, WIDTH, CLASSES = 64, 96, 3
 ANCHOR_SIZES = (16, 32, 64, 96, 128)

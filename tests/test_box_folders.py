@@ -33,12 +33,12 @@ import predict
 import train
 from lab.base.drawing import colour_of
 from lab.base.errors import UserError
-from lab.config.detection_schema import BoxesConfig
 from lab.config.settings import load as settings
 from lab.data.sets import Norm
 from lab.data.sources.folder import folder_data
-from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.task import build
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.detection.task import build
+from lab.detectors.schema import BoxesConfig
 
 CPU, GREY = torch.device("cpu"), Norm([0.5] * 3, [0.5] * 3)
 

@@ -12,12 +12,12 @@ from digit_folders import digit_files
 from PIL import Image
 
 from lab.base.errors import UserError
-from lab.config.detection_schema import CocoConfig
 from lab.config.settings import load
 from lab.data.cells import delimiter_of
 from lab.data.samples import class_of
 from lab.data.sets import Norm
-from lab.tasks.detection.data import load_detection_data
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.schema import CocoConfig
 
 EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
 SMALL = ["data.image_size=16", "data.batch_size=4", "data.workers=0", "data.augment=false", "tracking=none"]

@@ -10,14 +10,14 @@ from PIL import Image, TiffImagePlugin
 
 import predict
 import train
-from lab.config.detection_schema import CocoConfig
 from lab.data.images.files import CorruptError, read_rgb
 from lab.data.images.pixels import dark_note, read_pixels
 from lab.data.sets import Norm
 from lab.data.sources.hub import HubSamples
-from lab.tasks.detection.data import load_detection_data
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.schema import CocoConfig
+from lab.tasks.segmentation import MaskFolderConfig
 from lab.tasks.segmentation.data import MaskFiles, Pair, read_mask
-from lab.tasks.segmentation.spec import MaskFolderConfig
 
 SIZE = 32
 NORM = Norm([0.5] * 3, [0.25] * 3)

@@ -10,9 +10,9 @@ from stock_detectors import CLASSES, batch, detector, pyramid
 
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.task import criterion
-from lab.tasks.detection.types import DetectorOutput
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.task import criterion
+from lab.detectors.detection.types import DetectorOutput
 from lossforge.losses.custom import find
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"

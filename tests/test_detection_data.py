@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from lab.base.errors import UserError
-from lab.config.detection_schema import CocoConfig
 from lab.data.images import files as images
 from lab.data.sets import Norm
-from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.inference import batches
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.detection.inference import batches
+from lab.detectors.schema import CocoConfig
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5, 0.4, 0.2], [0.2, 0.25, 0.5])

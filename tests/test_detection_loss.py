@@ -10,9 +10,9 @@ import torchvision.ops
 from stock_detectors import CLASSES, HEIGHT, KINDS, WIDTH, batch, detector, pyramid, stock, stock_losses
 
 from lab.base.errors import UserError
-from lab.tasks.detection.loss import DECODED, ENCODED, DetectionLoss
-from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
-from lab.tasks.detection.types import DetectorOutput
+from lab.detectors.detection import LOSSES as DETECTION_LOSSES
+from lab.detectors.detection.loss import DECODED, ENCODED, DetectionLoss
+from lab.detectors.detection.types import DetectorOutput
 from lossforge.losses import plain_torch
 
 BOX_LOSSES = (*ENCODED, *DECODED)

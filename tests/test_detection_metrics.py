@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from lab.base.drawing import colour_of
-from lab.config.detection_schema import CocoConfig
-from lab.data.annotations.coco_file import read_coco
 from lab.data.sets import Norm
-from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.metrics import DetectionCounts, Found, confusion_of
-from lab.tasks.detection.plots import CROWD, _drawn, detections_picture, precision_recall_picture, true_boxes
+from lab.detectors.annotations.coco_file import read_coco
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.detection.metrics import DetectionCounts, Found, confusion_of
+from lab.detectors.detection.plots import CROWD, _drawn, detections_picture, precision_recall_picture, true_boxes
+from lab.detectors.schema import CocoConfig
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5] * 3, [0.25] * 3)

@@ -10,12 +10,12 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from lab.base.errors import UserError
 from lab.config.settings import load, reload
 from lab.data.sets import Norm
-from lab.tasks.detection.inference import export
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models import matching
-from lab.tasks.detection.models.backbone import backbone
-from lab.tasks.detection.models.box_coder import DeltaCoder
-from lab.tasks.detection.models.matching import by_overlap
+from lab.detectors.detection.boxes import DeltaCoder
+from lab.detectors.detection.inference import export
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models import matching
+from lab.detectors.detection.models.backbone import backbone
+from lab.detectors.detection.models.matching import by_overlap
 
 SMALL = ["test_vit", "test_resnet", "test_efficientnet", "test_convnext", "test_nfnet", "test_mambaout"]
 NAMED = ["resnet50", "convnext_tiny", "swin_tiny_patch4_window7_224"]

@@ -7,10 +7,9 @@ from scipy.optimize import linear_sum_assignment
 from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
 
 import lab
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.denoising import Denoising
-from lab.tasks.detection.models.detr import Detr, ImageCoder
-from lab.tasks.detection.types import DetectorOutput, rows_of
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.detr import Denoising, Detr, ImageCoder
+from lab.detectors.detection.types import DetectorOutput, rows_of
 from lab.tasks.finetuning import load_own_weights
 from lossforge.losses import DenoisingQueries, DetrCriterion, matching_cost
 

@@ -12,16 +12,16 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from lab.base.errors import UserError
-from lab.config.detection_schema import CocoConfig
 from lab.data.images.exif import sizes_of, turn_of
 from lab.data.images.files import UNREADABLE, ImageBytes, open_any_mode, read_rgb
 from lab.data.images.pixels import read_pixels
 from lab.data.sets import Norm
 from lab.data.sources.custom import as_rgb, of_channels
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.schema import CocoConfig
 from lab.results.prediction import images as predicted_files
-from lab.tasks.detection.data import load_detection_data
+from lab.tasks.segmentation import MaskFolderConfig
 from lab.tasks.segmentation.data import load_masks
-from lab.tasks.segmentation.spec import MaskFolderConfig
 
 TURNS = range(1, 9)
 KINDS = ["early.png", "late.png", "xmp.png", "a.tif", "a.webp", "a.jpg"]

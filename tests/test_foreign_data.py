@@ -20,13 +20,13 @@ import evaluate
 import train
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.data.annotations.coco_file import read_coco
 from lab.data.images.files import UNREADABLE, most_bytes, read_rgb
 from lab.data.images.pixels import read_pixels
 from lab.data.sets import Norm
 from lab.data.sources.hub import hub_data
 from lab.data.sources.shards import shards_data
 from lab.data.sources.table import table_data
+from lab.detectors.annotations.coco_file import read_coco
 from lab.run import checkpoint
 from lab.run.origin import Origin, origin_of
 from lab.run.saved import load_checkpoint

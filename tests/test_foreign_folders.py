@@ -154,7 +154,7 @@ def test_the_library_replaces_a_link_at_a_report(tmp_path, precious):
 
 
 DIRECT = {
-    "lab/data/scenes.py": "writes in a folder that it has just made",
+    "lab/detectors/scenes.py": "writes in a folder that it has just made",
     "lab/tracking/logged_model.py": "writes in a temporary folder",
     "lab/run/machine.py": "writes to /proc and reads from there",
     "lab/processes/rank_failures.py": "reads from /proc",
@@ -163,9 +163,9 @@ DIRECT = {
     "lab/base/files.py": "is the helper",
     "lab/data/images/files.py": "reads images, after refuse_pipe",
     "lab/data/images/pixels.py": "reads images, after refuse_pipe",
-    "lab/tasks/detection/data.py": "opens an image of an annotation file, by lab.data.images.files",
+    "lab/detectors/detection/data.py": "opens an image of an annotation file, by lab.data.images.files",
     "lab/data/cells.py": "reads a table again, after refuse_special",
-    "lab/data/annotations/rows.py": "reads a table's first line, after refuse_special",
+    "lab/detectors/annotations/rows.py": "reads a table's first line, after refuse_special",
     "lab/data/sources/shards.py": "reads shards, after refuse_special",
     "lab/data/sources/npz.py": "reads arrays of an archive, after refuse_pipe",
 }

@@ -15,21 +15,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lab.base.drawing import colour_of, with_masks
 from lab.base.errors import UserError
 from lab.base.seeds import seeded
-from lab.config.detection_schema import BoxesConfig, CocoConfig, DigitScenesConfig
 from lab.config.settings import load
-from lab.data.annotations.rle import areas_of, as_coco, decoded, encoded, rle_of
 from lab.data.images.files import CorruptError
+from lab.data.rle import areas_of, as_coco, decoded, encoded, rle_of
 from lab.data.sets import Norm
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.yolo import Yolo, both
+from lab.detectors.detection.task import Detection
+from lab.detectors.instances.inference import Instances
+from lab.detectors.instances.loss import point_loss, prototype_loss
+from lab.detectors.instances.metrics import InstanceCounts
+from lab.detectors.instances.model import DetrMasks, YoloMasks, encoded_in_file
+from lab.detectors.instances.task import Instances as InstancesTask
+from lab.detectors.schema import BoxesConfig, CocoConfig, DigitScenesConfig
 from lab.run.predict import draw, predictor
-from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.yolo import Yolo, both
-from lab.tasks.detection.task import Detection
-from lab.tasks.instances.inference import Instances
-from lab.tasks.instances.loss import point_loss, prototype_loss
-from lab.tasks.instances.metrics import InstanceCounts
-from lab.tasks.instances.model import DetrMasks, YoloMasks, encoded_in_file
-from lab.tasks.instances.task import Instances as InstancesTask
 from lossforge.losses import sample_uncertain_points
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from lab.base.errors import UserError
 from lab.config.loss_schema import LOSSES
 from lab.config.settings import load
 from lab.data.batch import Batch
-from lab.tasks.classification.spec import SPEC
+from lab.tasks.classification import SPEC
 from lab.tasks.heads import HeadInput, cosine_head
 from lab.tasks.losses import Criterion
 from lab.tasks.plain_loss import plain_loss

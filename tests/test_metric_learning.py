@@ -11,9 +11,9 @@ from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.run import checkpoint
 from lab.run.folder import RunFolder
+from lab.tasks.contrastive import OF_IMAGES
 from lab.tasks.contrastive.embedder import Embedded, batch_loss
 from lab.tasks.contrastive.neighbours import NeighbourCounts
-from lab.tasks.contrastive.spec import OF_IMAGES
 from lab.training.callbacks import Callbacks
 from lossforge import losses
 

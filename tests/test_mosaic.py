@@ -5,11 +5,11 @@ import torch
 
 from lab.base.errors import UserError
 from lab.base.seeds import seeded
-from lab.config.detection_schema import DigitScenesConfig
 from lab.config.settings import load
 from lab.data.sets import Norm
-from lab.tasks.detection.augment import Prepared, mosaic
-from lab.tasks.detection.data import Collate, Sample, load_detection_data
+from lab.detectors.detection.augment import Prepared, mosaic
+from lab.detectors.detection.data import Collate, Sample, load_detection_data
+from lab.detectors.schema import DigitScenesConfig
 
 FILL = [7, 8, 9]
 

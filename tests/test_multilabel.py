@@ -10,7 +10,8 @@ import torch
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.batch import Batch
-from lab.tasks.multilabel.task import MultilabelCounts, multi_hot
+from lab.detectors.label_sets import multi_hot
+from lab.tasks.multilabel.task import MultilabelCounts
 
 CPU = torch.device("cpu")
 SMALL = ["data.scene_pixels=32", "data.digit_pixels=[10,16]", "data.digits=[1,4]", "data.workers=0"]
@@ -211,7 +212,7 @@ def test_batches_of_several_sizes_are_refused(make, held):
     ("words", "said"),
     [
         (["loss=ce"], "loss=ce with task=multilabel"),
-        (["data=digits"], "task=multilabel takes digit_scenes, coco, boxes, table"),
+        (["data=digits"], "task=multilabel takes table, digit_scenes, coco, boxes"),
         (["model=fcos_tiny"], "task=multilabel takes a classifier"),
         (["box_loss=giou"], "it is for task=detection and task=instances"),
     ],

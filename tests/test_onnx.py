@@ -20,9 +20,9 @@ from lab.config.choices import TASKS, spec_of
 from lab.config.objects import find_object
 from lab.config.settings import load
 from lab.data.sets import Norm
+from lab.detectors.instances.loss import inside
 from lab.run.export import check_export, export
 from lab.run.exported import difference
-from lab.tasks.instances.loss import inside
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs uv sync --extra onnx")
 

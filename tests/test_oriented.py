@@ -12,17 +12,17 @@ from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
 
 from lab.base.errors import UserError
 from lab.base.seeds import seeded
-from lab.config.detection_schema import BoxesConfig, DigitScenesConfig
 from lab.config.settings import load
 from lab.data.sets import Norm
+from lab.detectors.detection.boxes import corners_of, turned_boxes
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.task import criterion
+from lab.detectors.oriented.inference import OrientedScenes
+from lab.detectors.oriented.metrics import OrientedCounts, precision
+from lab.detectors.oriented.model import TurnedCoder, YoloOriented
+from lab.detectors.schema import BoxesConfig, DigitScenesConfig
 from lab.run.predict import draw, predictor
-from lab.tasks.detection.data import load_detection_data
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.task import criterion
-from lab.tasks.detection.turned import corners_of, turned_boxes
-from lab.tasks.oriented.inference import OrientedScenes
-from lab.tasks.oriented.metrics import OrientedCounts, precision
-from lab.tasks.oriented.model import TurnedCoder, YoloOriented
 from lossforge.losses.registry import LOSSES
 
 CPU = torch.device("cpu")

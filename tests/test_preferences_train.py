@@ -8,8 +8,8 @@ import torch
 
 from lab.base.errors import UserError
 from lab.config.settings import load
+from lab.tasks.preference import DigitPairsConfig
 from lab.tasks.preference.data import PairBatch, draw_pairs
-from lab.tasks.preference.spec import DigitPairsConfig
 from lab.tasks.preference.task import PreferenceCounts
 
 CPU = torch.device("cpu")

@@ -16,10 +16,9 @@ from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.data.sets import Norm
 from lab.run.predict import predictor
-from lab.tasks.regression import plots
+from lab.tasks.regression import DigitTurnsConfig, plots
 from lab.tasks.regression.data import digit_turns, spread
 from lab.tasks.regression.metrics import RegressionCounts, RegressionResult
-from lab.tasks.regression.spec import DigitTurnsConfig
 from lab.tasks.regression.task import ValueLoss
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lab.base.errors import UserError
-from lab.config.detection_schema import DigitScenesConfig
-from lab.data.scenes import _digits, draw_scene, scenes_folder
 from lab.data.sets import Norm
-from lab.tasks.detection.data import load_detection_data
+from lab.detectors.detection.data import load_detection_data
+from lab.detectors.scenes import _digits, draw_scene, scenes_folder
+from lab.detectors.schema import DigitScenesConfig
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5] * 3, [0.25] * 3)

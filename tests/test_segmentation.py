@@ -14,7 +14,7 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.data.batch import Batch
-from lab.tasks.segmentation.spec import OUTSIDE, SPEC
+from lab.tasks.segmentation import OUTSIDE, SPEC
 from lab.tasks.segmentation.task import SegmentationCounts
 from lossforge import losses
 

@@ -14,9 +14,9 @@ from lab.base.errors import UserError
 from lab.config.schema import DigitsConfig
 from lab.config.settings import load
 from lab.data.load import load_data
-from lab.data.scenes import _digits
 from lab.data.sets import Norm, digits
 from lab.data.split import split
+from lab.detectors.scenes import _digits
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5], [0.5])

@@ -11,7 +11,7 @@ import pytest
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 IN_PLACE = {  # each with its reason
-    "lab/data/scenes.py": "a folder that gets its name when it is whole",
+    "lab/detectors/scenes.py": "a folder that gets its name when it is whole",
     "lab/base/files.py": "the function itself",
     "lab/run/machine.py": "a switch of the kernel's",
     "lab/tracking/logged_model.py": "a temporary folder, which is uploaded",
@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from lab.comparison.pictures import save
-from lab.tasks.detection.plots import precision_recall_picture
+from lab.detectors.detection.plots import precision_recall_picture
 from lab.tasks.plots import average_precision_picture, calibration_picture, confusion_picture
 from lab.run.frames import write_rows
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 import torchvision.ops
 from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
 
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.backbone import backbone
-from lab.tasks.detection.models.yolo import STRIDES, Yolo
-from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
-from lab.tasks.detection.types import BACKGROUND, DetectorOutput
+from lab.detectors.detection import LOSSES as DETECTION_LOSSES
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.backbone import backbone
+from lab.detectors.detection.models.yolo import STRIDES, Yolo
+from lab.detectors.detection.types import BACKGROUND, DetectorOutput
 from lossforge.losses import plain_torch
 
 BOX_LOSSES = ("giou", "ciou", "siou", "eiou", "l1", "smooth_l1")

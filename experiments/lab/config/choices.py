@@ -14,19 +14,24 @@ from lab.config.loss_schema import LOSSES
 from lab.config.model_view import fill_from_model
 from lab.config.objects import CUSTOM, find
 from lab.data.specs import SOURCES
-from lab.tasks.detection.spec import BOX_LOSSES, DetectorConfig
 from lab.tasks.spec import TaskSpec
 
-FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[1].glob("tasks/*/spec.py"))
-SPECS: list[TaskSpec] = [import_module(f"lab.tasks.{folder}.spec").SPEC for folder in FOLDERS]
+ROOMS = ("tasks", "detectors")
+"""Folders of the app in which each package is a task, whose record is its `SPEC`."""
+FOLDERS = sorted(
+    (path.parent for room in ROOMS for path in Path(__file__).parents[1].glob(f"{room}/*/__init__.py")), key=lambda path: path.name
+)
+SPECS: list[TaskSpec] = [import_module(f"lab.{folder.parent.name}.{folder.name}").SPEC for folder in FOLDERS]
 TASKS = {spec.name: spec for spec in SPECS}
 MODELS: dict[str, type[schema.ModelConfig]] = {"classifier": schema.ClassifierConfig, CUSTOM: schema.CustomModelConfig}
 DATA: dict[str, type[schema.DataConfig]] = {name: spec.schema for name, spec in SOURCES.items()}
+BOX_LOSSES: dict[str, type[schema.BoxLossConfig]] = {"auto": schema.BoxLossConfig}
 
 
 def _add(spec: TaskSpec) -> None:
-    """Register the models and the data sources that come with a task."""
+    """Register the models, the losses of boxes and the data sources that come with a task."""
     MODELS.update(spec.model_schemas)
+    BOX_LOSSES.update(spec.box_losses)
     SOURCES.update({source.name: source for source in spec.data_sources})
     DATA.update({source.name: source.schema for source in spec.data_sources})
 
@@ -73,9 +78,10 @@ def usual_loss(composed: Any) -> str:
         UserError: the task has no detectors.
     """
     task, detector = composed.task.name, composed.model.get("detector")
-    if detector is None and not (task in TASKS and TASKS[task].boxes):
+    usual = getattr(MODELS.get(detector), "usual_loss", TASKS[task].usual_loss if task in TASKS else None)
+    if usual is None:
         raise UserError(f"loss=auto: task={task} needs the name of a loss; only a detector has a usual one.")
-    return str(getattr(MODELS.get(detector), "usual_loss", DetectorConfig.usual_loss))
+    return str(usual)
 
 
 def agree(config: schema.TrainConfig) -> None:

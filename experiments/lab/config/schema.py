@@ -63,6 +63,11 @@ class DataConfig:
     augment: bool = setting(True, "change training images at random")
 
 
+@dataclass
+class LabelSetConfig(DataConfig):
+    """Images with several labels each, such as the classes of their boxes."""
+
+
 EXIF = ("shown", "shown", "stored")
 """The default of data.exif, and its choices."""
 WHERE_EXIF = "which picture boxes and masks belong to where EXIF's turn keeps its size: as shown, or as stored"

@@ -22,6 +22,8 @@ class DataSpec:
         schema: its settings.
         open: a function of (config, norm, device, seed, saved), or its module:name, that returns images of one class each, a
             lab.data.sets.Data; None if the tasks that take such data open it themselves.
+        label_sets: a class, or its module:name, made of a run's settings: a lab.tasks.multilabel.task.LabelSets; None: no task=multilabel.
+        found_in: a function from a folder, or its module:name, that says which data of this source the folder holds; "" for none.
         parts: settings that name the training, the held-out and the test images.
         places: a function from the settings, by name, to what identifies the images of each part, such as the real paths of files; None:
             the parts' settings are paths in data.root.
@@ -36,6 +38,8 @@ class DataSpec:
     name: str
     schema: type[DataConfig]
     open: str | Callable[..., Any] | None = None
+    label_sets: str | Callable[..., Any] | None = None
+    found_in: str | Callable[[Path], str] | None = None
     parts: tuple[str, ...] = ()
     places: Places | None = None
     splits: tuple[str, ...] = ()

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from lab.base.errors import UserError
 from lab.config.objects import find, made
@@ -133,3 +136,51 @@ class CustomTransform:
                 "because the app normalises them. Leave the normalisation out."
             )
         return (pixels - self.mean) / self.std
+
+
+Size = tuple[int, int]  # height, width
+OUTSIDE = 255  # the value of a mask's pixels that have no class
+
+
+def scaled(size: Size, ratio: float) -> Size:
+    return max(1, round(size[0] * ratio)), max(1, round(size[1] * ratio))
+
+
+class RandomScale(v2.Transform):
+    """Resize by a random factor, then crop to the size without it, or pad to it at a random place.
+
+    Small factors zoom out, large ones crop; 0.1 to 2 is large-scale jitter.
+
+    Args:
+        scale: the smallest and the largest factor.
+        fit: a function from an image's size to the size without the factor.
+        fixed_size: height and width of the result; None: the result of `fit`.
+        fill: the colour of padding, 0 to 255.
+        outside: the value of a mask's padding.
+    """
+
+    def __init__(
+        self, scale: list[float], fit: Callable[[Size], Size], fixed_size: list[int] | None, fill: list[int], outside: int = OUTSIDE
+    ) -> None:
+        super().__init__()
+        self.factors, self.fit, self.fixed_size, self.fill, self.outside = scale, fit, fixed_size, fill, outside
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = F.get_size(flat_inputs[0])
+        low, high = self.factors
+        plain = self.fit((height, width))
+        canvas = tuple(self.fixed_size or plain)
+        resized = scaled(plain, low + (high - low) * float(torch.rand(())))
+        # the canvas's corner in the resized image; negative means padding
+        top, left = (round((inner - outer) * float(torch.rand(()))) for inner, outer in zip(resized, canvas, strict=True))
+        return {"resized": list(resized), "canvas": canvas, "top": top, "left": left}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        (height, width), top, left = params["canvas"], params["top"], params["left"]
+        rows, columns = params["resized"]
+        inpt = F.resize(inpt, params["resized"], antialias=True)
+        inpt = F.crop(inpt, max(top, 0), max(left, 0), min(height, rows), min(width, columns))
+        above, before = max(-top, 0), max(-left, 0)
+        padding = [before, above, width - min(width, columns) - before, height - min(height, rows) - above]
+        fill = self.outside if isinstance(inpt, tv_tensors.Mask) else self.fill
+        return F.pad(inpt, padding, fill=fill) if any(padding) else inpt

@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from lab.base.errors import UserError
-from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
-from lab.data.annotations.rle import as_coco, encoded
 from lab.data.loading import number_of_workers
+from lab.data.rle import as_coco, encoded
 from lab.data.split import split
+from lab.detectors.schema import DetectionDataConfig, DigitScenesConfig
 
 DRAWING = 2  # a version, increased when the same settings give other pictures, so that an old folder is not reused
 LUMA = np.array([0.299, 0.587, 0.114])

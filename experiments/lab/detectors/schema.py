@@ -1,13 +1,17 @@
-"""The settings of detection data."""
+"""The settings of data with boxes, and its records."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from lab.base.paths import ROOT, absolute
 from lab.config.fields import choice, number, setting, some
-from lab.config.schema import EXIF, WHERE_EXIF, DataConfig, SplitConfig
+from lab.config.schema import EXIF, WHERE_EXIF, LabelSetConfig, SplitConfig
+from lab.data.spec import DataSpec
 
 
 @dataclass
-class DetectionDataConfig(DataConfig):
+class DetectionDataConfig(LabelSetConfig):
     """A batch is padded to its largest image, unless model.fixed_size gives one size for all."""
 
     name: str = "digit_scenes"
@@ -82,3 +86,34 @@ class BoxesConfig(SplitConfig, DetectionDataConfig):
     longest: int | None = number(1066, "limit of the longer edge in pixels; has precedence over data.shortest", least=8, most=8192)
     held_out: float = number(0.2, "share of the images held out, where the folder has no held-out ones", above=0, below=1)
     exif: str = choice(*EXIF, meaning=WHERE_EXIF)
+
+
+def whole_folder(data: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the folder, or the description in it, that all parts are found by."""
+    return {"train": {str(absolute(data["root"], ROOT).resolve())}} if data.get("root") else {}
+
+
+OF_LABELS = "lab.detectors.label_sets:BoxLabels"
+DATA_SOURCES = (
+    DataSpec(name="digit_scenes", schema=DigitScenesConfig, label_sets=OF_LABELS, source="root"),
+    DataSpec(
+        name="coco",
+        schema=CocoConfig,
+        label_sets=OF_LABELS,
+        parts=("train_annotations", "val_annotations", "test_annotations"),
+        files=("root", "train_images", "val_images", "test_images"),
+        existing=("root",),
+        titled_by="root",
+    ),
+    DataSpec(
+        name="boxes",
+        schema=BoxesConfig,
+        label_sets=OF_LABELS,
+        found_in="lab.detectors.annotations.layouts:boxes_in",
+        parts=("root",),
+        places=whole_folder,
+        files=("layout",),
+        existing=("root",),
+        titled_by="root",
+    ),
+)

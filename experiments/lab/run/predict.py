@@ -14,7 +14,7 @@ from lab.base.fonts import drawable, font_for
 from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import TrainConfig
-from lab.data.annotations.rle import as_coco, framed
+from lab.data.rle import as_coco, framed
 from lab.data.sets import Norm
 from lab.run.saved import load_weights
 
@@ -30,7 +30,7 @@ class Prediction:
     boxes: list[list[float]] | None = None  # xyxy in pixels of the file, or all corners of oriented boxes
     mask: Tensor | None = None  # (H, W) class of each pixel of the file; the scores are the classes' shares
     colors: Sequence[tuple[int, int, int]] = ()  # one for each class of the mask; pixels of class 0 are not coloured
-    instances: Sequence[bytes] | None = None  # masks of the boxes' objects, as lab.data.annotations.rle encodes them
+    instances: Sequence[bytes] | None = None  # masks of the boxes' objects, as lab.data.rle encodes them
     size: tuple[int, int] = (0, 0)  # height and width of the file, of instances
     numbers: Sequence[int] = ()  # numbers of the labels' classes, by which boxes and masks have their colours
 

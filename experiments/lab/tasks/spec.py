@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.config.schema import ClassifierConfig, DataConfig, ModelConfig, TaskConfig
+from lab.config.schema import BoxLossConfig, ClassifierConfig, DataConfig, ModelConfig, TaskConfig
 from lab.data.spec import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A task, as its folder describes it: lab.config.choices finds `SPEC` in each folder's spec.py, and `task=custom` adds a user's own.
+    """A task, as its folder describes it: lab.config.choices finds `SPEC` in each folder, and `task=custom` adds a user's own.
 
     Args:
         config: the schema of the group `task`; the default of its field `name` is the task's name.
@@ -29,6 +29,8 @@ class TaskSpec:
         model_schemas: schemas of models that come with the task, by name.
         example: a description of a model that fits, for a message.
         boxes: names of the losses of boxes that fit, beside `auto`, with `custom` if custom losses do.
+        box_losses: schemas of losses of boxes that come with the task, by name.
+        usual_loss: the loss that loss=auto stands for where the model's schema has no `usual_loss`; None: the task has none.
         fused_head: whether `loss.fused_head` fits: the task has one loss, of one head's logits.
     """
 
@@ -45,6 +47,8 @@ class TaskSpec:
     model_schemas: Mapping[str, type[ModelConfig]] = field(default_factory=dict)
     example: str = "a classifier, such as resnet18"
     boxes: tuple[str, ...] = ()
+    box_losses: Mapping[str, type[BoxLossConfig]] = field(default_factory=dict)
+    usual_loss: str | None = None
     fused_head: bool = False
 
     @property

@@ -15,8 +15,8 @@ from lab.base.errors import UserError, unknown
 from lab.base.formats import visible
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
+from lab.config.objects import find_object
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig
-from lab.data.annotations.layouts import boxes_in
 from lab.data.batch import Batch
 from lab.data.images.files import SUFFIXES, UNREADABLE, Faults, find_corrupt, unreadable
 from lab.data.images.pixels import ARRAY, PixelFault, alpha_note, measured, read_image
@@ -25,6 +25,7 @@ from lab.data.loading import WorkerLoader
 from lab.data.sampler import chances_of
 from lab.data.samples import Annotations, annotate
 from lab.data.sets import Data, Norm, check_channels, count_groups, existing_folder, normalised
+from lab.data.specs import SOURCES
 from lab.data.split import held_out_by, split
 from lab.data.transforms import CustomTransform, Transform, held_out_transform, train_transform
 
@@ -173,7 +174,7 @@ def folder_data(config: FolderConfig, norm: Norm, device: torch.device, seed: in
     try:
         found, seen = _found(root, config)
     except UserError as error:
-        if said := boxes_in(root):
+        if said := next(filter(None, (find_object(spec.found_in)(root) for spec in SOURCES.values() if spec.found_in)), ""):
             remedy = "task=detection data=boxes reads them, while data=folder takes one folder of images per class"
             raise UserError(f"data.root={root}: holds boxes ({said}); {remedy}.\n{error}") from None
         raise

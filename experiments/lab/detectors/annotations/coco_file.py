@@ -23,7 +23,6 @@ from torch import Tensor
 from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, read_bytes
 from lab.base.formats import one_form, visible
-from lab.data.annotations.rle import areas_of, checked_polygon, rle_of
 from lab.data.images.exif import SHOWN, note, sizes_of, take_both
 from lab.data.images.files import (
     UNREADABLE,
@@ -40,6 +39,7 @@ from lab.data.images.files import (
     refuse_pixels,
     unreadable,
 )
+from lab.data.rle import areas_of, checked_polygon, rle_of
 
 Images = dict[int, tuple[str, tuple[int, int]]]  # by id: file, and height and width
 Row = tuple[list[float], int, bool, float, Any]  # xywh, label, crowd, area, mask or corners if they are wanted
@@ -66,7 +66,7 @@ class CocoFile:
     folder: Path  # that the images' names are relative to
     exif: str = SHOWN  # data.exif
     notes: list[str] = field(default_factory=list)  # messages for the user
-    masks: list[bytes] | None = None  # (M) masks as lab.data.annotations.rle encodes them, where they are wanted
+    masks: list[bytes] | None = None  # (M) masks as lab.data.rle encodes them, where they are wanted
     corners: Tensor | None = None  # (M, 4, 2) float64, x and y of oriented boxes' corners in their order around, where they are wanted
 
     def __len__(self) -> int:

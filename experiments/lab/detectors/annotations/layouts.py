@@ -13,13 +13,13 @@ from typing import Any
 from lab.base.errors import UserError
 from lab.base.files import open_to_read
 from lab.base.formats import one_form, visible
-from lab.config.detection_schema import BoxesConfig
-from lab.data.annotations import rows, voc, yolo
-from lab.data.annotations.coco_file import CocoFile, checked_file, load_tree
-from lab.data.annotations.entries import Entries, Listing, list_files, read_small
 from lab.data.images.files import Faults
 from lab.data.listing import kinds_of, passed_over
 from lab.data.split import held_out_by, split_any
+from lab.detectors.annotations import rows, voc, yolo
+from lab.detectors.annotations.coco_file import CocoFile, checked_file, load_tree
+from lab.detectors.annotations.entries import Entries, Listing, list_files, read_small
+from lab.detectors.schema import BoxesConfig
 
 PARTS = {
     "train": "train",
@@ -73,7 +73,7 @@ def read_boxes(config: BoxesConfig, root: Path, *, shapes: str = "") -> tuple[di
     Args:
         config: the data's settings.
         root: the folder, or a data.yaml in it.
-        shapes: as in lab.data.annotations.coco_file.read_coco.
+        shapes: as in lab.detectors.annotations.coco_file.read_coco.
 
     Returns:
         the parts; which images are held out, in words; messages for the user.

@@ -11,11 +11,11 @@ from typing import Any
 
 from lab.base.files import refuse_special
 from lab.base.formats import one_form
-from lab.data.annotations.entries import STEPS, Entries, Listing, sizes_and_turns
-from lab.data.annotations.yolo import OUTSIDE
 from lab.data.cells import DELIMITERS, LONGEST, read_cells, rows_of
 from lab.data.images.exif import Size
 from lab.data.images.files import spelling
+from lab.detectors.annotations.entries import STEPS, Entries, Listing, sizes_and_turns
+from lab.detectors.annotations.yolo import OUTSIDE
 
 IMAGE = ("filename", "file_name", "image_id", "imageid", "image", "image_path", "image_name", "path", "img", "id")
 CLASS = ("class", "label", "class_name", "category", "name", "labelname")

@@ -7,8 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from lab.base.formats import one_form
-from lab.data.annotations.entries import Entries, Listing, read_small
 from lab.data.images.exif import Size
+from lab.detectors.annotations.entries import Entries, Listing, read_small
 
 IMAGES = ("JPEGImages", "images", "Images", "img", "imgs")
 """Names of folders of images beside the folder of their XML files."""

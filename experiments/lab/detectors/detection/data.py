@@ -17,19 +17,18 @@ from torchvision.transforms.v2.functional import resize
 from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
-from lab.config.detection_schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
-from lab.data.annotations.coco_file import CocoFile, read_coco
-from lab.data.annotations.rle import decoded
 from lab.data.images.files import Names
 from lab.data.images.pixels import dark_note
 from lab.data.loading import WorkerLoader
-from lab.data.scenes import PARTS, scenes_folder
+from lab.data.rle import decoded
 from lab.data.sets import Data, Loader, Norm, normalised
 from lab.data.split import held_out_by
-from lab.tasks.detection.augment import Prepare, Prepared, fitted, mosaic
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.turned import turned_boxes
-from lab.tasks.detection.types import MASK_STRIDE
+from lab.detectors.annotations.coco_file import CocoFile, read_coco
+from lab.detectors.detection.augment import Prepare, Prepared, fitted, mosaic
+from lab.detectors.detection.boxes import turned_boxes
+from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch
+from lab.detectors.scenes import PARTS, scenes_folder
+from lab.detectors.schema import BoxesConfig, CocoConfig, DetectionDataConfig, DigitScenesConfig
 
 ENLARGED = 1.7  # a message is printed from this factor on; COCO's images become 1.67 times as large
 
@@ -223,13 +222,13 @@ def load_detection_data(
     """Open the data set that a config names; draw digit scenes first if they do not exist.
 
     Args:
-        config: one of the schemas of lab.config.detection_schema.
+        config: one of the schemas of lab.detectors.schema.
         fixed_size: height and width of every batch; None pads a batch to its largest image.
         norm: mean and standard deviation of pixels.
         device: the device of the batches.
         seed: the seed of order and augmentation.
         loader: makes the batches.
-        shapes: as in lab.data.annotations.coco_file.read_coco.
+        shapes: as in lab.detectors.annotations.coco_file.read_coco.
 
     Raises:
         UserError: a setting, a file or an entry of a file is wrong.
@@ -298,7 +297,7 @@ def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: l
 def _read(config: DetectionDataConfig, shapes: str) -> tuple[list[CocoFile], str, list[str]]:
     """Return the training, held-out and, if there are any, test images; which are held out, in words; messages for the user."""
     if isinstance(config, BoxesConfig):
-        from lab.data.annotations.layouts import read_boxes
+        from lab.detectors.annotations.layouts import read_boxes
 
         if config.root is None:
             raise UserError("data.root=null: data=boxes needs the folder of the images and their boxes, or the data.yaml in it.")

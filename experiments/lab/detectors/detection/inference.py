@@ -11,20 +11,19 @@ from torchvision import tv_tensors
 from torchvision.ops import nms
 from torchvision.transforms.v2.functional import normalize, pil_to_tensor
 
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
+from lab.detectors.detection import DetectorConfig
+from lab.detectors.detection.augment import Prepare
+from lab.detectors.detection.boxes import best_of, rows_at
+from lab.detectors.detection.data import Collate, Sample, size_of
+from lab.detectors.detection.models.dense import DIVISOR, Detector
+from lab.detectors.detection.models.detr import Detr
+from lab.detectors.detection.task import build_detector, criterion
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput
+from lab.detectors.schema import DetectionDataConfig
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
-from lab.tasks.detection.augment import Prepare
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import Collate, Sample, size_of
-from lab.tasks.detection.models.dense import DIVISOR, Detector
-from lab.tasks.detection.models.detr import Detr
-from lab.tasks.detection.models.unsuppressed import best_of, rows_at
-from lab.tasks.detection.spec import DetectorConfig
-from lab.tasks.detection.task import build_detector, criterion
-from lab.tasks.detection.types import DetectorOutput
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:

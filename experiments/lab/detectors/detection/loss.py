@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lab.base.errors import unknown
 from lab.config.loss_settings import BOX_LOSSES, ORIENTED_LOSSES
-from lab.tasks.detection.spec import LOSSES as DETECTION_LOSSES
-from lab.tasks.detection.types import Coder, DetectorOutput, Matched
+from lab.detectors.detection import LOSSES as DETECTION_LOSSES
+from lab.detectors.detection.types import Coder, DetectorOutput, Matched
 from lossforge.losses.registry import LOSSES, Loss
 
 SCORED = ("quality_focal", "varifocal", "mal", "ia_bce")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lab.base.files import write_text
-from lab.data.annotations.coco_file import CocoFile
-from lab.data.annotations.rle import as_coco
+from lab.data.rle import as_coco
+from lab.detectors.annotations.coco_file import CocoFile
+from lab.detectors.detection.types import DetectionBatch
 from lab.processes import distributed
 from lab.tasks.counts import Counts
-from lab.tasks.detection.batch import DetectionBatch
 
 # torchmetrics' defaults are float32: a recall of exactly 0.6 would be below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()
@@ -31,7 +31,7 @@ class Found:
     boxes: Tensor  # (D, 4) xywh, or (D, 5) oriented: centre, width, height, angle in radians
     scores: Tensor  # (D,)
     labels: Tensor  # (D,)
-    masks: list[bytes] | None = None  # (D) of instances, as lab.data.annotations.rle encodes them
+    masks: list[bytes] | None = None  # (D) of instances, as lab.data.rle encodes them
 
 
 @dataclass

@@ -11,10 +11,10 @@ from torch import Tensor
 from lab.base.drawing import Colour, colour_of, with_boxes, with_masks
 from lab.base.files import save_figure
 from lab.base.formats import visible
-from lab.data.annotations.coco_file import CocoFile
-from lab.data.annotations.rle import framed
-from lab.tasks.detection.metrics import DetectionResult
-from lab.tasks.detection.turned import corners_of, turned_boxes
+from lab.data.rle import framed
+from lab.detectors.annotations.coco_file import CocoFile
+from lab.detectors.detection.boxes import corners_of, turned_boxes
+from lab.detectors.detection.metrics import DetectionResult
 
 EDGE = 480  # pixels of an image's longer side in the picture
 CROWD = (127, 127, 127)

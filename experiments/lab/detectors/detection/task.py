@@ -12,21 +12,20 @@ from torch import Tensor, nn
 from lab.base.drawing import colour_of, with_boxes
 from lab.base.errors import UserError
 from lab.base.fonts import letters_of
-from lab.config.detection_schema import DetectionDataConfig, DigitScenesConfig
 from lab.config.loss_schema import CustomConfig
 from lab.config.schema import BoxLossConfig, LossConfig, TrainConfig
 from lab.data.sets import Norm
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import DetectionData, FileLoader, load_detection_data, size_of
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.metrics import DetectionCounts, DetectionResult, confusion_of
-from lab.tasks.detection.models.backbone import backbone
-from lab.tasks.detection.models.dense import FCOS, Detector, RetinaNet
-from lab.tasks.detection.models.detr import Detr
-from lab.tasks.detection.models.yolo import Yolo
-from lab.tasks.detection.plots import detections_picture, precision_recall_picture
-from lab.tasks.detection.spec import CustomBoxConfig, DetectorConfig, DetrConfig, FcosConfig, RetinaNetConfig, YoloConfig
-from lab.tasks.detection.types import DetectorOutput, Matched
+from lab.detectors.detection import CustomBoxConfig, DetectorConfig, DetrConfig, FcosConfig, RetinaNetConfig, YoloConfig
+from lab.detectors.detection.data import DetectionData, FileLoader, load_detection_data, size_of
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.metrics import DetectionCounts, DetectionResult, confusion_of
+from lab.detectors.detection.models.backbone import backbone
+from lab.detectors.detection.models.dense import FCOS, Detector, RetinaNet
+from lab.detectors.detection.models.detr import Detr
+from lab.detectors.detection.models.yolo import Yolo
+from lab.detectors.detection.plots import detections_picture, precision_recall_picture
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput, Matched
+from lab.detectors.schema import DetectionDataConfig, DigitScenesConfig
 from lab.tasks.losses import custom_loss
 from lab.tasks.models import model_norm
 from lab.tasks.plots import matrix_picture
@@ -225,7 +224,7 @@ def build_detector(
 def build(
     config: TrainConfig, device: torch.device, saved: Norm | None, task: type[Detection] = Detection, *, shapes: str = ""
 ) -> Detection:
-    """Open the data and return a task; shapes: as in lab.data.annotations.coco_file.read_coco.
+    """Open the data and return a task; shapes: as in lab.detectors.annotations.coco_file.read_coco.
 
     Raises:
         UserError: the data has other shapes, or is faulty.

@@ -7,21 +7,21 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
+from lab.detectors.detection import DetectorConfig
+from lab.detectors.detection.boxes import rows_at
+from lab.detectors.detection.data import size_of
+from lab.detectors.detection.inference import batches, boxes_of, exportable
+from lab.detectors.detection.models.dense import Detector
+from lab.detectors.detection.task import criterion
+from lab.detectors.detection.types import MASK_STRIDE
+from lab.detectors.instances.loss import inside
+from lab.detectors.instances.model import DetrMasks, YoloMasks, encoded_in_file
+from lab.detectors.instances.task import build_with_masks
+from lab.detectors.schema import DetectionDataConfig
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Prediction, Predictor
-from lab.tasks.detection.data import size_of
-from lab.tasks.detection.inference import batches, boxes_of, exportable
-from lab.tasks.detection.models.dense import Detector
-from lab.tasks.detection.models.unsuppressed import rows_at
-from lab.tasks.detection.spec import DetectorConfig
-from lab.tasks.detection.task import criterion
-from lab.tasks.detection.types import MASK_STRIDE
-from lab.tasks.instances.loss import inside
-from lab.tasks.instances.model import DetrMasks, YoloMasks, encoded_in_file
-from lab.tasks.instances.task import build_with_masks
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:

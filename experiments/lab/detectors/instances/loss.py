@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lab.tasks.detection.types import MASK_STRIDE, DetectorOutput, Matched
+from lab.detectors.detection.types import MASK_STRIDE, DetectorOutput, Matched
 from lossforge.losses import plain_torch, point_mask_loss, prototype_mask_loss, sample_uncertain_points
 
 

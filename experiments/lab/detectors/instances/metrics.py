@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.data.annotations.rle import as_coco
+from lab.data.rle import as_coco
+from lab.detectors.detection.metrics import DETECTIONS, IOU, RECALL, DetectionCounts, DetectionResult, Found
+from lab.detectors.detection.types import DetectionBatch
+from lab.detectors.instances.model import encoded_in_file
 from lab.processes import distributed
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.metrics import DETECTIONS, IOU, RECALL, DetectionCounts, DetectionResult, Found
-from lab.tasks.instances.model import encoded_in_file
 
 BOXES = ("map", "map50", "map75")
 """Figures of boxes that are reported beside those of the masks."""

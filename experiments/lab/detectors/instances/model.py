@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import Conv2dNormActivation, batched_nms, clip_boxes_to_image
 
-from lab.data.annotations.rle import encoded
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.detr import Detr
-from lab.tasks.detection.models.yolo import STRIDES, Branch, TaskAlignedHead, Yolo, both
-from lab.tasks.detection.types import MASK_STRIDE, DetectorOutput, Matched
-from lab.tasks.instances.loss import inside, point_loss, prototype_loss
+from lab.data.rle import encoded
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.detr import Detr
+from lab.detectors.detection.models.yolo import STRIDES, Branch, TaskAlignedHead, Yolo, both
+from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch, DetectorOutput, Matched
+from lab.detectors.instances.loss import inside, point_loss, prototype_loss
 
 PIXELS = 2**25
 """Of masks that are resized at once."""
@@ -145,7 +144,7 @@ class DetrMasks(Detr):
 
 @torch.no_grad()
 def encoded_in_file(masks: Tensor, boxes: Tensor, size: tuple[int, int], original: tuple[int, int]) -> list[bytes]:
-    """Return masks of an image's file as lab.data.annotations.rle encodes them: the pixels of positive logits inside the boxes.
+    """Return masks of an image's file as lab.data.rle encodes them: the pixels of positive logits inside the boxes.
 
     Args:
         masks: (D, h, w) logits of the padded image, a number for MASK_STRIDE pixels a side.

@@ -11,17 +11,16 @@ from torch import Tensor
 from lab.base.drawing import colour_of, with_masks
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import FileLoader
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.dense import Detector
-from lab.tasks.detection.spec import DetectorConfig
-from lab.tasks.detection.task import Detection, build_detector
-from lab.tasks.detection.task import build as build_detection
-from lab.tasks.detection.types import MASK_STRIDE, DetectorOutput, Matched
-from lab.tasks.instances.metrics import InstanceCounts
-from lab.tasks.instances.model import DetrMasks, YoloMasks
-from lab.tasks.instances.spec import InstancesConfig
+from lab.detectors.detection import DetectorConfig
+from lab.detectors.detection.data import FileLoader
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.dense import Detector
+from lab.detectors.detection.task import Detection, build_detector
+from lab.detectors.detection.task import build as build_detection
+from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch, DetectorOutput, Matched
+from lab.detectors.instances import InstancesConfig
+from lab.detectors.instances.metrics import InstanceCounts
+from lab.detectors.instances.model import DetrMasks, YoloMasks
 
 
 class Instances(Detection):

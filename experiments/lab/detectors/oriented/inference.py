@@ -6,21 +6,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
+from lab.detectors.detection import DetectorConfig
+from lab.detectors.detection.boxes import corners_of, rows_at
+from lab.detectors.detection.data import size_of
+from lab.detectors.detection.inference import Cells, batches, best_rows, exportable
+from lab.detectors.detection.task import criterion
+from lab.detectors.detection.types import DetectorOutput
+from lab.detectors.oriented.metrics import scale_of
+from lab.detectors.oriented.model import YoloOriented, near
+from lab.detectors.oriented.task import Oriented, build_oriented
+from lab.detectors.schema import DetectionDataConfig
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Prediction, Predictor
-from lab.tasks.detection.data import size_of
-from lab.tasks.detection.inference import Cells, batches, best_rows, exportable
-from lab.tasks.detection.models.unsuppressed import rows_at
-from lab.tasks.detection.spec import DetectorConfig
-from lab.tasks.detection.task import criterion
-from lab.tasks.detection.turned import corners_of
-from lab.tasks.detection.types import DetectorOutput
-from lab.tasks.oriented.metrics import scale_of
-from lab.tasks.oriented.model import YoloOriented, near
-from lab.tasks.oriented.task import Oriented, build_oriented
 from lossforge.losses import plain_torch
 
 ROUNDS = 15

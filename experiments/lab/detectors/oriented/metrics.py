@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.metrics import DETECTIONS, IOU, RECALL, DetectionCounts, DetectionResult, Found
-from lab.tasks.detection.turned import corners_of, turned_boxes
+from lab.detectors.detection.boxes import corners_of, turned_boxes
+from lab.detectors.detection.metrics import DETECTIONS, IOU, RECALL, DetectionCounts, DetectionResult, Found
+from lab.detectors.detection.types import DetectionBatch
 from lossforge.losses import rotated_box_iou
 
 

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.unsuppressed import unsuppressed
-from lab.tasks.detection.models.yolo import STRIDES, Branch, TaskAlignedHead, Yolo
-from lab.tasks.detection.turned import rotated
-from lab.tasks.detection.types import DetectorOutput, Matched
+from lab.detectors.detection.boxes import rotated, unsuppressed
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.yolo import STRIDES, Branch, TaskAlignedHead, Yolo
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput, Matched
 from lossforge.losses import plain_torch, probabilistic_box_iou, task_aligned_assign
 
 

@@ -10,18 +10,18 @@ from lab.base.drawing import colour_of, with_boxes
 from lab.base.fonts import letters_of
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.data import FileLoader
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.metrics import DetectionResult
-from lab.tasks.detection.models.dense import Detector
-from lab.tasks.detection.plots import detections_picture, precision_recall_picture
-from lab.tasks.detection.spec import DetectorConfig
-from lab.tasks.detection.task import Detection, build_detector
-from lab.tasks.detection.task import build as build_detection
-from lab.tasks.detection.turned import corners_of
-from lab.tasks.oriented.metrics import OrientedCounts
-from lab.tasks.oriented.model import YoloOriented
+from lab.detectors.detection import DetectorConfig
+from lab.detectors.detection.boxes import corners_of
+from lab.detectors.detection.data import FileLoader
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.metrics import DetectionResult
+from lab.detectors.detection.models.dense import Detector
+from lab.detectors.detection.plots import detections_picture, precision_recall_picture
+from lab.detectors.detection.task import Detection, build_detector
+from lab.detectors.detection.task import build as build_detection
+from lab.detectors.detection.types import DetectionBatch
+from lab.detectors.oriented.metrics import OrientedCounts
+from lab.detectors.oriented.model import YoloOriented
 
 
 class Oriented(Detection):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lab.base.errors import UserError
 from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
+from lab.tasks.contrastive import DigitCaptionsConfig
 from lab.tasks.contrastive.captions import CAPTIONS, COLORS, WORDS, caption, choices, tokens_of
-from lab.tasks.contrastive.spec import DigitCaptionsConfig
 
 
 def digit_captions(config: DigitCaptionsConfig, device: torch.device, seed: int, saved: Norm | None) -> Data:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.config.loss_schema import ClipConfig, SiglipConfig
-from lab.tasks.contrastive.spec import ContrastiveConfig
+from lab.tasks.contrastive import ContrastiveConfig
 
 
 class Features(NamedTuple):

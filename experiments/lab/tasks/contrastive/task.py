@@ -18,13 +18,13 @@ from lab.data.sets import Data, Norm
 from lab.processes import distributed
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
+from lab.tasks.contrastive import OF_CAPTIONS, OF_IMAGES, ContrastiveConfig, DigitCaptionsConfig
 from lab.tasks.contrastive.captions import CAPTIONS, LONGEST, caption, choices, text_of, tokens_of
 from lab.tasks.contrastive.data import digit_captions
 from lab.tasks.contrastive.labelled import Labelled, embedder
 from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult
 from lab.tasks.contrastive.model import DualEncoder, Features, TextEncoder
 from lab.tasks.contrastive.plots import retrieval_picture
-from lab.tasks.contrastive.spec import OF_CAPTIONS, OF_IMAGES, ContrastiveConfig, DigitCaptionsConfig
 from lab.tasks.inference import image_size, prepared_as, reader
 from lab.tasks.models import build_model, model_norm
 from lab.tasks.task import BaseTask

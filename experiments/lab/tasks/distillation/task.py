@@ -25,7 +25,7 @@ from lab.optim.precision import autocast
 from lab.run.origin import checked, is_trusted
 from lab.run.saved import file_of, load_checkpoint, load_weights, refuse_changed, reload_file
 from lab.tasks.classification.task import Classification
-from lab.tasks.distillation.spec import DistillationConfig
+from lab.tasks.distillation import DistillationConfig
 from lab.tasks.heads import HeadInput
 from lab.tasks.losses import computed
 from lab.tasks.models import build_classifier, model_norm, placed

@@ -1,72 +1,79 @@
 """The multi-label task: which classes are in an image, under losses of independent yes-or-no decisions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from lab.base.errors import UserError
 from lab.base.fonts import letters_of
-from lab.config.detection_schema import DetectionDataConfig
+from lab.config.objects import find_object
 from lab.config.schema import TableConfig, TrainConfig
-from lab.data.annotations.coco_file import CocoFile
-from lab.data.augment import random_affine
 from lab.data.batch import Batch
-from lab.data.samples import Annotations
-from lab.data.sets import Data, Loader, MemoryLoader, Norm, Split
+from lab.data.sets import Data, Loader, Norm
 from lab.data.sources.table import MASKED, table_data
+from lab.data.specs import SOURCES
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Predictor
 from lab.tasks.counts import Counts, Kept
 from lab.tasks.custom_metrics import CustomMetrics
-from lab.tasks.detection.data import DetectionLoader, load_detection_data, size_of
-from lab.tasks.detection.inference import batches
-from lab.tasks.detection.inference import prepared_as as boxes_prepared_as
 from lab.tasks.heads import HeadInput, sum_of_rows
-from lab.tasks.inference import classifier, image_size, likeliest, of_probabilities, reader
+from lab.tasks.inference import Reader, classifier, image_size, likeliest, of_probabilities, prepared_as, reader
 from lab.tasks.losses import Criterion
 from lab.tasks.models import model_norm
-from lab.tasks.multilabel.spec import MultilabelConfig
+from lab.tasks.multilabel import MultilabelConfig
 from lab.tasks.plots import average_precision_picture
 from lab.tasks.task import ClassifierTask, table_of
 
 
-class LabelSetLoader(DetectionLoader):
-    """Images with the set of their boxes' classes, without boxes that a crop removed."""
+class LabelSets(Protocol):
+    """Images with several labels each, by a run's settings. `side`: pixels a side that the model sees."""
 
-    def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
-            yield Batch(batch.images, multi_hot(batch.labels, len(self.file.classes)), batch.index)
+    side: int
 
+    def open(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
+        """Open the data; arguments as of lab.data.load.load_data.
 
-class HeldLabelSets(MemoryLoader):
-    """Like `LabelSetLoader`, but all images are held on the device, and rotated, scaled and shifted a little there."""
+        Returns:
+            The data, whose targets are (N, C) of 0, 1 and MASKED; how many of the training images have each class, (C,) float32; how many
+            there are; and how many of their labels are masked, None if no label of any part is.
+        """
 
-    def __init__(
-        self,
-        file: CocoFile,
-        config: DetectionDataConfig,
-        fixed_size: list[int] | None,
-        norm: Norm,
-        device: torch.device,
-        seed: int | None,
-    ) -> None:
-        self.file = file
-        read = list(DetectionLoader(file, config, fixed_size, norm, torch.device("cpu"), None).read())
-        targets = torch.cat([multi_hot(batch.labels, len(file.classes)) for batch in read])
-        split = Split(torch.cat([batch.images for batch in read]), targets, file.files)
-        super().__init__(split, Annotations(), config.eval_batch_size if seed is None else config.batch_size, device, norm)
-        if seed is not None:
-            self.shuffled(seed, random_affine if config.augment else None)
+    def reader(self, norm: Norm) -> Reader:
+        """Return a function from an image to the model's input (1, C, H, W)."""
+
+    def prepared_as(self, norm: Norm) -> dict[str, Any]:
+        """Return how `reader` prepares an image, for the metadata of an exported model."""
 
 
-def multi_hot(labels: Tensor, classes: int) -> Tensor:
-    """Return (N, C) of 0 and 1 from labels (N, K), which are -1 where there are none."""
-    present = torch.zeros(len(labels), classes + 1, device=labels.device)
-    return present.scatter_(1, labels.where(labels >= 0, classes), 1.0)[:, :classes]
+class TableLabels:
+    """The label sets of a table."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.data, self.side = cast(TableConfig, config.data), image_size(config)
+        self.in_memory = cast(MultilabelConfig, config.task).in_memory
+
+    def open(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
+        if self.in_memory:
+            raise UserError("task.in_memory=true: images of data=table are read from their files.")
+        data, targets = table_data(self.data, "labels", norm, device, seed, saved)
+        parts: list[Any] = [each for each in (data.train, data.val, data.test) if each is not None]
+        masked = int((targets == MASKED).sum()) if any((each.targets == MASKED).any() for each in parts) else None
+        return data, data.counts.float(), len(targets), masked
+
+    def reader(self, norm: Norm) -> Reader:
+        return reader(self.data, self.side, norm)
+
+    def prepared_as(self, norm: Norm) -> dict[str, Any]:
+        return prepared_as(self.data, self.side, norm)
+
+
+def label_sets(config: TrainConfig) -> LabelSets:
+    """Return the label sets of the run's data."""
+    return cast(LabelSets, find_object(SOURCES[config.data.name].label_sets or TableLabels)(config))
 
 
 @dataclass
@@ -211,61 +218,21 @@ class Multilabel(ClassifierTask):
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Multilabel:
-    norm, settings = model_norm(config.model, saved), cast(MultilabelConfig, config.task)
-    if isinstance(config.data, TableConfig):
-        if settings.in_memory:
-            raise UserError("task.in_memory=true: images of data=table are read from their files.")
-        data, targets = table_data(config.data, "labels", norm, device, config.seed, saved)
-        parts: list[Any] = [each for each in (data.train, data.val, data.test) if each is not None]
-        masked = int((targets == MASKED).sum()) if any((each.targets == MASKED).any() for each in parts) else None
-        return Multilabel(config, data, image_size(config), device, data.counts.float(), len(targets), masked)
-    scenes = scenes_of(config)
-    size = size_of(scenes, None)
-    if settings.in_memory and scenes.augment:
-        for name in ("horizontal_flip", "photometric"):
-            if given := getattr(scenes, name):
-                raise UserError(f"data.{name}={given}: 0 is expected with task.in_memory=true, which only turns, scales and shifts images.")
-    loader = HeldLabelSets if settings.in_memory else LabelSetLoader
-    boxes = load_detection_data(scenes, list(size), norm, device, config.seed, loader)
-    return Multilabel(config, boxes, size[0], device, labelled_images(boxes.train.file), len(boxes.train.file))
-
-
-def scenes_of(config: TrainConfig) -> DetectionDataConfig:
-    """Return the settings of images with boxes.
-
-    Raises:
-        UserError: data.rect=true, which gives each batch another size and reads the images in another order.
-    """
-    scenes = cast(DetectionDataConfig, config.data)
-    if scenes.rect:
-        raise UserError("data.rect=true: task=multilabel takes images of one size. Use data.rect=false.")
-    return scenes
-
-
-def labelled_images(file: CocoFile) -> Tensor:
-    """Return how many images have each class (C,), as float32."""
-    present = [file.labels[file.rows(i)][~file.crowd[file.rows(i)]].unique() for i in range(len(file))]
-    return torch.bincount(torch.cat(present), minlength=len(file.classes)).float()
+    sets = label_sets(config)
+    data, labelled, images, masked = sets.open(model_norm(config.model, saved), device, config.seed, saved)
+    return Multilabel(config, data, sets.side, device, labelled, images, masked)
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
     """Return the model, and a function from an image to the classes whose probability is at least `asked.score`."""
-    if isinstance(config.data, TableConfig):
-        side = image_size(config)
-        read = reader(config.data, side, asked.norm)
-    else:
-        scenes = scenes_of(config)
-        side, batch_of = size_of(scenes, None)[0], batches(scenes, list(size_of(scenes, None)), asked.norm)
-        read = lambda image: batch_of(image).images  # noqa: E731
-    model = classifier(config, classes, asked.norm, side)
+    sets = label_sets(config)
+    model, read = classifier(config, classes, asked.norm, sets.side), sets.reader(asked.norm)
     return model, lambda image: likeliest(model(read(image).to(asked.device)), config, classes, score=asked.score)
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the model, from images to the classes' probabilities, to export."""
-    files = config.data
-    size = image_size(config) if isinstance(files, TableConfig) else size_of(scenes_of(config), None)[0]
-    made = of_probabilities(config, classes, norm, size)
-    if not isinstance(files, TableConfig):
-        made.prepare = boxes_prepared_as(scenes_of(config), [size, size], norm)
+    sets = label_sets(config)
+    made = of_probabilities(config, classes, norm, sets.side)
+    made.prepare = sets.prepared_as(norm)
     return made

@@ -13,7 +13,7 @@ from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.samples import Annotations
 from lab.data.sets import Data, MemoryLoader, Norm, Split, digits, memory_data, norm_of
-from lab.tasks.preference.spec import DigitPairsConfig
+from lab.tasks.preference import DigitPairsConfig
 
 
 @dataclass

@@ -21,8 +21,8 @@ from lab.tasks.counts import Counts, binned
 from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import Criterion
 from lab.tasks.plots import calibration_picture
+from lab.tasks.preference import DigitPairsConfig
 from lab.tasks.preference.data import PairBatch, load_pairs
-from lab.tasks.preference.spec import DigitPairsConfig
 from lab.tasks.task import BaseTask
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.data.sets import Data, Norm, Split, digits, memory_data, norm_of, resize_all
-from lab.tasks.regression.spec import DigitTurnsConfig
+from lab.tasks.regression import DigitTurnsConfig
 
 TARGETS = ["turn", "size"]
 

@@ -20,10 +20,10 @@ from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import loss_of
 from lab.tasks.models import model_norm
 from lab.tasks.plain_loss import PlainLoss
+from lab.tasks.regression import DigitTurnsConfig
 from lab.tasks.regression.data import digit_turns, spread
 from lab.tasks.regression.metrics import RegressionCounts, RegressionResult
 from lab.tasks.regression.plots import residual_picture
-from lab.tasks.regression.spec import DigitTurnsConfig
 from lab.tasks.task import BaseTask, table_of
 
 

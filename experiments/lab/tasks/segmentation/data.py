@@ -40,8 +40,8 @@ from lab.data.images.pixels import dark_note
 from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
 from lab.data.loading import WorkerLoader
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
-from lab.tasks.detection.augment import RandomScale
-from lab.tasks.segmentation.spec import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
+from lab.data.transforms import RandomScale
+from lab.tasks.segmentation import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
 
 
 def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm | None) -> Data:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lab.base.errors import UserError, first_line
 from lab.config.model_view import timm_name
-from lab.tasks.segmentation.spec import SegmenterConfig
+from lab.tasks.segmentation import SegmenterConfig
 
 
 class Segmenter(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lab.base.files import save_figure
 from lab.data.sets import Norm
-from lab.tasks.segmentation.spec import OUTSIDE
+from lab.tasks.segmentation import OUTSIDE
 
 WIDTH, TALLEST = 3.0, 6.0  # inches of a cell
 NO_CLASS = (0.88, 0.88, 0.88)

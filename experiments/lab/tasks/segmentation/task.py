@@ -25,10 +25,10 @@ from lab.tasks.counts import Counts
 from lab.tasks.inference import prepared_as
 from lab.tasks.losses import hyper_of, loss_of, per_class
 from lab.tasks.models import model_norm
+from lab.tasks.segmentation import OUTSIDE, MaskFolderConfig, MasksConfig, SegmenterConfig
 from lab.tasks.segmentation.data import load_masks
 from lab.tasks.segmentation.model import build_segmenter
 from lab.tasks.segmentation.plots import Shown, masks_picture, palette
-from lab.tasks.segmentation.spec import OUTSIDE, MaskFolderConfig, MasksConfig, SegmenterConfig
 from lab.tasks.task import BaseTask, table_of
 
 

@@ -16,11 +16,10 @@ from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.retinanet import RetinaNetHead
 
 from lab.base.errors import UserError
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.box_coder import DeltaCoder
-from lab.tasks.detection.models.matching import Match, by_centre, by_overlap, in_parts, matched, with_a_row
-from lab.tasks.detection.types import Coder, DetectorOutput, Matched
+from lab.detectors.detection.boxes import DeltaCoder
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.matching import Match, by_centre, by_overlap, in_parts, matched, with_a_row
+from lab.detectors.detection.types import Coder, DetectionBatch, DetectorOutput, Matched
 
 STRIDES = (8, 16, 32, 64, 128)
 DIVISOR = 32  # the sides of a batch's images are multiples of this, so that they determine each level's size

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from lab.tasks.detection.types import BACKGROUND, IGNORED, Matched
+from lab.detectors.detection.types import BACKGROUND, IGNORED, Matched
 
 PAIRS = 2**23
 """Of boxes and anchors that are compared at once; some hundred MiB of them."""

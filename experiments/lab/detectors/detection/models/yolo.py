@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torchvision.models import detection
 from torchvision.models.detection._utils import BoxLinearCoder
 
-from lab.tasks.detection.batch import DetectionBatch
-from lab.tasks.detection.loss import DetectionLoss
-from lab.tasks.detection.models.dense import Detector
-from lab.tasks.detection.models.unsuppressed import clipped, unsuppressed
-from lab.tasks.detection.types import DetectorOutput, Matched
+from lab.detectors.detection.boxes import clipped, unsuppressed
+from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.models.dense import Detector
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput, Matched
 from lossforge.losses import plain_torch, task_aligned_assign
 
 STRIDES = (8, 16, 32)

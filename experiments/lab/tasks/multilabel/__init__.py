@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import number, setting, some
-from lab.config.schema import TableConfig, TaskConfig
+from lab.config.schema import LabelSetConfig, TableConfig, TaskConfig
 from lab.tasks.spec import TaskSpec
 
 
@@ -24,7 +23,7 @@ class MultilabelConfig(TaskConfig):
 
 SPEC = TaskSpec(
     config=MultilabelConfig,
-    data=(DetectionDataConfig, TableConfig),
+    data=(LabelSetConfig, TableConfig),
     losses=(
         *("bce", "focal", "asymmetric", "poly_bce", "quality_focal", "varifocal", "distribution_balanced", "multilabel_soft_margin"),
         *("zlpr", "two_way", "custom"),

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lab.config import loss_settings
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import choice, number, setting, some
 from lab.config.loss_schema import with_settings
 from lab.config.schema import BoxLossConfig, ModelConfig, TaskConfig
+from lab.detectors.schema import DATA_SOURCES, DetectionDataConfig
 from lab.tasks.spec import TaskSpec
 
 
@@ -103,7 +103,6 @@ class CustomBoxConfig(BoxLossConfig):
 
 DETECTORS: dict[str, type[DetectorConfig]] = {"fcos": FcosConfig, "retinanet": RetinaNetConfig, "yolo": YoloConfig, "detr": DetrConfig}
 BOX_LOSSES: dict[str, type[BoxLossConfig]] = {
-    "auto": BoxLossConfig,
     **{
         name: with_settings(BoxLossConfig, name, settings)
         for name, settings in (loss_settings.BOX_LOSSES | loss_settings.ORIENTED_LOSSES).items()
@@ -120,12 +119,15 @@ SPEC = TaskSpec(
     config=DetectionConfig,
     data=DetectionDataConfig,
     losses=(*LOSSES, "custom"),
-    build="lab.tasks.detection.task:build",
-    predict="lab.tasks.detection.inference:predict",
+    build="lab.detectors.detection.task:build",
+    predict="lab.detectors.detection.inference:predict",
     read=("score",),
-    export="lab.tasks.detection.inference:export",
+    export="lab.detectors.detection.inference:export",
     model=DetectorConfig,
     model_schemas=DETECTORS,
     example="a detector, such as fcos_resnet50 or yolo_tiny",
     boxes=UPRIGHT,
+    box_losses=BOX_LOSSES,
+    usual_loss=DetectorConfig.usual_loss,
+    data_sources=DATA_SOURCES,
 )

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import number, setting
-from lab.tasks.detection.spec import LOSSES, UPRIGHT, DetectionConfig, DetrConfig, YoloConfig
+from lab.detectors.detection import LOSSES, UPRIGHT, DetectionConfig, DetectorConfig, DetrConfig, YoloConfig
+from lab.detectors.schema import DetectionDataConfig
 from lab.tasks.spec import TaskSpec
 
 
@@ -21,11 +21,12 @@ SPEC = TaskSpec(
     config=InstancesConfig,
     data=DetectionDataConfig,
     losses=(*LOSSES, "custom"),
-    build="lab.tasks.instances.task:build",
-    predict="lab.tasks.instances.inference:predict",
+    build="lab.detectors.instances.task:build",
+    predict="lab.detectors.instances.inference:predict",
     read=("score",),
-    export="lab.tasks.instances.inference:export",
+    export="lab.detectors.instances.inference:export",
     model=(YoloConfig, DetrConfig),
     example="a YOLO or a DETR, such as yolo_tiny or detr_resnet50",
     boxes=UPRIGHT,
+    usual_loss=DetectorConfig.usual_loss,
 )

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from lab.config.detection_schema import DetectionDataConfig
 from lab.config.fields import number, setting
 from lab.config.loss_settings import ORIENTED_LOSSES
-from lab.tasks.detection.spec import LOSSES, DetectionConfig, YoloConfig
+from lab.detectors.detection import LOSSES, DetectionConfig, DetectorConfig, YoloConfig
+from lab.detectors.schema import DetectionDataConfig
 from lab.tasks.spec import TaskSpec
 
 
@@ -19,11 +19,12 @@ SPEC = TaskSpec(
     config=OrientedConfig,
     data=DetectionDataConfig,
     losses=(*LOSSES, "custom"),
-    build="lab.tasks.oriented.task:build",
-    predict="lab.tasks.oriented.inference:predict",
+    build="lab.detectors.oriented.task:build",
+    predict="lab.detectors.oriented.inference:predict",
     read=("score",),
-    export="lab.tasks.oriented.inference:export",
+    export="lab.detectors.oriented.inference:export",
     model=YoloConfig,
     example="a YOLO, such as yolo_tiny or yolo_resnet50",
     boxes=tuple(ORIENTED_LOSSES),
+    usual_loss=DetectorConfig.usual_loss,
 )
