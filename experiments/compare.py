@@ -5,7 +5,7 @@ Markdown, as one HTML page, and in MLflow. `--help` lists the settings.
 """
 
 if __name__ == "__main__":
-    from lab.aborted import end_at_ctrl_c
+    from lab.base.process import end_at_ctrl_c
 
     end_at_ctrl_c()
 
@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lab.comparison.app import compare
-from lab.comparison.schema import COMPARE, as_hydra
+from lab.comparison.app import asked_comparison
+from lab.comparison.runs import COMPARE, as_hydra
 from lab.config.command import run_app
 from lab.config.help import settings_text
-from lab.config.settings import load_for
 
 HELP = """usage: experiments/compare.py [setting=value ...]
        --cfg            print the resolved settings and stop
@@ -40,8 +39,8 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> tuple[Any, Callable[[], int]]:
-    settings = load_for(COMPARE, [as_hydra(word) for word in words])
-    return settings, lambda: compare(settings, words).exit_status
+    settings, work = asked_comparison(words)
+    return settings, lambda: work().exit_status
 
 
 if __name__ == "__main__":

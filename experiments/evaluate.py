@@ -13,7 +13,7 @@ in the training run.
 """
 
 if __name__ == "__main__":
-    from lab.aborted import end_at_ctrl_c
+    from lab.base.process import end_at_ctrl_c
 
     end_at_ctrl_c()
 

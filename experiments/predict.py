@@ -10,7 +10,7 @@ names. score=0.3: the lowest score of a detection that is shown. trainer.device=
 """
 
 if __name__ == "__main__":
-    from lab.aborted import end_at_ctrl_c
+    from lab.base.process import end_at_ctrl_c
 
     end_at_ctrl_c()
 

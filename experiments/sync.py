@@ -10,7 +10,7 @@ models, unless `trust=` names its folder.
 """
 
 if __name__ == "__main__":
-    from lab.aborted import end_at_ctrl_c
+    from lab.base.process import end_at_ctrl_c
 
     end_at_ctrl_c()
 
@@ -21,11 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.aborted import ABORTED, begin_work
 from lab.base.errors import UserError
 from lab.base.files import refuse_links
-from lab.base.formats import visible
-from lab.base.masks import masked
+from lab.base.formats import masked, visible
+from lab.base.process import ABORTED, begin_work
 from lab.base.records import NAME, read_history
 from lab.config.command import paths_among, run_app
 from lab.config.help import settings_text
@@ -33,9 +32,9 @@ from lab.config.schema import TrackingConfig
 from lab.config.settings import TRAIN, load
 from lab.config.user import runs_folder
 from lab.run.folder import copied_from, end_if_killed, running
-from lab.run.origin import Origin, is_foreign, is_trusted, origin_of, read_config
-from lab.sweep.folders import with_runs
-from lab.tracking.places import refuse_foreign
+from lab.run.trust import Origin, is_foreign, is_trusted, origin_of, read_config
+from lab.sweep.plan import with_runs
+from lab.tracking.store_paths import refuse_foreign
 from lab.tracking.uploader import (
     BusyError,
     MlflowUploader,

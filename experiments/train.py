@@ -4,20 +4,18 @@ Every argument is a Hydra override of conf/: a group's option (loss=ce) or one s
 """
 
 if __name__ == "__main__":
-    from lab.aborted import end_at_ctrl_c
+    from lab.base.process import end_at_ctrl_c
 
     end_at_ctrl_c()
 
 import sys
 
-from lab.aborted import ABORTED
 from lab.base.errors import UserError
-from lab.base.paths import absolute
-from lab.base.ranks import launched, refuse_several
-from lab.config.command import command
+from lab.base.files import absolute
+from lab.base.process import ABORTED, launched, refuse_several
+from lab.config.command import command, fitted, show
 from lab.config.help import train_help
 from lab.config.settings import value_of
-from lab.config.terminal import fitted, show
 from lab.data.specs import SOURCES
 from lab.processes.rank_failures import announce
 from lab.run.resume import chosen, recorded_store

@@ -106,12 +106,12 @@ def rest(trainer: Any) -> dict[str, Any]:
 
 def continued(folder: Path, *words: str) -> dict[str, Any]:
     """A training without a stop, and one that the last rank is asked to stop and that goes on from its checkpoint."""
-    from lab.base.stop import Stop, StoppedError
+    from lab.base.process import Stop, StoppedError
     from lab.processes import distributed
     from lab.run import checkpoint
     from lab.run.folder import RunFolder
     from lab.training.console import Console
-    from lab.training.other_ranks import NoFolder
+    from lab.training.session import NoFolder
 
     first = distributed.rank() == 0
     console = Console(1, quiet=True)

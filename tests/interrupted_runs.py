@@ -18,7 +18,7 @@ from typing import Any
 from warm import BEFOREHAND
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = [*BEFOREHAND, "train", "lab.training.assemble", "lab.run.run", "lab.training.summary", "lab.data.sources.folder"]
+LIBRARIES = [*BEFOREHAND, "train", "lab.training.assemble", "lab.run.active", "lab.training.summary", "lab.data.sources.folder"]
 
 
 def server() -> Any:
@@ -114,7 +114,7 @@ def signalled_at(number: int, line: Any) -> None:
 
 def signalled_twice_at(number: int, line: Any) -> None:
     """As `signalled_at`, but it tells of the signal and is then busy for ever."""
-    from lab.base.stop import Stop
+    from lab.base.process import Stop
 
     Stop.PAUSE = 0.0
 

@@ -16,7 +16,7 @@ import yaml
 from measure import MEASUREMENTS
 from packaging.requirements import Requirement
 
-from lab.comparison.schema import COMPARE, as_hydra
+from lab.comparison.runs import COMPARE, as_hydra
 from lab.config.settings import BENCH, load, load_for
 from lab.sweep.plan import plan_of
 

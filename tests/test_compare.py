@@ -18,8 +18,7 @@ import compare
 from lab.base.errors import UserError
 from lab.comparison.page import headline, lead
 from lab.comparison.results import Comparison, compare_runs
-from lab.comparison.runs import Store, select
-from lab.comparison.schema import COMPARE, as_hydra
+from lab.comparison.runs import COMPARE, Store, as_hydra, select
 from lab.comparison.tables import cells_csv, markdown, runs_csv, sheets, terminal
 from lab.config.settings import load_for
 

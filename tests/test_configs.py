@@ -7,13 +7,12 @@ import sys
 
 import pytest
 
-from lab.comparison.schema import CompareConfig
+from lab.comparison.runs import CompareConfig
 from lab.config.choices import SCHEMAS, TASKS
 from lab.config.help import settings_text
 from lab.config.loss_schema import LOSSES
-from lab.config.schema import BenchConfig, TrainConfig
+from lab.config.schema import SEARCHES, BenchConfig, TrainConfig
 from lab.config.settings import CONF, TRAIN, groups
-from lab.config.sweep_schema import SEARCHES
 from lab.data.specs import SOURCES
 
 REGIONS = [name for name, schema in LOSSES.items() if schema.takes == "regions"]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from lab.base.errors import UserError
-from lab.base.stop import StoppedError
+from lab.base.process import StoppedError
 from lab.config.choices import TASKS
 from lab.config.settings import load
 from lab.data.sets import Norm
@@ -277,7 +277,7 @@ def test_losses_of_pairs_are_refused_elsewhere():
 
 
 def test_several_views_are_refused(make_trainer):
-    from lab.tasks.test_time import several_views
+    from lab.tasks.inference import several_views
 
     trainer = make_trainer(*SMALL)
     with pytest.raises(UserError, match="tta=flip: task=contrastive has no mean of several views"):

@@ -13,7 +13,7 @@ from mlflow_server import Server, written
 from safetensors import safe_open
 
 from lab.base.errors import UserError
-from lab.base.masks import masked
+from lab.base.formats import masked
 from lab.config.schema import TrackingConfig
 from lab.config.settings import load
 from lab.tracking.uploader import completed, tracking_uri

@@ -15,7 +15,7 @@ from mlflow_server import Server
 from lab.config.schema import TrackingConfig
 from lab.config.user import seal
 from lab.run.folder import RunFolder
-from lab.tracking.names import valid_name, valid_text
+from lab.tracking.store import valid_name, valid_text
 from lab.tracking.uploader import SEALED, MlflowUploader, read_state, run_key
 
 KEPT = ["train/loss", "a", "a/b", "a.b-c d:e", "ap/été", "_", "ap/..x", "x" * 250]

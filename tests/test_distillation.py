@@ -136,8 +136,8 @@ def test_a_student_starts_and_is_scored_as_without_a_teacher(make, make_trainer)
 
 def test_a_student_is_scored_as_a_classifier_when_its_teachers_file_is_gone():
     from lab.config.settings import load
-    from lab.run.origin import Origin
     from lab.run.saved import Saved, settings_of
+    from lab.run.trust import Origin
 
     tree = load(["task=distillation", "task.teacher=gone.pt", "task.calibration_bins=7", "model=tiny_resnet"]).tree()
     settings, changed = settings_of(Saved("student.pt", {"config": tree, "origin": Origin.STRANGER}, {}), [])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.base.files import UNFINISHED
-from lab.base.stop import Stop
+from lab.base.process import Stop
 from lab.sweep.stop import Stop as SweepStop
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,9 +14,9 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.run.origin import Origin
 from lab.run.resume import Earlier, load_state
 from lab.run.saved import Saved, settings_of
+from lab.run.trust import Origin
 
 QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", "tracking=none"]
 

@@ -28,8 +28,8 @@ from lab.data.sources.shards import shards_data
 from lab.data.sources.table import table_data
 from lab.detectors.annotations.coco_file import read_coco
 from lab.run import checkpoint
-from lab.run.origin import Origin, origin_of
 from lab.run.saved import load_checkpoint
+from lab.run.trust import Origin, origin_of
 
 CPU, GREY = torch.device("cpu"), Norm([0.5] * 3, [0.5] * 3)
 FEW = ["data.image_size=16", "data.workers=0", "tracking=none"]

@@ -25,8 +25,8 @@ from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import load
 from lab.config.user import KEY
 from lab.run import checkpoint
-from lab.run.origin import MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
 from lab.run.saved import load_checkpoint
+from lab.run.trust import MARK, Origin, code_settings, origin, origin_of, read_config, signature, written
 from lab.tracking.uploader import run_key
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2"]

@@ -19,8 +19,8 @@ from lab.base.errors import UserError
 from lab.base.files import UnfitFileError, locked, open_to_append, open_to_read, open_to_write, read_bytes, try_lock, write_text
 from lab.base.records import read_history
 from lab.run.saved import open_checkpoint
-from lab.tracking.places import leads_outside, outside
 from lab.tracking.store import client_of
+from lab.tracking.store_paths import leads_outside, outside
 from lab.tracking.uploader import read_state
 
 ROOT = Path(__file__).parents[1]

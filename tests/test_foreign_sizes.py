@@ -209,7 +209,7 @@ def test_control_characters_are_text_in_a_csv_file(tmp_path):
 
 def test_a_name_of_millions_of_letters_is_no_class(capsys):
     from lab.data.sets import Data
-    from lab.run.parts import fault
+    from lab.run.checkpoint_checks import fault
     from lab.training.console import Console
 
     with pytest.raises(UserError, match=r"class 'aaaa+'…: its name has 2,000,000 characters; at most 1,000 are taken"):
@@ -241,8 +241,8 @@ def test_a_strangers_description_is_shown_as_text(run, tmp_path):
 
 
 def test_an_error_of_a_strangers_text_does_not_control_the_terminal(run, tmp_path):
+    from lab.run.active import write_error
     from lab.run.folder import RunFolder
-    from lab.run.run import write_error
 
     folder = RunFolder(tmp_path, "run", {})
     write_error(folder, "cannot read \x1b[2J")

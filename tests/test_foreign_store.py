@@ -16,7 +16,7 @@ from lab.config.schema import TrackingConfig
 from lab.config.user import runs_folder
 from lab.run.folder import RunFolder
 from lab.run.saved import open_checkpoint
-from lab.tracking.places import outside
+from lab.tracking.store_paths import outside
 from lab.tracking.uploader import MlflowUploader, checked_uri
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking.model=false"]

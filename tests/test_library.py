@@ -74,7 +74,7 @@ def test_pillows_limit_is_given_back(monkeypatch):
     from PIL import Image
 
     from lab.data.images.files import most_pixels
-    from lab.training.surroundings import left_as_found
+    from lab.training.process_state import left_as_found
 
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12345)
     monkeypatch.setenv("LOSSFORGE_MAX_PIXELS", "777")

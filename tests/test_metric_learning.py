@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from test_contrastive import StopAfter
 
 from lab.base.errors import UserError
-from lab.base.stop import StoppedError
+from lab.base.process import StoppedError
 from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.run import checkpoint
 from lab.run.folder import RunFolder
 from lab.tasks.contrastive import OF_IMAGES
-from lab.tasks.contrastive.embedder import Embedded, batch_loss
-from lab.tasks.contrastive.neighbours import NeighbourCounts
+from lab.tasks.contrastive.metrics import NeighbourCounts
+from lab.tasks.contrastive.model import Embedded, batch_loss
 from lab.training.callbacks import Callbacks
 from lossforge import losses
 
@@ -82,7 +82,7 @@ def test_a_few_updates_lower_the_loss(make_trainer, name):
 
 
 def test_recall_is_that_of_sorted_similarities(monkeypatch):
-    monkeypatch.setattr("lab.tasks.contrastive.neighbours.ROWS", 7)
+    monkeypatch.setattr("lab.tasks.contrastive.metrics.ROWS", 7)
     features = torch.randn(20, 4, generator=torch.Generator().manual_seed(2))
     target = torch.arange(20) % 4
     target[0], target[4] = 4, 5  # two classes of one image each

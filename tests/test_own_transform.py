@@ -11,7 +11,7 @@ from PIL import Image
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.transforms import held_out_transform
-from lab.run.origin import naming_code
+from lab.run.trust import naming_code
 from lab.tasks.inference import reader
 
 OWN = """

@@ -10,10 +10,9 @@ import yaml
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.run.folder import RunFolder
-from lab.sweep.folders import runs_of
 from lab.sweep.job import Attempt
 from lab.sweep.launch import launcher_name, make_launcher, visible_gpus
-from lab.sweep.plan import plan_of
+from lab.sweep.plan import plan_of, runs_of
 from lab.sweep.stop import Stop
 
 

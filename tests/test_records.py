@@ -11,8 +11,8 @@ import train
 from lab.base.errors import UserError
 from lab.base.records import read_history
 from lab.config.settings import load
+from lab.run.active import record_start
 from lab.run.folder import RunFolder
-from lab.run.run import record_start
 
 DAMAGED = {
     "truncated": b'{"kind": "metrics", "time": 1.0, "step": 1, "val\n',

@@ -14,7 +14,7 @@ import predict
 import train
 from lab.base.errors import UserError
 from lab.run import checkpoint
-from lab.run.parts import PARTS, fault, fault_of_optimizer
+from lab.run.checkpoint_checks import PARTS, fault, fault_of_optimizer
 from lab.run.resume import named, restore
 from lab.run.saved import load_checkpoint
 from lab.training.assemble import assemble

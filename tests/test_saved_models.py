@@ -15,11 +15,10 @@ from PIL import Image
 import evaluate
 import predict
 import train
-from lab.comparison.runs import Store, select
-from lab.comparison.schema import COMPARE
+from lab.comparison.runs import COMPARE, Store, select
 from lab.config.settings import load_for
-from lab.run.origin import seal_of
 from lab.run.saved import open_checkpoint
+from lab.run.trust import seal_of
 from lab.sweep.job import PLAN
 
 QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=4"]

@@ -11,7 +11,7 @@ import torch
 
 import lab
 from lab.base.errors import UserError
-from lab.tasks.test_time import SeveralViews, five_crop, flip, mean_of_probabilities, several_views
+from lab.tasks.inference import SeveralViews, five_crop, flip, mean_of_probabilities, several_views
 
 ROWS = torch.tensor([[[1.0, -2.0, 0.5], [80.0, 0.0, -80.0]], [[3.0, 0.0, 0.0], [-80.0, 80.0, 0.0]]])
 

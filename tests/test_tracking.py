@@ -14,7 +14,7 @@ from mlflow.store.db import utils
 from mlflow.tracking import MlflowClient
 from mlflow_tables import copy_tables
 
-from lab.run.run import in_lines
+from lab.run.active import in_lines
 
 SHORT = ["model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=6", "loss.implementation=torch", "data.image_size=16"]
 

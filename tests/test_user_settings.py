@@ -134,8 +134,8 @@ def test_the_whole_help_fits_the_terminal(monkeypatch, columns):
     import shutil
     import sys
 
+    from lab.config.command import fitted
     from lab.config.help import own_help, train_help
-    from lab.config.terminal import fitted
 
     paragraph = "A paragraph is broken in the source where a line\nis full. A sentence may begin a line.\nAs here."
     for make in (lambda: train_help("experiments/train.py", []), lambda: own_help("usage: it", paragraph, [])):

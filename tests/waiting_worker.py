@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 import torch
 
 from lab.base.errors import RankError
-from lab.base.stop import Stop
+from lab.base.process import Stop
 from lab.processes import rank_failures
 
 

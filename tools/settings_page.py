@@ -7,11 +7,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lab.comparison.schema import CompareConfig
+from lab.comparison.runs import CompareConfig
 from lab.config.choices import SCHEMAS
 from lab.config.help import walked
-from lab.config.schema import BenchConfig, TrainConfig
-from lab.config.sweep_schema import SEARCHES
+from lab.config.schema import SEARCHES, BenchConfig, TrainConfig
 from lossforge.bench.report.tables import markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.base.errors import UserError
+from lab.config.command import command
+
 if TYPE_CHECKING:
     from lab.comparison.app import ComparisonResult
     from lab.results.evaluation import EvaluationResult
@@ -110,27 +113,12 @@ def predict(
     Examples:
         >>> lab.predict("runs/RUN", ["photo.jpg", "pictures"]).groupby("image").first()
     """
-    import pandas
-
-    from lab.base.errors import UserError
-    from lab.data.images.files import CorruptError
-    from lab.results.prediction import asked_prediction, predicted
+    from lab.results.prediction import predicted_frame
 
     paths = [Path(each) for each in ([images] if isinstance(images, (str, os.PathLike)) else images)]
     own = [f"{name}={value}" for name, value in (("top", top), ("score", score)) if value is not None]
-    words = [_checkpoint(checkpoint), *own, *overrides]
-    rows: list[dict[str, Any]] = []
-    with _app("predict", words) as given:
-        asked = asked_prediction(paths, given)
-        if asked.missing:
-            raise UserError(f"{asked.missing[0]}: no such file or folder.")
-        for path, seen in predicted(asked):
-            try:
-                for frame, _, found in seen:
-                    rows += [{"image": str(path)} | (frame.tree() if frame else {}) | each for each in found.tree()]
-            except CorruptError as error:
-                raise UserError(f"{path}: {error}") from None
-    return pandas.DataFrame(rows)
+    with _app("predict", [_checkpoint(checkpoint), *own, *overrides]) as given:
+        return predicted_frame(paths, given)
 
 
 def runs(pattern: str | Path | None = None) -> Any:
@@ -169,12 +157,11 @@ def compare(*overrides: str) -> "ComparisonResult":
     Examples:
         >>> lab.compare("where=data=digits", "baseline=loss=ce").cells
     """
-    from lab.comparison.app import compare as compare_runs
-    from lab.comparison.schema import COMPARE, as_hydra
-    from lab.config.settings import load_for
+    from lab.comparison.app import asked_comparison
 
     with _app("compare", overrides) as given:
-        result = compare_runs(load_for(COMPARE, [as_hydra(word) for word in given]), given)
+        _, work = asked_comparison(given)
+        result = work()
     if result.failure is not None:
         raise result.failure
     return result
@@ -183,10 +170,8 @@ def compare(*overrides: str) -> "ComparisonResult":
 @contextmanager
 def _app(name: str, overrides: Sequence[str], config_dir: str | Path | None = None) -> Iterator[list[str]]:
     """Run an app inside the block, and leave the process as it was; yield the overrides without options."""
-    from lab.base.errors import UserError
-    from lab.config.command import command
-    from lab.run.run import called_as
-    from lab.training.surroundings import left_as_found
+    from lab.run.active import called_as
+    from lab.training.process_state import left_as_found
 
     for each in overrides:
         if not isinstance(each, str):

@@ -3,8 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from lab.base.formats import one_line
-from lab.base.masks import masked
+from lab.base.formats import masked, one_line
 
 
 class UserError(Exception):

@@ -3,29 +3,26 @@
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.base.files import write_text
-from lab.base.formats import markdown_text, one_line
-from lab.base.masks import masked
-from lab.base.stop import Stop
-from lab.comparison.links import view_of
-from lab.comparison.page import lead, page
+from lab.base.formats import markdown_text, masked, one_line
+from lab.base.process import Stop
+from lab.comparison.page import lead, page, view_of
 from lab.comparison.pictures import PICTURES, save
 from lab.comparison.results import Comparison, compare_runs
-from lab.comparison.runs import Store, select
-from lab.comparison.schema import CompareConfig
+from lab.comparison.runs import COMPARE, CompareConfig, Store, as_hydra, select
 from lab.comparison.tables import cells_csv, figures, markdown, runs_csv, sheets, terminal
-from lab.config.settings import Settings
+from lab.config.settings import Settings, load_for
 from lab.config.user import runs_folder
+from lab.run.active import Run, record_start
 from lab.run.folder import RunFolder
-from lab.run.run import Run, record_start
-from lab.tracking.places import refuse_foreign
 from lab.tracking.store import NOTE
+from lab.tracking.store_paths import refuse_foreign
 from lab.tracking.uploader import tracking_uri
 from lab.tracking.views import pages_hint, pages_of
 from lab.training.console import Console
@@ -71,6 +68,12 @@ class ComparisonResult:
         import pandas
 
         return pandas.read_csv(self.folder / name)
+
+
+def asked_comparison(words: Sequence[str]) -> tuple[Settings[CompareConfig], Callable[[], ComparisonResult]]:
+    """Return the settings for the words of a command line, and a function that compares as they ask."""
+    settings = load_for(COMPARE, [as_hydra(word) for word in words])
+    return settings, lambda: compare(settings, words)
 
 
 def compare(settings: Settings[CompareConfig], overrides: Sequence[str]) -> ComparisonResult:

@@ -1,13 +1,16 @@
-"""A comparison as one self-contained HTML page: pictures and style are in it, and nothing is fetched."""
+"""A comparison as one self-contained HTML page, in which nothing is fetched, and the view of MLflow's UI that lists its runs."""
 
+import hashlib
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from lab.comparison.grid import Line
+from lab.comparison.grid import Line, is_beside, varying
 from lab.comparison.pictures import PICTURES, colors, curves_picture, inline
-from lab.comparison.results import Comparison, counted, some
+from lab.comparison.results import BEST, LOSS_TIME, SPEED, Comparison, counted, some
 from lab.comparison.tables import MARKS, mean, names, number, same_seeds, scores, sheets
-from lab.tracking.views import Pages
+from lab.tracking.views import Pages, view
 
 TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
@@ -64,3 +67,20 @@ def lead(found: Comparison) -> str:
     size = " × ".join(counted(len(lines), _kind(lines)) for lines in (found.grid.rows, found.grid.columns))
     seeds = f"{counted(same, 'seed')} of each" if same else "seeds vary"
     return f"{size}, {seeds}: {counted(len(found.grid.runs), 'run')}, judged by {found.title}."
+
+
+FIRST_SETTINGS = ("loss.name", "model.name", "seed")
+MOST_SETTINGS = 12  # beside these
+
+
+def view_of(found: Comparison) -> tuple[str, dict[str, Any]]:
+    """Return the key of a view of only these runs, and the view: the compared figures, and the settings that differ."""
+    runs = found.grid.runs
+    ids = [run.id for run in runs]
+    key = f"compare-{hashlib.sha256(json.dumps([found.metric, *sorted(ids)]).encode()).hexdigest()[:8]}"
+    figures = dict.fromkeys([found.metric, f"val/{found.short}", f"{BEST}loss", SPEED, found.memory, LOSS_TIME])
+    there = [name for name in figures if any(name in run.metrics for run in runs)]
+    differing = varying(runs, [])
+    first = [name for name in FIRST_SETTINGS if name in differing]
+    others = sorted(name for name in differing if not is_beside(name, [*FIRST_SETTINGS, "loss", "model"]))[:MOST_SETTINGS]
+    return key, view(first, there, others, runs=ids, order=found.metric, rising=not found.higher)

@@ -8,8 +8,7 @@ from statistics import median
 
 from lab.base.errors import UserError, unknown
 from lab.comparison.grid import Cell, Grid, Key, find_baselines, lay_out
-from lab.comparison.runs import Run, Store
-from lab.comparison.schema import CompareConfig
+from lab.comparison.runs import CompareConfig, Run, Store
 from lab.comparison.stats import Difference, Point, mean_of, paired_difference, write_verdicts
 from lab.training.monitor import is_lower_better
 

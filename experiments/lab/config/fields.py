@@ -20,7 +20,7 @@ def setting(
     Args:
         default: the value if none is given.
         meaning: the setting's line in `--help` and in the documentation.
-        code: whether the setting names Python code, which a stranger's file must not choose (lab.run.origin).
+        code: whether the setting names Python code, which a stranger's file must not choose (lab.run.trust).
         address: whether the setting names what is fetched from a server; a stranger's file must not choose that, either.
         words: values of such a setting that name no code.
         distinct: whether it is a list of names in which nothing is named twice.

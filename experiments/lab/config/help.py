@@ -7,9 +7,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from lab.base.errors import unknown
+from lab.config.command import fitted
 from lab.config.schema import range_text
 from lab.config.settings import SEARCH, TRAIN, App, groups, typed
-from lab.config.terminal import fitted
 
 EVALUATE_USAGE = (
     "usage: experiments/evaluate.py checkpoint=RUN [split=val|test|train|all]\n"

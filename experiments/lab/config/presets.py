@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from lab.base.errors import UserError
 from lab.base.files import read_text
-from lab.base.plain import LEVELS, is_shallow
+from lab.base.yaml_limits import LEVELS, is_shallow
 
 VALUES = 10_000
 """Most values of a file, each reference counted as what it stands for. OmegaConf takes about 3 s for so many."""

@@ -17,14 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from lab.base.errors import UserError, nearest, unknown
-from lab.base.formats import one_form
-from lab.base.masks import masked, masked_tree
-from lab.base.paths import ROOT, absolute
+from lab.base.files import ROOT, absolute
+from lab.base.formats import masked, masked_tree, one_form
 from lab.config.choices import SCHEMAS, agree, schema_of, usual_loss
 from lab.config.command import config_folders
 from lab.config.presets import address
-from lab.config.schema import BenchConfig, TrainConfig, check, range_text
-from lab.config.sweep_schema import SEARCHES, SweepConfig
+from lab.config.schema import SEARCHES, BenchConfig, SweepConfig, TrainConfig, check, range_text
 from lab.config.user import chosen_uri, runs_folder
 
 CONF = ROOT / "conf"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, default_collate, get_worker_info
 
 from lab.base.errors import UserError
-from lab.base.ranks import launched_here
+from lab.base.process import launched_here
 from lab.base.seeds import seed_of
 from lab.data.sampler import order_of
 from lab.processes import distributed

@@ -13,7 +13,7 @@ from lab.processes import distributed
 
 
 @dataclass
-class Kept:
+class BadBatch:
     tensors: dict[str, Tensor]
     update: Tensor
 
@@ -21,7 +21,7 @@ class Kept:
 class Guard:
     """Count updates whose loss is not finite, and keep the batch that ended the longest streak.
 
-    `total`, `streak` and `longest` are 0-d tensors on the device. Once `longest` has reached `limit`, the kept batch stays.
+    `total`, `streak` and `longest` are 0-d tensors on the device. Once `longest` has reached `limit`, the saved batch stays.
     """
 
     def __init__(self, model: nn.Module, limit: int, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Guard:
         self.total, self.streak, self.longest = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
         buffers = list(model.buffers())
         self.buffers = [[buffer for buffer in buffers if buffer.dtype == dtype] for dtype in {buffer.dtype for buffer in buffers}]
-        self.kept: dict[tuple[object, ...], Kept] = {}
+        self.batches: dict[tuple[object, ...], BadBatch] = {}
 
     @contextmanager
     def buffers_undone(self) -> Iterator[list[Tensor]]:
@@ -48,9 +48,9 @@ class Guard:
         """Keep this micro-batch if its loss is bad."""
         tensors = batch.tensors()
         shape = _shape(tensors)
-        if shape not in self.kept:
-            self.kept[shape] = Kept({name: value.clone() for name, value in tensors.items()}, torch.full_like(self.total, -1))
-        slot = self.kept[shape]
+        if shape not in self.batches:
+            self.batches[shape] = BadBatch({name: value.clone() for name, value in tensors.items()}, torch.full_like(self.total, -1))
+        slot = self.batches[shape]
         take = bad & (self.longest < self.limit)
         slot.tensors = {name: torch.where(take, value, slot.tensors[name]) for name, value in tensors.items()}
         slot.update = torch.where(take, update, slot.update)
@@ -63,12 +63,12 @@ class Guard:
 
     def evidence(self) -> dict[str, Tensor | int]:
         """Return the last bad micro-batch and the number of its update; waits for the device."""
-        slots = [(int(slot.update), slot) for slot in self.kept.values()]
+        slots = [(int(slot.update), slot) for slot in self.batches.values()]
         update, slot = max(slots, key=lambda pair: pair[0])
         return {"update": update} | {name: value.cpu() for name, value in slot.tensors.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return the counters, and the kept batch if there is one; waits for the device."""
+        """Return the counters, and the saved batch if there is one; waits for the device."""
         counters = {name: getattr(self, name) for name in ("total", "streak", "longest")}
         return {**counters, "evidence": distributed.from_largest(self.evidence(), "update") if self.longest else None}
 
@@ -77,7 +77,7 @@ class Guard:
             getattr(self, name).copy_(state[name])
         if state["evidence"] is not None:
             tensors = {name: value.to(self.total.device) for name, value in state["evidence"].items() if name != "update"}
-            self.kept[_shape(tensors)] = Kept(tensors, torch.full_like(self.total, state["evidence"]["update"]))
+            self.batches[_shape(tensors)] = BadBatch(tensors, torch.full_like(self.total, state["evidence"]["update"]))
 
 
 def _shape(tensors: dict[str, Tensor]) -> tuple[object, ...]:

@@ -12,7 +12,6 @@ from lab.base.errors import UserError, unknown
 from lab.config.objects import CUSTOM, find
 from lab.config.schema import OptimConfig
 from lab.processes.parallel import Parts, own_part
-from lab.run.parts import fault_of_optimizer
 
 FUSED = {"adam", "adamw", "sgd", "nesterov", "momentum"}
 # No optimiser says whether it may step a part of a tensor, so they are listed, and tests step each over two processes.
@@ -212,13 +211,7 @@ class Updater:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state; the schedule follows from the count and this run's length.
-
-        Raises:
-            UserError: a part of the state is not of this optimiser.
-        """
-        if said := fault_of_optimizer(state["optimizer"], self.optimizer.param_groups, whole=not self.parts.sharded):
-            raise UserError(f"the checkpoint's {said}.")
+        """Continue from a state that `lab.run.checkpoint_checks` found sound; the schedule follows from the count and this run's length."""
         optimizer = self.parts.spread(state["optimizer"])
         if self.on_parts:
             optimizer = optimizer | {"state": tree_map(own_part, optimizer["state"])}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.base.ranks import launched, local_rank
+from lab.base.process import launched, local_rank
 from lab.base.seeds import seed_of
 
 # while one rank writes a checkpoint or computes a metric, the other ranks wait

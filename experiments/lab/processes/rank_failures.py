@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import NonFiniteError, RankError, UserError
-from lab.base.ranks import launched, launched_here, local_rank
-from lab.base.stop import ENDING, StoppedError
+from lab.base.process import ENDING, StoppedError, launched, launched_here, local_rank
 
 TOGETHER = (StoppedError, NonFiniteError)
 """Ends that all ranks come to at once."""

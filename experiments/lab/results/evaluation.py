@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError, unknown
-from lab.base.formats import one_line
-from lab.base.masks import masked
-from lab.base.paths import ROOT, absolute
+from lab.base.files import ROOT, absolute
+from lab.base.formats import masked, one_line
 from lab.config.help import EVALUATE_USAGE
 from lab.config.schema import FolderConfig
 from lab.config.settings import Settings, value_of
 from lab.config.user import runs_folder
 from lab.data.sets import Chained, Norm
+from lab.run.active import Run
 from lab.run.export import FAILED, check_export, export_again, reported
 from lab.run.frames import frame_of, in_short, write_rows
 from lab.run.machine import describe
-from lab.run.run import Run
 from lab.run.saved import Saved, checkpoint_of, divided, load_weights, open_checkpoint, refuse_changed, settings_of
 from lab.sweep.job import PLAN
-from lab.tasks.test_time import several_views
+from lab.tasks.inference import several_views
 from lab.tracking.datasets import data_sets
 from lab.tracking.uploader import tracking_uri
 from lab.training.assemble import assemble

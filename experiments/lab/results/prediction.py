@@ -10,11 +10,10 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from lab.aborted import ABORTED, begin_work
 from lab.base.errors import UserError, unknown
-from lab.base.files import open_to_append, remove_unfinished, unwritable, write_whole
+from lab.base.files import absolute, open_to_append, remove_unfinished, unwritable, write_whole
 from lab.base.formats import one_line, shortened
-from lab.base.paths import absolute
+from lab.base.process import ABORTED, begin_work
 from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE
 from lab.config.settings import groups
@@ -162,6 +161,27 @@ def predicted(asked: AskedPrediction) -> Iterator[tuple[Path, Iterator[Seen]]]:
             yield frame, image, prediction
 
     return ((path, seen(path)) for path in asked.files)
+
+
+def predicted_frame(paths: list[Path], overrides: Sequence[str]) -> Any:
+    """Return a pandas frame with a row for each finding in the images, for the words of a command line; nothing is written.
+
+    Raises:
+        UserError: an image or the checkpoint cannot be read, or a setting is wrong.
+    """
+    import pandas
+
+    asked = asked_prediction(paths, overrides)
+    if asked.missing:
+        raise UserError(f"{asked.missing[0]}: no such file or folder.")
+    rows: list[dict[str, Any]] = []
+    for path, seen in predicted(asked):
+        try:
+            for frame, _, found in seen:
+                rows += [{"image": str(path)} | (frame.tree() if frame else {}) | each for each in found.tree()]
+        except CorruptError as error:
+            raise UserError(f"{path}: {error}") from None
+    return pandas.DataFrame(rows)
 
 
 def _pictures(path: Path, data: Any) -> Iterator[tuple[Frame | None, Any]]:

@@ -20,10 +20,10 @@ from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
-from lab.optim.precision import AMP
 from lab.run import checkpoint
 from lab.run.exported import ABOUT, Exported, difference, pixels_of, refuse_different
 from lab.run.folder import RunFolder
+from lab.run.machine import AMP
 from lab.run.onnx import write_onnx
 from lab.run.saved import load_checkpoint, load_weights
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.files import open_to_read, open_to_write, refuse_links, remove_unfinished, sha256_of, unwritable, write_text
-from lab.base.masks import mapped, masked
+from lab.base.formats import mapped, masked
 from lab.base.records import LONGEST, NAME, History, identity_of, read_history, record_of
-from lab.run.origin import written
+from lab.run.trust import written
 from lab.tracking.uploader import read_state
 
 LOCK = ".lock"

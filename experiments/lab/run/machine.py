@@ -1,4 +1,4 @@
-"""The machine of a run: device, code version, system load."""
+"""The machine of a run: device, precision, code version, system load."""
 
 import contextlib
 import os
@@ -13,13 +13,18 @@ from typing import Any
 import torch
 
 from lab.base.errors import UserError, unknown
-from lab.base.paths import ROOT
-from lab.base.ranks import launched, launched_here, local_rank
-from lab.base.threads import Background
+from lab.base.files import ROOT
+from lab.base.process import Background, launched, launched_here, local_rank
 from lab.config.schema import TrainConfig
 from lab.processes import distributed
+from lab.run.active import command
 from lab.run.folder import RunFolder
-from lab.run.run import command
+
+AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, amp: str) -> torch.autocast:
+    return torch.autocast(device.type, AMP.get(amp, torch.bfloat16), enabled=amp in AMP)
 
 
 def pick_device(wanted: str, setting: str = "trainer.device") -> torch.device:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import open_to_read, sha256_of
-from lab.base.masks import masked
-from lab.base.paths import ROOT, absolute
+from lab.base.files import ROOT, absolute, open_to_read, sha256_of
+from lab.base.formats import masked
 from lab.base.records import NAME, read_history
 from lab.config.choices import DATA, TASKS
 from lab.config.schema import SplitConfig, TrackingConfig, TrainConfig
@@ -19,7 +18,7 @@ from lab.config.settings import Settings, flat, given_names, quoted, reload, res
 from lab.config.user import runs_folder
 from lab.data.specs import SOURCES
 from lab.data.split import held_out_by
-from lab.run.origin import checked, is_trusted, naming_code, origin, own_place
+from lab.run.trust import checked, is_trusted, naming_code, origin, own_place
 from lab.tracking.store import RefusedError, files_at, open_client, reason
 from lab.tracking.uploader import is_own, read_state, tracking_uri
 
@@ -141,7 +140,7 @@ def settings_of(saved: Saved, overrides: Sequence[str]) -> tuple[Settings[TrainC
     Other data keeps the settings that belong to the model: `data=folder` leaves data.image_size as in the run.
 
     Raises:
-        UserError: an override is wrong, would score training images as held-out ones, or the file names code (lab.run.origin).
+        UserError: an override is wrong, would score training images as held-out ones, or the file names code (lab.run.trust).
     """
     what = f"checkpoint={saved.name}"
     trust = value_of(overrides, "trust")
@@ -294,7 +293,7 @@ def load_checkpoint(path: Path, setting: str = "checkpoint") -> dict[str, Any]:
     Raises:
         UserError: the file does not exist, or train.py did not save it.
     """
-    from lab.run.parts import fault  # it loads torch
+    from lab.run.checkpoint_checks import fault  # it loads torch
 
     state = read_checkpoint(path, setting)
     if not isinstance(state, dict) or not {"config", "model", "classes", "norm", "updates"} <= set(state):

@@ -14,17 +14,15 @@ from typing import IO, Any
 import yaml
 
 from lab.base.errors import UserError
-from lab.base.files import open_to_append, read_text, try_lock
+from lab.base.files import ROOT, open_to_append, read_text, try_lock
 from lab.base.formats import visible
-from lab.base.paths import ROOT
+from lab.base.process import ENDING
 from lab.base.records import History, read_history
-from lab.base.stop import ENDING
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, load, quoted
+from lab.run.active import record_start, write_error
 from lab.run.folder import RunFolder, running
-from lab.run.run import record_start, write_error
-from lab.sweep.folders import runs_of
-from lab.sweep.plan import is_tracking
+from lab.sweep.plan import is_tracking, runs_of
 from lab.sweep.stop import Stop
 from lab.tracking.uploader import MlflowUploader, tracking_uri
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from lab.base.errors import UserError
-from lab.base.paths import sqlite_uri
+from lab.base.files import sqlite_uri
 from lab.base.records import History
-from lab.config.sweep_schema import OptunaConfig
+from lab.config.schema import OptunaConfig
 from lab.sweep.plan import Axis, Job, Plan
 from lab.training.monitor import Monitor
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from lab.base.files import read_text, write_text
-from lab.base.stop import ending_signals
+from lab.base.process import ending_signals
 from lab.run.folder import gone
 
 FILE = ".stop"

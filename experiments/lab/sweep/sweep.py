@@ -15,16 +15,14 @@ import yaml
 
 from lab.base.errors import UserError
 from lab.base.files import write_text
-from lab.base.formats import visible
-from lab.base.masks import masked, masked_tree
+from lab.base.formats import masked, masked_tree, visible
 from lab.base.records import History
+from lab.run.active import source_tags
 from lab.run.folder import RunFolder
 from lab.run.frames import write_rows
-from lab.run.run import source_tags
-from lab.sweep.folders import runs_of
 from lab.sweep.job import PLAN
 from lab.sweep.launch import launch, launcher_name, make_launcher
-from lab.sweep.plan import Job, Plan, plan_of
+from lab.sweep.plan import Job, Plan, plan_of, runs_of
 from lab.sweep.search import search_of
 from lab.sweep.stop import Stop
 from lab.tracking.uploader import VARIABLE, MlflowUploader, checked_uri, read_state

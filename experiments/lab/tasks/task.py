@@ -13,9 +13,9 @@ from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data
 from lab.tasks.heads import HeadInput, open_head
+from lab.tasks.inference import mean_of_probabilities
 from lab.tasks.losses import Criterion
 from lab.tasks.models import build_classifier, set_prior
-from lab.tasks.test_time import mean_of_probabilities
 
 SHOWN = 16
 """The most images of the first training batch that are drawn."""

@@ -1,22 +1,46 @@
 """One run in an MLflow store. Every call here may be repeated, because an answer can be lost after its request was executed."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import UNFINISHED, link_whole, locked
-from lab.base.masks import masked
-from lab.base.paths import sqlite_file, sqlite_uri
+from lab.base.files import UNFINISHED, link_whole, locked, sqlite_file, sqlite_uri
+from lab.base.formats import masked
 from lab.tracking.logged_model import MODEL, write_model
-from lab.tracking.names import valid_name, valid_text
-from lab.tracking.places import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write
+from lab.tracking.store_paths import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write
 from lab.tracking.views import RESULTS, VIEW, Pages, experiment_tags, pages_of
+
+LONGEST = 250
+MARK = 6  # hexadecimal digits of the digest at the end of a changed name
+
+
+def valid_name(name: str) -> str:
+    """Return the name of a metric, param or tag in a form that MLflow accepts.
+
+    A valid name is unchanged: letters, digits, `_-.: `, and parts between slashes, none of them empty, `.` or `..`. In any other name the
+    rest is replaced and a digest of the name appended, so that two names stay different: `ap/a//b` becomes `ap/a/_/b-9f2c41`.
+    """
+    first, *rest = re.sub(r"[^/\w.\- :]", "_", name).split("/")
+    parts = [re.sub(r"^\.\.", "__", first), *rest]  # MLflow refuses a name that begins with two dots
+    cleaned = "/".join("_" * max(len(part), 1) if part in ("", ".", "..") else part for part in parts)
+    if cleaned == name and len(name) <= LONGEST:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:MARK]
+    return f"{cleaned[: LONGEST - MARK - 1]}-{digest}"
+
+
+def valid_text(value: object, length: int) -> str:
+    """Return a value of a param or tag, cut to a length, without characters that databases refuse: NUL and halves of surrogate pairs."""
+    return re.sub("[\0\ud800-\udfff]", "\ufffd", str(value))[:length]
+
 
 RUN_KEY = "lossforge.run_key"  # the tag that identifies a run's folder
 NOTE = "mlflow.note.content"  # the tag that MLflow's UI shows as a description, in Markdown

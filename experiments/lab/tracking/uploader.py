@@ -16,17 +16,14 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lab.base.errors import UserError
-from lab.base.files import read_text, try_lock, write_text
-from lab.base.formats import markdown_code, visible
-from lab.base.masks import MASK, masked
-from lab.base.paths import sqlite_uri
+from lab.base.files import read_text, sqlite_uri, try_lock, write_text
+from lab.base.formats import MASK, markdown_code, masked, visible
+from lab.base.process import Background
 from lab.base.records import NAME, identity_of, lines_of
-from lab.base.threads import Background
 from lab.config.schema import TrackingConfig
 from lab.config.user import VARIABLES, chosen_uri, has_key, is_sealed, seal
-from lab.tracking.names import valid_name
-from lab.tracking.places import refuse_foreign
-from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment
+from lab.tracking.store import NOTE, RefusedError, Store, reason, set_environment, valid_name
+from lab.tracking.store_paths import refuse_foreign
 
 STATE, LOCK = "tracking.json", "tracking.lock"
 STATE_KINDS = {"uri": str, "experiment": str, "run_id": str, "offset": int, "key": str, "aside": list, "later": list, "seal": str}

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from lab.base.errors import UserError
 from lab.base.files import read_text, write_text
-from lab.base.formats import markdown_text
-from lab.base.masks import masked
-from lab.base.threads import Background
+from lab.base.formats import markdown_text, masked
+from lab.base.process import Background
 from lab.config.schema import TrackingConfig
 from lab.tracking.uploader import print_now, records_from, run_key
 

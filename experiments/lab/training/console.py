@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.files import open_to_append
-from lab.base.formats import one_line, visible
-from lab.base.masks import masked
+from lab.base.formats import masked, one_line, visible
 
 LOG = "log.txt"
 """The file in a run's folder that holds what the console says."""

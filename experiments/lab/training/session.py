@@ -6,21 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.base.formats import one_line
-from lab.base.masks import masked
-from lab.base.ranks import is_rank_zero, launched
-from lab.base.stop import Stop
+from lab.base.errors import RankError
+from lab.base.formats import masked, one_line
+from lab.base.process import Stop, is_rank_zero, launched
+from lab.base.records import History
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, override_of
-from lab.processes import distributed
+from lab.processes import distributed, rank_failures
 from lab.processes.rank_failures import watched
-from lab.run.disk import delete_last, kept_on_disk
+from lab.run.active import Run, record_start
 from lab.run.export import FAILED, check_export
 from lab.run.folder import RunFolder
 from lab.run.frames import frame_of, history_frame, in_short
 from lab.run.machine import SystemSampler, describe, forget_peaks
 from lab.run.resume import Earlier, load_state, recorded_store, restore
-from lab.run.run import Run, record_start
 from lab.tasks.models import check_model
 from lab.tracking.datasets import data_sets
 from lab.tracking.uploader import checked_uri, read_state
@@ -29,8 +28,8 @@ from lab.tracking.writers import check_writers
 from lab.training.assemble import assemble
 from lab.training.console import LOG, Console
 from lab.training.failures import explained
-from lab.training.other_ranks import train_on_other_rank
-from lab.training.summary import rows
+from lab.training.summary import delete_last, kept_on_disk, rows
+from lab.training.trainer import Trainer
 
 
 @dataclass(repr=False)
@@ -193,3 +192,37 @@ def _opened(settings: Settings[TrainConfig], trainer: Any, earlier: Earlier | No
         folder.record("resume", step=trainer.done, tags={"resumed": f"after update {trainer.done}", **earlier.changed})
         folder.artifact(folder.path / "config.yaml")
     return Run(folder, config.tracking, uri, stop, own=not earlier.foreign), name
+
+
+class NoFolder(RunFolder):
+    """A folder that keeps nothing, because only the first rank writes."""
+
+    def __init__(self) -> None:
+        self.history = History()
+
+    def record(self, kind: str, **fields: Any) -> None:
+        pass
+
+    def artifact(self, path: Any, folder: str = "", *, digest: bool = False) -> None:
+        pass
+
+    def tracked(self) -> dict[str, str]:
+        return {}
+
+
+def train_on_other_rank(trainer: Trainer, earlier: Earlier | None) -> int:
+    """Run the training on this rank; return the exit status. The first rank reports how the run ended."""
+    stop = Stop(checkpoint_first=True, quiet=True)
+    try:
+        with rank_failures.watched(lambda error: None):
+            if earlier and (state := load_state(earlier)) is not None:
+                restore(trainer, earlier, state)
+            trainer.fit(NoFolder(), Console(trainer.updates, quiet=True), stop)
+            distributed.stop()
+    except rank_failures.TOGETHER:
+        return 0
+    except KeyboardInterrupt:
+        return stop.status
+    except RankError:
+        return 1
+    return 0

@@ -15,29 +15,28 @@ from torch import Tensor, nn
 from lab.base.drawing import page_of
 from lab.base.errors import NonFiniteError, UserError
 from lab.base.files import write_whole
+from lab.base.process import Stop, StoppedError
 from lab.base.seeds import host_state, set_host_state
-from lab.base.stop import Stop, StoppedError
 from lab.config.schema import TrainConfig
 from lab.data.batch import Tensors
 from lab.data.sets import Data, Loader
 from lab.optim.guard import Guard
-from lab.optim.precision import autocast
 from lab.optim.updater import Updater
 from lab.processes import distributed
 from lab.processes.parallel import Parallel, whole_state
 from lab.run import checkpoint
+from lab.run.checkpoint_checks import fault_of_optimizer
 from lab.run.export import export_best
 from lab.run.folder import RunFolder
 from lab.run.frames import write_rows
-from lab.run.machine import memory
-from lab.run.origin import seal_of, signature
+from lab.run.machine import autocast, memory
+from lab.run.trust import seal_of, signature
 from lab.tasks.finetuning import frozen_norms
 from lab.tasks.models import placed
 from lab.tasks.task import Task
 from lab.training.callbacks import Callbacks
-from lab.training.clock import Clock
 from lab.training.console import Console
-from lab.training.kernels_used import KernelsUsed
+from lab.training.measures import Clock, KernelsUsed
 from lab.training.monitor import Best, Monitor
 from lab.training.profile import Profile
 
@@ -416,6 +415,9 @@ class Trainer:
         limits |= {"skipped": state["updates"]}
         if wrong := [name for name, most in limits.items() if state[name] > most]:
             raise UserError(f"the checkpoint's {wrong[0]}: {state[wrong[0]]}; at most {limits[wrong[0]]} is expected under these settings.")
+        groups, whole = self.updater.optimizer.param_groups, not self.updater.parts.sharded
+        if said := fault_of_optimizer(state["optimizer"], groups, whole=whole):
+            raise UserError(f"the checkpoint's {said}.")
         self.parallel.load_model_state(state["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])

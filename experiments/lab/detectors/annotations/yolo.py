@@ -12,7 +12,7 @@ import yaml
 
 from lab.base.errors import UserError, first_line
 from lab.base.formats import one_form
-from lab.base.plain import are_plain, is_shallow
+from lab.base.yaml_limits import are_plain, is_shallow
 from lab.detectors.annotations.entries import Entries, Listing, listed, read_small, sizes_and_turns
 
 OUTSIDE = 0.01  # how far a share may lie outside of 0 to 1, by rounding; the box is cut off at the image's edge

@@ -16,7 +16,7 @@ from lab.data.rle import as_coco
 from lab.detectors.annotations.coco_file import CocoFile
 from lab.detectors.detection.types import DetectionBatch
 from lab.processes import distributed
-from lab.tasks.counts import Counts
+from lab.tasks.metrics import Counts
 
 # torchmetrics' defaults are float32: a recall of exactly 0.6 would be below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lab.processes import distributed
 from lab.tasks.classification.temperature import ScaledCounts
-from lab.tasks.counts import Counts, Kept, binned
-from lab.tasks.custom_metrics import CustomMetrics
+from lab.tasks.metrics import AllSamples, Counts, CustomMetrics, binned
 
 
 class ClassificationCounts(Counts):
@@ -27,7 +26,7 @@ class ClassificationCounts(Counts):
     ) -> None:
         """Make empty counts; own: the targets of custom metrics, by name; activation: what made the probabilities, softmax or sigmoid."""
         super().__init__(device)
-        self.own, self.kept = CustomMetrics(own or {}), Kept()
+        self.own, self.samples = CustomMetrics(own or {}), AllSamples()
         self.scaled = ScaledCounts(bins, device, activation)
         self.classes, self.bins, self.groups = classes, bins, groups
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
@@ -49,7 +48,7 @@ class ClassificationCounts(Counts):
             index: (N,), positions in the data, whose even and odd ones are the halves of `ece_temperature`; None: those in the batch.
         """
         if self.own.metrics:
-            self.kept.add(probability.float().cpu(), target.cpu())
+            self.samples.add(probability.float().cpu(), target.cpu())
         self.scaled.add(probability.float(), target, torch.arange(len(target), device=target.device) if index is None else index)
         confidence, guess = probability.float().max(-1)
         correct = guess == target
@@ -83,7 +82,7 @@ class ClassificationCounts(Counts):
             for number, (samples, correct) in enumerate(self.by_group.tolist()):
                 values[f"top1_group_{number}"] = correct / samples if samples else float("nan")
         if self.own.metrics:
-            values |= self.own.values(*self.kept.gathered())
+            values |= self.own.values(*self.samples.gathered())
         return ClassificationResult(values, confusion.tolist(), calibration.tolist())
 
 

@@ -17,8 +17,8 @@ from lab.data.augment import random_affine
 from lab.data.batch import Batch
 from lab.data.sets import Data
 from lab.processes import distributed
-from lab.tasks.contrastive.embedder import Embedded, Embedder, batch_loss
-from lab.tasks.contrastive.neighbours import NeighbourCounts, NeighbourResult
+from lab.tasks.contrastive.metrics import NeighbourCounts, NeighbourResult
+from lab.tasks.contrastive.model import Embedded, Embedder, batch_loss
 from lab.tasks.inference import image_size
 from lab.tasks.models import build_model
 from lab.tasks.plots import matrix_picture

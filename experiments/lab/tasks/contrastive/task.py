@@ -22,9 +22,8 @@ from lab.tasks.contrastive import OF_CAPTIONS, OF_IMAGES, ContrastiveConfig, Dig
 from lab.tasks.contrastive.captions import CAPTIONS, LONGEST, caption, choices, text_of, tokens_of
 from lab.tasks.contrastive.data import digit_captions
 from lab.tasks.contrastive.labelled import Labelled, embedder
-from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult
+from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult, retrieval_picture
 from lab.tasks.contrastive.model import DualEncoder, Features, TextEncoder
-from lab.tasks.contrastive.plots import retrieval_picture
 from lab.tasks.inference import image_size, prepared_as, reader
 from lab.tasks.models import build_model, model_norm
 from lab.tasks.task import BaseTask

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.base.errors import UserError
-from lab.base.paths import ROOT, absolute
+from lab.base.files import ROOT, absolute
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.config.settings import Settings, flat
@@ -21,9 +21,9 @@ from lab.data.batch import Batch
 from lab.data.load import load_data
 from lab.data.sets import Data, Norm
 from lab.data.specs import SOURCES
-from lab.optim.precision import autocast
-from lab.run.origin import checked, is_trusted
+from lab.run.machine import autocast
 from lab.run.saved import file_of, load_checkpoint, load_weights, refuse_changed, reload_file
+from lab.run.trust import checked, is_trusted
 from lab.tasks.classification.task import Classification
 from lab.tasks.distillation import DistillationConfig
 from lab.tasks.heads import HeadInput

@@ -18,11 +18,10 @@ from lab.data.sources.table import MASKED, table_data
 from lab.data.specs import SOURCES
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Predictor
-from lab.tasks.counts import Counts, Kept
-from lab.tasks.custom_metrics import CustomMetrics
 from lab.tasks.heads import HeadInput, sum_of_rows
 from lab.tasks.inference import Reader, classifier, image_size, likeliest, of_probabilities, prepared_as, reader
 from lab.tasks.losses import Criterion
+from lab.tasks.metrics import AllSamples, Counts, CustomMetrics
 from lab.tasks.models import model_norm
 from lab.tasks.multilabel import MultilabelConfig
 from lab.tasks.plots import average_precision_picture
@@ -93,19 +92,19 @@ class MultilabelCounts(Counts):
     def __init__(self, classes: list[str], threshold: float, device: torch.device, own: Mapping[str, str] | None = None) -> None:
         """Make empty counts; own: the targets of custom metrics, by name."""
         super().__init__(device)
-        self.own, self.kept = CustomMetrics(own or {}), Kept()
+        self.own, self.samples = CustomMetrics(own or {}), AllSamples()
         self.classes, self.threshold = classes, threshold
 
     def add(self, probability: Tensor, target: Tensor, loss_sum: Tensor, share: Tensor) -> None:
         """Count a batch; target: (N, C) of 0 and 1, and MASKED for what no metric but the user's own sees."""
-        self.kept.add(probability, target)
+        self.samples.add(probability, target)
         self.add_loss(loss_sum, share)
 
     def result(self) -> MultilabelResult:
         """Return the result over all ranks. mAP is the mean over classes that occur in an image."""
         from torchmetrics.functional.classification import binary_average_precision, binary_f1_score
 
-        probability, given = self.kept.gathered()
+        probability, given = self.samples.gathered()
         target, known = given.long(), given != MASKED
         each = torch.full((len(self.classes),), torch.nan, dtype=torch.float64)
         for label in (target > 0).any(0).nonzero()[:, 0].tolist():

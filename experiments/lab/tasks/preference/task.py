@@ -17,9 +17,9 @@ from lab.data.sets import Data, Loader, Norm
 from lab.processes import distributed
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
-from lab.tasks.counts import Counts, binned
 from lab.tasks.inference import classifier, image_size, prepared_as, reader
 from lab.tasks.losses import Criterion
+from lab.tasks.metrics import Counts, binned
 from lab.tasks.plots import calibration_picture
 from lab.tasks.preference import DigitPairsConfig
 from lab.tasks.preference.data import PairBatch, load_pairs

@@ -22,8 +22,7 @@ from lab.tasks.models import model_norm
 from lab.tasks.plain_loss import PlainLoss
 from lab.tasks.regression import DigitTurnsConfig
 from lab.tasks.regression.data import digit_turns, spread
-from lab.tasks.regression.metrics import RegressionCounts, RegressionResult
-from lab.tasks.regression.plots import residual_picture
+from lab.tasks.regression.metrics import RegressionCounts, RegressionResult, residual_picture
 from lab.tasks.task import BaseTask, table_of
 
 

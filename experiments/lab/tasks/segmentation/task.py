@@ -21,9 +21,9 @@ from lab.data.sets import Data, Norm
 from lab.processes import distributed
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
-from lab.tasks.counts import Counts
 from lab.tasks.inference import prepared_as
 from lab.tasks.losses import hyper_of, loss_of, per_class
+from lab.tasks.metrics import Counts
 from lab.tasks.models import model_norm
 from lab.tasks.segmentation import OUTSIDE, MaskFolderConfig, MasksConfig, SegmenterConfig
 from lab.tasks.segmentation.data import load_masks

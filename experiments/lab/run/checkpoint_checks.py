@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lab.base.formats import LONGEST_CLASS
-from lab.run.origin import are_settings
+from lab.run.trust import are_settings
 
 Check = Callable[[Any, str], str]
 """Returns what is wrong with a value of this name; empty if nothing."""

@@ -1,6 +1,7 @@
-"""Measure times without a host synchronisation a step."""
+"""Measure times without a host synchronisation a step, and count the kernels of the loss."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -8,6 +9,9 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
+
+from lab.config.loss_schema import LossConfig
+from lab.tasks.losses import has_kernels
 
 Item = TypeVar("Item")
 
@@ -111,3 +115,43 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+class KernelsUsed:
+    def __init__(self, config: LossConfig, device: torch.device) -> None:
+        self.lossforge = config.implementation == "lossforge" and has_kernels(config)
+        self.backend = "torch's own loss" if has_kernels(config) else "plain torch, without kernels"
+        if self.lossforge:
+            from lossforge.losses import backend
+
+            self.backend = backend(torch.zeros(1, device=device))
+        self.before = self._launches()
+
+    def state(self) -> dict[str, int]:
+        """Return the launches of each kernel since the run's start."""
+        return dict(self._launches() - self.before)
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Continue counting from the launches of the run's earlier processes."""
+        self.before = self._launches()
+        self.before.subtract(state)
+
+    def counts(self) -> dict[str, float]:
+        """Return the launches since the run's start, in total and by kernel."""
+        launches = self.state()
+        by_kernel = {f"loss_launches_{name}": float(count) for name, count in launches.items()}
+        return {"loss_launches": float(sum(launches.values())), **by_kernel}
+
+    def tags(self) -> dict[str, str]:
+        return {"loss.backend": self.backend}
+
+    def summary(self) -> str:
+        launches = self.counts()["loss_launches"]
+        return f"{self.backend}, {launches:.0f} kernel launches" if launches else self.backend
+
+    def _launches(self) -> Counter[str]:
+        if not self.lossforge:
+            return Counter()
+        from lossforge.kernels import launch_counts
+
+        return Counter(launch_counts())

@@ -7,7 +7,12 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from lab.base.stop import ENDING
+import torch
+from PIL import Image
+
+from lab.base.process import ENDING
+from lab.base.seeds import host_state, set_host_state
+from lab.data.images.files import most_pixels
 
 LOGGERS = ("alembic", "mlflow", "mlflow.store.db.utils")
 
@@ -15,12 +20,6 @@ LOGGERS = ("alembic", "mlflow", "mlflow.store.db.utils")
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
     """Restore after the block: handlers of signals, generators, torch's modes, Pillow's limit, the environment and MLflow's loggers."""
-    import torch
-    from PIL import Image
-
-    from lab.base.seeds import host_state, set_host_state  # it loads torch
-    from lab.data.images.files import most_pixels
-
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:

@@ -17,7 +17,7 @@ import yaml
 
 from lab.base.errors import UserError
 from lab.base.files import read_text
-from lab.base.plain import are_plain, is_shallow
+from lab.base.yaml_limits import are_plain, is_shallow
 from lab.config.choices import SCHEMAS
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import given_names

@@ -1,11 +1,39 @@
-"""SIGINT, SIGTERM and SIGHUP: requests to end a run."""
+"""This process: how signals end it, how it was started, and its threads. Needs neither torch nor a process group.
+
+An interrupt in the second of a script's imports, or in those of the libraries, would be a traceback, or be lost in a library: so scripts
+call `end_at_ctrl_c` before their other imports, and `begin_work` or `Stop` afterwards.
+"""
 
 import contextlib
+import importlib
 import os
 import signal
 import threading
 import time
 from types import FrameType
+
+from lab.base.errors import UserError
+
+ABORTED = 130
+"""The exit status after Ctrl-C, as in shells."""
+
+
+def end_at_ctrl_c() -> None:
+    """Let Ctrl-C end this process at once. Scripts call this before their other imports."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell or a sweep lets the process ignore it
+        signal.signal(signal.SIGINT, _end)
+
+
+def begin_work() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from now on, because there is something to put in order."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"\ninterrupted before it began\n")
+    os._exit(ABORTED)
+
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """By Ctrl-C, by a scheduler, and by a terminal that is closed."""
@@ -77,3 +105,50 @@ def _leave_terminal() -> None:
             os.write(place, b"")
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), place)
+
+
+def launched() -> int:
+    """Return how many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_here() -> int:
+    """Return how many of them run on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", launched()))
+
+
+def is_rank_zero() -> bool:
+    """Return whether this is the rank that writes files and prints."""
+    return launched() == 1 or os.environ.get("RANK", "0") == "0"
+
+
+def local_rank() -> int:
+    """Return the number of this process on its host."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if launched() > 1 else 0
+
+
+def refuse_several(app: str) -> None:
+    """Raise UserError if torchrun started several processes of an app that runs in one."""
+    if launched() > 1:
+        raise UserError(f"{app} runs in one process; torchrun started {launched()}. Start it without torchrun.")
+
+
+class Background(threading.Thread):
+    """A daemon thread, some of whose modules are imported by the thread that starts it.
+
+    sklearn and matplotlib look into sys.modules for pandas and IPython, and fail where they meet one that another thread is importing.
+
+    Attributes:
+        modules: which of those the thread imports, itself or by what it imports. One that does not import is left to the thread.
+    """
+
+    modules: tuple[str, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+
+    def start(self) -> None:
+        for name in self.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        super().start()

@@ -13,9 +13,8 @@ from typing import Any
 
 from lab.base.errors import NonFiniteError, RankError, UserError
 from lab.base.files import write_text
-from lab.base.formats import markdown_code, markdown_text, visible
-from lab.base.masks import masked
-from lab.base.stop import Stop, StoppedError
+from lab.base.formats import markdown_code, markdown_text, masked, visible
+from lab.base.process import Stop, StoppedError
 from lab.config.schema import TrackingConfig
 from lab.config.settings import Settings
 from lab.config.user import runs_folder
