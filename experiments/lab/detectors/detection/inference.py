@@ -19,7 +19,7 @@ from lab.detectors.detection.boxes import best_of, rows_at
 from lab.detectors.detection.data import Collate, Sample, size_of
 from lab.detectors.detection.models.dense import DIVISOR, Detector
 from lab.detectors.detection.models.detr import Detr
-from lab.detectors.detection.task import build_detector, criterion
+from lab.detectors.detection.task import Detection
 from lab.detectors.detection.types import DetectionBatch, DetectorOutput
 from lab.detectors.schema import DetectionDataConfig
 from lab.run.export import Exportable, Images
@@ -28,38 +28,58 @@ from lab.run.predict import Asked, Prediction, Predictor
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
     """Return the detector, and a function from an image to its boxes."""
+
+    def in_file(found: dict[str, Tensor], batch: DetectionBatch, _image: Image.Image) -> tuple[Tensor, dict[str, Any]]:
+        return found["boxes"] * (batch.originals / batch.sizes).flip(1).repeat(1, 2), {}
+
+    return predictor(config, classes, asked, Detection, in_file)
+
+
+InFile = Callable[[dict[str, Tensor], DetectionBatch, Image.Image], tuple[Tensor, dict[str, Any]]]
+"""Returns the boxes of a batch's only image, or their corners, in pixels of its file, and more fields of a Prediction."""
+
+
+def predictor(config: TrainConfig, classes: list[str], asked: Asked, task: type[Detection], in_file: InFile) -> tuple[nn.Module, Predictor]:
+    """Return a task's detector, and a function from an image to what it finds."""
     scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
-    fixed = architecture.fixed_size
-    model = _detector(config, classes, size_of(scenes, fixed))
-    cast(Any, model).score_thresh = min(architecture.score_threshold, asked.score)
-    batch_of = batches(scenes, fixed, asked.norm)
+    model = task.detector_of(config, len(classes), size_of(scenes, architecture.fixed_size))
+    model.score_thresh = min(architecture.score_threshold, asked.score)
+    batch_of = batches(scenes, architecture.fixed_size, asked.norm)
 
     def predicted(image: Image.Image) -> Prediction:
         batch = batch_of(image).to(asked.device)
         (found,) = model.detections(model(batch.images), batch.sizes, (batch.images.shape[-2], batch.images.shape[-1]))
         sure = found["scores"] >= asked.score
-        ratio = (batch.originals / batch.sizes).flip(1).repeat(1, 2)
-        labels = found["labels"][sure].tolist()
-        boxes = (found["boxes"] * ratio)[sure].tolist()
-        return Prediction([classes[label] for label in labels], found["scores"][sure].tolist(), boxes, numbers=labels)
+        found = {name: value[sure] for name, value in found.items()}
+        labels, (boxes, more) = found["labels"].tolist(), in_file(found, batch, image)
+        return Prediction([classes[label] for label in labels], found["scores"].tolist(), boxes.tolist(), numbers=labels, **more)
 
     return model, predicted
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the detector, from images to boxes, to export."""
-    size = size_of(cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size)
-    model = _detector(config, classes, size)
-    return exportable(config, norm, model, boxes_of(model, norm), "detections: x1, y1, x2, y2 in pixels, score, class")
+    return exportable(config, classes, norm, Detection, boxes_of, "detections: x1, y1, x2, y2 in pixels, score, class")
 
 
-def exportable(config: TrainConfig, norm: Norm, model: Detector, module: nn.Module, said: str) -> Exportable:
-    """Return what is exported of a detector; said: the meaning of a row of `module`'s output, in words."""
+def exportable(
+    config: TrainConfig, classes: list[str], norm: Norm, task: type[Detection], module: Callable[[Any, Norm], nn.Module], said: str
+) -> Exportable:
+    """Return what is exported of a task's detector.
+
+    Args:
+        config, classes, norm: as of TaskSpec.export.
+        task: whose detector it is.
+        module: makes what is exported of the detector and its normalisation.
+        said: the meaning of a row of the module's output, in words.
+    """
     data, fixed_size = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model).fixed_size
+    size = size_of(data, fixed_size)
+    model = task.detector_of(config, len(classes), size)
     return Exportable(
-        module,
+        module(model, norm),
         model,
-        [len(norm.mean), *size_of(data, fixed_size)],
+        [len(norm.mean), *size],
         said,
         multiple=0 if (fixed_size and not data.rect) or model.backbone.only_size else DIVISOR,
         prepare=prepared_as(data, fixed_size, norm),
@@ -76,11 +96,6 @@ def prepared_as(config: DetectionDataConfig, fixed_size: list[int] | None, norm:
     to = {"height": fixed_size[0], "width": fixed_size[1]} if fixed_size and not config.rect else {"multiple": config.divisor}
     pad = {"side": "right and bottom", **to, "fill": [round(value * 255) for value in norm.mean]}
     return {"resize": resize, "interpolation": "bilinear", "antialias": True, "crop": None, "pad": pad}
-
-
-def _detector(config: TrainConfig, classes: list[str], size: tuple[int, int]) -> Detector:
-    architecture = cast(DetectorConfig, config.model)
-    return build_detector(architecture, criterion(config.loss, config.box_loss, architecture), len(classes), size)
 
 
 def batches(config: DetectionDataConfig, fixed_size: list[int] | None, norm: Norm) -> Callable[[Image.Image], DetectionBatch]:

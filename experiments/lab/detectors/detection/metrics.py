@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from lab.detectors.detection.types import DetectionBatch
 from lab.processes import distributed
 from lab.tasks.metrics import Counts
 
-# torchmetrics' defaults are float32: a recall of exactly 0.6 would be below the threshold 0.6
 IOU = np.linspace(0.5, 0.95, 10).tolist()
 RECALL = np.linspace(0, 1, 101).tolist()
 DETECTIONS = [1, 10, 100]  # an image and class
+FIGURES = {"map": 0, "map50": 1, "map75": 2, "mar100": 8, "map_small": 3, "map_medium": 4, "map_large": 5}
+"""Places of figures in COCO's summary."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class DetectionResult:
     precision: dict[str, list[float]]  # at IoU 0.5 and the recalls 0, 0.01 to 1
     found: dict[int, Found]  # by image id; on rank 0 only
     category_ids: list[int]
-    truth: CocoFile | None = None  # the true boxes
+    truth: Any = None  # the true boxes, a CocoFile
 
     def tree(self) -> dict[str, Any]:
         return {"per_class": self.per_class, "precision": {name: [round(p, 4) for p in curve] for name, curve in self.precision.items()}}
@@ -52,7 +54,6 @@ class DetectionResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the detections as COCO results: image_id, category_id, bbox in xywh, score and segmentation, and the image's file_name."""
-        assert self.truth is not None
         files = {
             image_id: os.path.relpath(file, self.truth.folder).replace(os.sep, "/")
             for image_id, file in zip(self.truth.image_ids, self.truth.files, strict=True)
@@ -132,24 +133,23 @@ class DetectionCounts(Counts):
             detections: for each image boxes (D, 4) xyxy in pixels of `batch.images`, scores (D,) and labels (D,).
             batch: where the images come from.
         """
-        ratio = (batch.originals / batch.sizes).float().flip(1).repeat(1, 2)  # (N, 4) for x, y, x, y
-        limit = batch.originals.float().flip(1).repeat(1, 2)
-        for each, by, most in zip(detections, ratio, limit, strict=True):
-            corners = torch.minimum((each["boxes"].float() * by).clamp_min(0), most)
-            boxes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], dim=1)
+        for each, size, original in zip(detections, batch.sizes, batch.originals, strict=True):
+            boxes = self.in_file(each["boxes"].float(), size, original)
             self.rows.append(torch.cat([boxes, each["scores"].float()[:, None], each["labels"].float()[:, None]], dim=1))
             self.lengths.append(len(boxes))
         self.index.append(batch.index)
+
+    def in_file(self, boxes: Tensor, size: Tensor, original: Tensor) -> Tensor:
+        """Return boxes (D, 4) in pixels of an image as xywh in pixels of its file. size, original: (2,) height and width of both."""
+        ratio, most = ((original / size).float().flip(0).repeat(2), original.float().flip(0).repeat(2))
+        corners = torch.minimum((boxes * ratio).clamp_min(0), most)
+        return torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], dim=1)
 
     def result(self) -> DetectionResult:
         """Return the figures over all ranks; an image that is in several batches counts once."""
         found = self._gather()
         first = distributed.rank() == 0
-        result = self._evaluate(found) if first else None
-        if result is not None:
-            result.found = {}  # too much to send to the other ranks
-        result = distributed.broadcast(result)
-        assert result is not None
+        result: DetectionResult = distributed.broadcast(self._evaluate(found) if first else None)
         result.truth = self.truth
         result.values["loss"] = self.mean_loss()
         if first:
@@ -168,45 +168,51 @@ class DetectionCounts(Counts):
         return found
 
     def _evaluate(self, found: dict[int, Found]) -> DetectionResult:
-        from torchmetrics.detection import MeanAveragePrecision
+        return self._figures(found)
 
-        metric = MeanAveragePrecision(
-            "xywh",
-            iou_thresholds=IOU,
-            rec_thresholds=RECALL,
-            max_detection_thresholds=DETECTIONS,
-            extended_summary=True,
-            backend="faster_coco_eval",
-            sync_on_compute=False,  # this rank has all detections, and only it computes
-        )
-        metric.warn_on_many_detections = False
-        # equal scores are ranked in the order of images, which COCO sorts by id
-        for position in sorted(found, key=self.truth.image_ids.__getitem__):
-            each, rows = found[position], self.truth.rows(position)
-            truth = {
-                "boxes": self.truth.boxes[rows],
-                "labels": self.truth.labels[rows],
-                "iscrowd": self.truth.crowd[rows].long(),
-                "area": self.truth.areas[rows],
-            }
-            metric.update([{"boxes": each.boxes, "scores": each.scores, "labels": each.labels}], [truth])
-        return self._figures(metric.compute() if found else {})
-
-    def _figures(self, computed: dict[str, Any]) -> DetectionResult:
-        names = {"map": "map", "map50": "map_50", "map75": "map_75", "mar100": "mar_100"}
-        names |= {name: name for name in ("map_small", "map_medium", "map_large")}
-        values = {name: _known(float(computed.get(theirs, -1))) for name, theirs in names.items()}
+    def _figures(self, found: dict[int, Found], *, of_masks: bool = False) -> DetectionResult:
+        """Return COCO's figures of boxes, or of masks."""
+        stats, curves = self._compared(found, of_masks) if found else (np.full(12, -1.0), np.full((1, 1, len(self.classes)), -1.0))
+        values = {name: _known(float(stats[place])) for name, place in FIGURES.items()}
         per_class = dict.fromkeys(self.classes, math.nan)
         precision: dict[str, list[float]] = {}
-        observed = (
-            computed["classes"].view(-1).tolist() if "precision" in computed else []
-        )  # torchmetrics returns a single class as a number
-        for column, label in enumerate(observed):
-            curves = computed["precision"][:, :, column, 0, -1]  # (IoU, recall), for all sizes and up to 100 detections
-            if (curves > -1).any():
-                per_class[self.classes[label]] = curves.mean().item()
-                precision[self.classes[label]] = curves[0].tolist()
+        for label, name in enumerate(self.classes):
+            if (own := curves[:, :, label]).max() > -1:
+                per_class[name], precision[name] = float(own.mean()), own[0].tolist()
         return DetectionResult(values, per_class, precision, {}, self.category_ids)
+
+    def _compared(self, found: dict[int, Found], of_masks: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return COCO's figures, and the precision (IoU thresholds, recalls, classes) for boxes of all sizes; -1 without true boxes."""
+        from faster_coco_eval import COCO, COCOeval_faster
+
+        images: list[dict[str, Any]] = []
+        truth: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
+        # equal scores are ranked in the order of images, which COCO sorts by id
+        for position in sorted(found, key=self.truth.image_ids.__getitem__):
+            size, own, each = self.truth.sizes[position], self.truth.rows(position), found[position]
+            image = {"image_id": self.truth.image_ids[position]}
+            images.append({"id": image["image_id"], "height": size[0], "width": size[1]})
+
+            def shapes(boxes: Tensor, masks: Sequence[bytes] | None, size: Any = size) -> Iterator[dict[str, Any]]:
+                given: Iterable[Any] = (masks or ()) if of_masks else boxes.tolist()
+                return ({"segmentation": as_coco(shape, size)} if of_masks else {"bbox": shape} for shape in given)
+
+            columns = (each_of.tolist() for each_of in (self.truth.labels[own], self.truth.crowd[own].long(), self.truth.areas[own]))
+            true = shapes(self.truth.boxes[own], self.truth.masks[own] if self.truth.masks is not None else None)
+            for label, crowd, area, shape in zip(*columns, true, strict=True):
+                truth.append(image | shape | {"id": len(truth) + 1, "category_id": label, "iscrowd": crowd, "area": area})
+            for label, score, shape in zip(each.labels.tolist(), each.scores.tolist(), shapes(each.boxes, each.masks), strict=True):
+                rows.append(image | shape | {"category_id": label, "score": score})
+        tree = {"images": images, "categories": [{"id": label, "name": name} for label, name in enumerate(self.classes)]}
+        known = COCO(tree | {"annotations": truth})
+        guesses = known.loadRes(rows) if rows else COCO(tree | {"annotations": []})
+        evaluation = COCOeval_faster(known, guesses, "segm" if of_masks else "bbox", print_function=lambda *_: None)
+        evaluation.params.iouThrs, evaluation.params.recThrs, evaluation.params.maxDets = np.array(IOU), np.array(RECALL), DETECTIONS
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        return np.asarray(evaluation.stats), np.asarray(evaluation.eval["precision"])[:, :, :, 0, -1]
 
 
 def _known(value: float) -> float:

@@ -48,15 +48,27 @@ class Detection(BaseTask):
         """Make the detector; image_size: height and width of a batch, for backbones of fixed size."""
         super().__init__(config, data, device)
         model = cast(DetectorConfig, config.model)
-        self.detector = self.build(criterion(config.loss, config.box_loss, model, self.own_loss), image_size)
+        self.detector = self.detector_of(config, len(data.classes), image_size)
         for item in () if self.detector.suppresses else fields(model):
             if item.name in ("nms_threshold", "candidates") and (value := getattr(model, item.name)) != item.default:
                 self.notes = [*self.notes, f"model.{item.name}={value}: has no effect on a detector that suppresses no boxes"]
         if cast(DetectionDataConfig, config.data).rect and (only := self.detector.backbone.only_size):
             raise UserError(f"data.rect=true: model.name={model.name} takes only images of {only[0]}×{only[1]}. Take data.rect=false.")
 
-    def build(self, criterion: DetectionLoss, image_size: tuple[int, int]) -> Detector:
-        return build_detector(cast(DetectorConfig, self.config.model), criterion, len(self.data.classes), image_size)
+    @classmethod
+    def detector_of(cls, config: TrainConfig, classes: int, image_size: tuple[int, int]) -> Any:
+        """Return the detector of these settings."""
+        model = cast(DetectorConfig, config.model)
+        return build_detector(model, criterion(config.loss, config.box_loss, model, cls.own_loss), classes, image_size, **cls.kinds(config))
+
+    @staticmethod
+    def kinds(config: TrainConfig) -> dict[str, Callable[..., Detector]]:
+        """Return what makes a `yolo` and a `detr`, where the task has its own."""
+        return {}
+
+    def outlines(self, batch: DetectionBatch) -> Tensor:
+        """Return the boxes of a batch to draw (N, K, 4), or their corners (N, K, 8)."""
+        return batch.boxes
 
     def model(self) -> nn.Module:
         return self.detector
@@ -73,7 +85,7 @@ class Detection(BaseTask):
     def first_batch(self, batch: DetectionBatch) -> list[tuple[Image.Image, str]]:
         """Return images with their boxes, with the padding that the model sees; the file's name is the title."""
         found, files = [], self.data.train.file.files
-        boxes, labels, index = batch.boxes.cpu(), batch.labels.cpu(), batch.index.tolist()
+        boxes, labels, index = self.outlines(batch).cpu(), batch.labels.cpu(), batch.index.tolist()
         for number, image in enumerate(self.seen(batch)):
             there = labels[number] >= 0
             known = labels[number][there].tolist()
@@ -106,7 +118,6 @@ class Detection(BaseTask):
         counts.add(self.detector.detections(output, batch.sizes, (height, width)), batch)
 
     def per_class(self, result: DetectionResult) -> list[dict[str, Any]]:
-        assert result.truth is not None
         nothing = [float("nan")]
         average = [result.per_class[name] for name in self.data.classes]
         at_half = [sum(curve) / len(curve) for curve in (result.precision.get(name, nothing) for name in self.data.classes)]
@@ -115,15 +126,15 @@ class Detection(BaseTask):
     def pictures(self, result: DetectionResult, folder: Path) -> list[Path]:
         """Draw the pictures, and write all detections as COCO results."""
         found, curves, results = folder / "detections.png", folder / "precision_recall.png", folder / "detections.json"
-        confusion = folder / "confusion_matrix.png"
-        assert result.truth is not None
+        confusion = [] if result.truth.corners is not None else [folder / "confusion_matrix.png"]  # it compares upright boxes
         detections_picture(result, result.truth, self.data.classes, found, images=self.settings.pictures)
         with letters_of(self.data.classes):
             precision_recall_picture(result, curves)
-            counts = confusion_of(result, result.truth, SURE).tolist()
-            matrix_picture(counts, [*self.data.classes, "nothing"], f"boxes at IoU 0.5, detections from score {SURE:g}", confusion)
+            for path in confusion:
+                counts = confusion_of(result, result.truth, SURE).tolist()
+                matrix_picture(counts, [*self.data.classes, "nothing"], f"boxes at IoU 0.5, detections from score {SURE:g}", path)
         result.export_coco(results)
-        return [found, curves, confusion, results]
+        return [found, curves, *confusion, results]
 
 
 def criterion(loss: LossConfig, box: BoxLossConfig, model: DetectorConfig, own: str | None = None) -> DetectionLoss:

@@ -9,53 +9,32 @@ from torch import Tensor, nn
 
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.detectors.detection import DetectorConfig
 from lab.detectors.detection.boxes import rows_at
-from lab.detectors.detection.data import size_of
-from lab.detectors.detection.inference import batches, boxes_of, exportable
+from lab.detectors.detection.inference import boxes_of, exportable, predictor
 from lab.detectors.detection.models.dense import Detector
-from lab.detectors.detection.task import criterion
-from lab.detectors.detection.types import MASK_STRIDE
+from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch
+from lab.detectors.instances import task as tasks
 from lab.detectors.instances.loss import inside
-from lab.detectors.instances.model import DetrMasks, YoloMasks, encoded_in_file
-from lab.detectors.instances.task import build_with_masks
-from lab.detectors.schema import DetectionDataConfig
+from lab.detectors.instances.model import encoded_in_file
 from lab.run.export import Exportable
-from lab.run.predict import Asked, Prediction, Predictor
+from lab.run.predict import Asked, Predictor
 
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
     """Return the detector, and a function from an image to its instances."""
-    scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
-    model = _detector(config, classes)
-    model.score_thresh = min(architecture.score_threshold, asked.score)
-    batch_of = batches(scenes, architecture.fixed_size, asked.norm)
 
-    def predicted(image: Image.Image) -> Prediction:
-        batch = batch_of(image).to(asked.device)
-        (found,) = model.detections(model(batch.images), batch.sizes, (batch.images.shape[-2], batch.images.shape[-1]))
-        sure = found["scores"] >= asked.score
-        boxes = found["boxes"][sure] * (batch.originals / batch.sizes).flip(1).repeat(1, 2)
-        original = image.height, image.width
-        masks = encoded_in_file(found["masks"][sure], boxes, tuple(batch.sizes[0].tolist()), original)
-        labels, scores = found["labels"][sure].tolist(), found["scores"][sure].tolist()
-        named = [classes[label] for label in labels]
-        return Prediction(named, scores, boxes.tolist(), numbers=labels, instances=masks, size=original)
+    def in_file(found: dict[str, Tensor], batch: DetectionBatch, image: Image.Image) -> tuple[Tensor, dict[str, Any]]:
+        boxes, original = found["boxes"] * (batch.originals / batch.sizes).flip(1).repeat(1, 2), (image.height, image.width)
+        masks = encoded_in_file(found["masks"], boxes, tuple(batch.sizes[0].tolist()), original)
+        return boxes, {"instances": masks, "size": original}
 
-    return model, predicted
+    return predictor(config, classes, asked, tasks.Instances, in_file)
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the detector, from images to boxes and masks, to export."""
-    model = _detector(config, classes)
     said = "detections: x1, y1, x2, y2 in pixels, score, class, then the mask's probabilities for 4 × 4 pixels each, row by row"
-    return exportable(config, norm, model, Instances(model, norm), said)
-
-
-def _detector(config: TrainConfig, classes: list[str]) -> YoloMasks | DetrMasks:
-    architecture = cast(DetectorConfig, config.model)
-    size = size_of(cast(DetectionDataConfig, config.data), architecture.fixed_size)
-    return build_with_masks(config, criterion(config.loss, config.box_loss, architecture), len(classes), size)
+    return exportable(config, classes, norm, tasks.Instances, Instances, said)
 
 
 class Instances(nn.Module):

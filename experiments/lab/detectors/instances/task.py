@@ -1,6 +1,6 @@
 """Segmentation of instances: the detection task with a mask of each object."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
@@ -11,11 +11,9 @@ from torch import Tensor
 from lab.base.drawing import colour_of, with_masks
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.detectors.detection import DetectorConfig
 from lab.detectors.detection.data import FileLoader
-from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.models.dense import Detector
-from lab.detectors.detection.task import Detection, build_detector
+from lab.detectors.detection.task import Detection
 from lab.detectors.detection.task import build as build_detection
 from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch, DetectorOutput, Matched
 from lab.detectors.instances import InstancesConfig
@@ -29,8 +27,11 @@ class Instances(Detection):
         f"held-out {title}": f"{{{name}:.4f}}" for title, name in (("mask mAP", "map"), ("mask mAP50", "map50"), ("box mAP", "box_map"))
     }
 
-    def build(self, criterion: DetectionLoss, image_size: tuple[int, int]) -> Detector:
-        return build_with_masks(self.config, criterion, len(self.data.classes), image_size)
+    @staticmethod
+    def kinds(config: TrainConfig) -> dict[str, Callable[..., Detector]]:
+        task = cast(InstancesConfig, config.task)
+        masks = partial(DetrMasks, prototypes=task.prototypes, points=task.points)
+        return {"yolo": partial(YoloMasks, prototypes=task.prototypes), "detr": masks}
 
     def first_batch(self, batch: DetectionBatch) -> list[tuple[Image.Image, str]]:
         assert batch.masks is not None
@@ -49,14 +50,6 @@ class Instances(Detection):
 
     def counts(self, loader: FileLoader) -> InstanceCounts:
         return InstanceCounts(self.data.classes, self.data.category_ids, self.device, loader.file)
-
-
-def build_with_masks(config: TrainConfig, criterion: DetectionLoss, classes: int, image_size: tuple[int, int]) -> YoloMasks | DetrMasks:
-    """Return the detector of these settings."""
-    task = cast(InstancesConfig, config.task)
-    yolo, detr = partial(YoloMasks, prototypes=task.prototypes), partial(DetrMasks, prototypes=task.prototypes, points=task.points)
-    found = build_detector(cast(DetectorConfig, config.model), criterion, classes, image_size, yolo=yolo, detr=detr)
-    return cast(YoloMasks | DetrMasks, found)
 
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Detection:

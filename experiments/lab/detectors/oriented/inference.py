@@ -8,18 +8,14 @@ from torch import Tensor, nn
 
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.detectors.detection import DetectorConfig
 from lab.detectors.detection.boxes import corners_of, rows_at
-from lab.detectors.detection.data import size_of
-from lab.detectors.detection.inference import Cells, batches, best_rows, exportable
-from lab.detectors.detection.task import criterion
-from lab.detectors.detection.types import DetectorOutput
+from lab.detectors.detection.inference import Cells, best_rows, exportable, predictor
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput
 from lab.detectors.oriented.metrics import scale_of
-from lab.detectors.oriented.model import YoloOriented, near
-from lab.detectors.oriented.task import Oriented, build_oriented
-from lab.detectors.schema import DetectionDataConfig
+from lab.detectors.oriented.model import near
+from lab.detectors.oriented.task import Oriented
 from lab.run.export import Exportable
-from lab.run.predict import Asked, Prediction, Predictor
+from lab.run.predict import Asked, Predictor
 from lossforge.losses import plain_torch
 
 ROUNDS = 15
@@ -28,33 +24,17 @@ ROUNDS = 15
 
 def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
     """Return the detector, and a function from an image to its oriented boxes, as corners."""
-    scenes, architecture = cast(DetectionDataConfig, config.data), cast(DetectorConfig, config.model)
-    model = _detector(config, classes)
-    model.score_thresh = min(architecture.score_threshold, asked.score)
-    batch_of = batches(scenes, architecture.fixed_size, asked.norm)
 
-    def predicted(image: Image.Image) -> Prediction:
-        batch = batch_of(image).to(asked.device)
-        (found,) = model.detections(model(batch.images), batch.sizes, (batch.images.shape[-2], batch.images.shape[-1]))
-        sure = found["scores"] >= asked.score
-        labels = found["labels"][sure].tolist()
-        corners = corners_of(found["boxes"][sure] * scale_of((batch.originals / batch.sizes)[0]))
-        return Prediction([classes[label] for label in labels], found["scores"][sure].tolist(), corners.tolist(), numbers=labels)
+    def in_file(found: dict[str, Tensor], batch: DetectionBatch, _image: Image.Image) -> tuple[Tensor, dict[str, Any]]:
+        return corners_of(found["boxes"] * scale_of((batch.originals / batch.sizes)[0])), {}
 
-    return model, predicted
+    return predictor(config, classes, asked, Oriented, in_file)
 
 
 def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
     """Return the detector, from images to oriented boxes, to export."""
-    model = _detector(config, classes)
     said = "detections: x and y of the centre, width and height in pixels, angle in radians (clockwise), score, class"
-    return exportable(config, norm, model, OrientedScenes(model, norm), said)
-
-
-def _detector(config: TrainConfig, classes: list[str]) -> YoloOriented:
-    architecture = cast(DetectorConfig, config.model)
-    size = size_of(cast(DetectionDataConfig, config.data), architecture.fixed_size)
-    return build_oriented(config, criterion(config.loss, config.box_loss, architecture, Oriented.own_loss), len(classes), size)
+    return exportable(config, classes, norm, Oriented, OrientedScenes, said)
 
 
 class OrientedScenes(Cells):

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lab.detectors.detection.boxes import corners_of, turned_boxes
 from lab.detectors.detection.metrics import DETECTIONS, IOU, RECALL, DetectionCounts, DetectionResult, Found
-from lab.detectors.detection.types import DetectionBatch
 from lossforge.losses import rotated_box_iou
 
 
@@ -28,14 +27,9 @@ class OrientedResult(DetectionResult):
 class OrientedCounts(DetectionCounts):
     """Collect oriented detections on the device; only the result waits for it."""
 
-    def add(self, detections: list[dict[str, Tensor]], batch: DetectionBatch) -> None:
-        """Count one batch; detections: boxes (D, 5) in pixels of `batch.images`, scores (D,) and labels (D,) of each image."""
-        ratio = (batch.originals / batch.sizes).float()
-        for each, by in zip(detections, ratio, strict=True):
-            boxes = each["boxes"].float() * scale_of(by)
-            self.rows.append(torch.cat([boxes, each["scores"].float()[:, None], each["labels"].float()[:, None]], dim=1))
-            self.lengths.append(len(boxes))
-        self.index.append(batch.index)
+    def in_file(self, boxes: Tensor, size: Tensor, original: Tensor) -> Tensor:
+        """Return boxes (D, 5) in pixels of the file. size, original: (2,) height and width of the image and of its file."""
+        return boxes * scale_of((original / size).float())
 
     def _evaluate(self, found: dict[int, Found]) -> DetectionResult:
         assert self.truth.corners is not None
