@@ -11,7 +11,7 @@ if __name__ == "__main__":
 import sys
 
 from lab.base.errors import UserError
-from lab.base.files import absolute
+from lab.base.paths import absolute
 from lab.base.process import ABORTED, launched, refuse_several
 from lab.config.command import command, fitted, show
 from lab.config.help import train_help

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lab.base.files import ROOT
+from lab.base.paths import ROOT
 
 
 class Server:

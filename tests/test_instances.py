@@ -23,11 +23,9 @@ from lab.detectors.detection.data import load_detection_data
 from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.models.yolo import Yolo, both
 from lab.detectors.detection.task import Detection
-from lab.detectors.instances.inference import Instances
 from lab.detectors.instances.loss import point_loss, prototype_loss
-from lab.detectors.instances.metrics import InstanceCounts
 from lab.detectors.instances.model import DetrMasks, YoloMasks, encoded_in_file
-from lab.detectors.instances.task import Instances as InstancesTask
+from lab.detectors.instances.task import InstanceCounts, Instances, InstanceScenes
 from lab.detectors.schema import BoxesConfig, CocoConfig, DigitScenesConfig
 from lab.run.predict import draw, predictor
 from lossforge.losses import sample_uncertain_points
@@ -166,7 +164,7 @@ def test_the_first_batch_is_drawn_with_its_masks_and_little_memory():
     data = batch((4, 0, 7))
     torch.manual_seed(3)
     data.index, data.masks = torch.arange(3), torch.randint(0, 256, (*data.labels.shape, HEIGHT // 4, WIDTH // 4)).byte()
-    task = object.__new__(InstancesTask)
+    task = object.__new__(Instances)
     names, files = [str(label) for label in range(CLASSES)], [f"{place}.png" for place in range(3)]
     task.data = SimpleNamespace(norm=NORM, classes=names, train=SimpleNamespace(file=SimpleNamespace(files=files)))
     with Largest() as made:
@@ -369,7 +367,7 @@ def test_an_exported_model_gives_the_detections_and_their_masks(make, options):
     model.eval()
     model.score_thresh = 0.005
     pixels = (data.images.clamp(-2, 2) * 63 + 127).byte()
-    module = Instances(model, NORM)
+    module = InstanceScenes(model, NORM)
     with torch.no_grad():
         found = module(pixels)
         output = model(module.boxes.normalised(pixels))

@@ -471,7 +471,7 @@ def test_sweeps_and_comparisons_take_the_metrics_direction_from_the_run(make_tra
 def test_optuna_looks_for_the_better_values(tmp_path, words, goal):
     """Also where only the run says that lower is better, as that of a task of one's own."""
     optuna = pytest.importorskip("optuna", reason="needs uv sync --extra sweeps")
-    from lab.base.files import sqlite_uri
+    from lab.base.paths import sqlite_uri
     from lab.base.records import History
     from lab.config.settings import quoted
     from lab.sweep.plan import plan_of

@@ -18,9 +18,9 @@ from lab.detectors.detection.boxes import corners_of, turned_boxes
 from lab.detectors.detection.data import load_detection_data
 from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.task import criterion
-from lab.detectors.oriented.inference import OrientedScenes
 from lab.detectors.oriented.metrics import OrientedCounts, precision
 from lab.detectors.oriented.model import TurnedCoder, YoloOriented
+from lab.detectors.oriented.task import OrientedScenes
 from lab.detectors.schema import BoxesConfig, DigitScenesConfig
 from lab.run.predict import draw, predictor
 from lossforge.losses.registry import LOSSES

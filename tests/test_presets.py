@@ -10,7 +10,7 @@ import reported
 import torch
 from PIL import Image
 
-from lab.base.files import ROOT
+from lab.base.paths import ROOT
 from lab.config.settings import load
 
 FEW = ["trainer.max_updates=3", "trainer.device=cpu", "tracking=none"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lab
-from lab.base.files import sqlite_uri
+from lab.base.paths import sqlite_uri
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"

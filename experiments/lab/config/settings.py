@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from lab.base.errors import UserError, nearest, unknown
-from lab.base.files import ROOT, absolute
 from lab.base.formats import masked, masked_tree, one_form
+from lab.base.paths import ROOT, absolute
 from lab.config.choices import SCHEMAS, agree, schema_of, usual_loss
 from lab.config.command import config_folders
 from lab.config.presets import address

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import open_to_write, read_bytes, read_text, sqlite_file, sqlite_uri
+from lab.base.files import open_to_write, read_bytes, read_text
+from lab.base.paths import sqlite_file, sqlite_uri
 
 FILE = "lossforge.yaml"
 """Below XDG_CONFIG_HOME, which is ~/.config by default."""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, absolute
 from lab.base.formats import LONGEST_CLASS
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seed_of
 from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
 from lab.data.batch import Batch

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.config.schema import DataConfig
 
 SPLITS = ("split_seed", "held_out", "folds", "fold", "test")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.config.fields import choice, number, setting, some
 from lab.config.schema import EXIF, WHERE_EXIF, LabelSetConfig, SplitConfig
 from lab.data.spec import DataSpec

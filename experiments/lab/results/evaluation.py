@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import ROOT, absolute
 from lab.base.formats import masked, one_line
+from lab.base.paths import ROOT, absolute
 from lab.config.help import EVALUATE_USAGE
 from lab.config.schema import FolderConfig
 from lab.config.settings import Settings, value_of

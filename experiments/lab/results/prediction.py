@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import absolute, open_to_append, remove_unfinished, unwritable, write_whole
+from lab.base.files import open_to_append, remove_unfinished, unwritable, write_whole
 from lab.base.formats import one_line, shortened
+from lab.base.paths import absolute
 from lab.base.process import ABORTED, begin_work
 from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import ROOT
+from lab.base.paths import ROOT
 from lab.base.process import Background, launched, launched_here, local_rank
 from lab.config.schema import TrainConfig
 from lab.processes import distributed

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.base.process import is_rank_zero
 from lab.base.records import NAME, read_history
 from lab.config.choices import DATA

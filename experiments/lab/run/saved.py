@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, absolute, open_to_read, sha256_of
+from lab.base.files import open_to_read, sha256_of
 from lab.base.formats import masked
+from lab.base.paths import ROOT, absolute
 from lab.base.records import NAME, read_history
 from lab.config.choices import DATA, TASKS
 from lab.config.schema import SplitConfig, TrackingConfig, TrainConfig

@@ -14,8 +14,9 @@ from typing import IO, Any
 import yaml
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, open_to_append, read_text, try_lock
+from lab.base.files import open_to_append, read_text, try_lock
 from lab.base.formats import visible
+from lab.base.paths import ROOT
 from lab.base.process import ENDING
 from lab.base.records import History, read_history
 from lab.config.schema import TrainConfig

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import ROOT
+from lab.base.paths import ROOT
 from lab.config.settings import CONF, quoted
 from lab.sweep.job import run_job
 from lab.sweep.stop import Stop

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from lab.base.errors import UserError
-from lab.base.files import sqlite_uri
+from lab.base.paths import sqlite_uri
 from lab.base.records import History
 from lab.config.schema import OptunaConfig
 from lab.sweep.plan import Axis, Job, Plan

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.run.saved import file_of, read_checkpoint, refuse_nan
 
 BACKBONE = "backbone"

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import UNFINISHED, link_whole, locked, sqlite_file, sqlite_uri
+from lab.base.files import UNFINISHED, link_whole, locked
 from lab.base.formats import masked
+from lab.base.paths import sqlite_file, sqlite_uri
 from lab.tracking.logged_model import MODEL, write_model
 from lab.tracking.store_paths import LOCK, SQLITES, leads_outside, outside, refuse_links_to_write
 from lab.tracking.views import RESULTS, VIEW, Pages, experiment_tags, pages_of

@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lab.base.errors import UserError
-from lab.base.files import UnfitFileError, refuse_special, refuse_to_write, sqlite_file
+from lab.base.files import UnfitFileError, refuse_special, refuse_to_write
+from lab.base.paths import sqlite_file
 from lab.config.schema import TrackingConfig
 
 CONTROLS = re.compile("[\0-\x1f\x7f-\x9f]")

@@ -16,8 +16,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lab.base.errors import UserError
-from lab.base.files import read_text, sqlite_uri, try_lock, write_text
+from lab.base.files import read_text, try_lock, write_text
 from lab.base.formats import MASK, markdown_code, masked, visible
+from lab.base.paths import sqlite_uri
 from lab.base.process import Background
 from lab.base.records import NAME, identity_of, lines_of
 from lab.config.schema import TrackingConfig

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.files import read_text, write_text
@@ -20,54 +20,65 @@ PAUSE = 2.0  # seconds between two looks at the file
 WANDB_SERVER = "https://api.wandb.ai"
 
 
-class Writer(Protocol):
-    place: str  # where to find the run, for the final table
+class Writer:
+    """A place that gets a run's figures beside its folder; a method whose figures it has no use for does nothing.
 
-    def take(self, record: dict[str, Any]) -> None:
-        """Write one record of the run; records come in order."""
+    place: where to find the run, for the final table.
+    """
+
+    place: str
+
+    def scalars(self, values: dict[str, float], step: int, now: float) -> None:
+        """Write points of the run's curves."""
+
+    def summary(self, values: dict[str, float], step: int, now: float) -> None:
+        """Write figures of the complete run."""
 
     def flush(self) -> None:
-        """Save all records that were written, so that they outlive this process."""
+        """Save all that was written, so that it outlives this process."""
+
+    def close(self, status: str) -> None:
+        """Write how the run ended; a run that goes on is written to again."""
 
 
-class TensorBoard:
+class TensorBoard(Writer):
     """Write an event file in the run's folder: scalars, the settings as text, and as hyper-parameters beside the best figures."""
 
     def __init__(self, folder: Path, start: dict[str, Any], project: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.events, self.params = SummaryWriter(str(folder / "tensorboard")), start["params"]
+        goes_on, self.params = (folder / "tensorboard").exists(), start["params"]
+        self.events = SummaryWriter(str(folder / "tensorboard"))
+        if not goes_on:
+            lines = [f"| {markdown_text(name)} | {markdown_text(str(value))} |" for name, value in self.params.items()]
+            self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, start["time"])
         self.best: dict[str, float] = {}
-        self.step = 0
         self.place = f"tensorboard --logdir {os.path.relpath(folder.parent)}"
 
-    def take(self, record: dict[str, Any]) -> None:
-        from torch.utils.tensorboard.summary import hparams
+    def scalars(self, values: dict[str, float], step: int, now: float) -> None:
+        for name, value in values.items():
+            self.events.add_scalar(name, value, step, now)
 
-        kind, now = record.get("kind"), record.get("time")
-        if kind == "start":
-            lines = [f"| {markdown_text(name)} | {markdown_text(str(value))} |" for name, value in self.params.items()]
-            self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, now)
-        elif kind in ("metrics", "summary"):
-            values = record["values"]
-            step = record.get("step", self.step)
-            if not any(name.startswith("system/") for name in values):  # samples of the load have their own count
-                self.step = step
-            for name, value in values.items():
-                self.events.add_scalar(name, float(value), step, now)
-                if kind == "summary" and name.startswith("best_"):
-                    self.best[name] = float(value)
-        elif kind == "end":
-            for summary in hparams(self.params, self.best):
-                self.events._get_file_writer().add_summary(summary)
-            self.events.close()  # ends its thread, too; a later write opens it again
+    def summary(self, values: dict[str, float], step: int, now: float) -> None:
+        self.scalars(values, step, now)
+        self.best |= {name: value for name, value in values.items() if name.startswith("best_")}
 
     def flush(self) -> None:
         self.events.flush()
 
+    def close(self, status: str) -> None:
+        from torch.utils.tensorboard.summary import hparams
 
-class Wandb:
-    """Write a run in the project that MLflow's experiment names; its id is the run's key, so that a continued run goes on in it."""
+        for summary in hparams(self.params, self.best):
+            self.events._get_file_writer().add_summary(summary)
+        self.events.close()  # ends its thread, too; a later write opens it again
+
+
+class Wandb(Writer):
+    """Write a run in the project that MLflow's experiment names; its id is the run's key, so that a continued run goes on in it.
+
+    W&B's service process has all records at once, so that `flush` does nothing; offline, it loses its last block if the run is killed.
+    """
 
     def __init__(self, folder: Path, start: dict[str, Any], project: str) -> None:
         import wandb
@@ -79,18 +90,15 @@ class Wandb:
         self.run.define_metric("*", step_metric="step")  # W&B's own step must never go back, but samples of the load have a separate count
         self.place = f"offline: wandb sync {os.path.relpath(Path(self.run.dir).parent)}" if self.run.offline else str(self.run.url)
 
-    def take(self, record: dict[str, Any]) -> None:
-        kind = record.get("kind")
-        if kind == "metrics":
-            self.run.log({name: float(value) for name, value in record["values"].items()} | {"step": record["step"]})
-        elif kind == "summary":
-            self.run.summary.update({name: float(value) for name, value in record["values"].items()})
-        elif kind == "end":
-            self.run.summary["status"] = record["status"]
-            self.run.finish(exit_code=int(record["status"] != "FINISHED"))
+    def scalars(self, values: dict[str, float], step: int, now: float) -> None:
+        self.run.log(values | {"step": step})
 
-    def flush(self) -> None:
-        """Do nothing: W&B's service process has all records; offline, it loses its last block if the run is killed."""
+    def summary(self, values: dict[str, float], step: int, now: float) -> None:
+        self.run.summary.update(values)
+
+    def close(self, status: str) -> None:
+        self.run.summary["status"] = status
+        self.run.finish(exit_code=int(status != "FINISHED"))
 
 
 WRITERS: dict[str, Callable[[Path, dict[str, Any], str], Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb}
@@ -124,6 +132,7 @@ class WriterThread(Background):
         self.state = folder / f"{name}.json"
         self.ended = threading.Event()
         self.place = self.error = ""
+        self.step = 0  # of the last points of curves
 
     def run(self) -> None:
         try:
@@ -163,7 +172,7 @@ class WriterThread(Background):
             written = offset
             for record, size in records_from(self.folder, offset):
                 try:
-                    writer.take(record)
+                    self._take(writer, record)
                 except MALFORMED as error:  # a bad record does not stop the next ones
                     said = masked(f"{type(error).__name__}: {error}")
                     self.say(f"{self.name} does not take a record of kind {record.get('kind')!r}: {said}")
@@ -174,3 +183,14 @@ class WriterThread(Background):
             if ending:
                 return
             self.ended.wait(PAUSE)
+
+    def _take(self, writer: Writer, record: dict[str, Any]) -> None:
+        """Write one record; raise one of MALFORMED if it is none."""
+        kind, now = record.get("kind"), record.get("time", 0.0)
+        if kind in ("metrics", "summary"):
+            values, step = {name: float(value) for name, value in record["values"].items()}, record.get("step", self.step)
+            if not any(name.startswith("system/") for name in values):  # samples of the load have their own count
+                self.step = step
+            (writer.scalars if kind == "metrics" else writer.summary)(values, step, now)
+        elif kind == "end":
+            writer.close(record["status"])

@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, UnfitFileError, read_bytes, refuse_special, write_text
+from lab.base.files import UnfitFileError, read_bytes, refuse_special, write_text
 from lab.base.formats import one_form, one_line
+from lab.base.paths import ROOT
 from lab.config.user import user_limit
 from lab.data.images.exif import BOTH, SHOWN, Size, is_shown, sizes_of, turn_of, turned
 

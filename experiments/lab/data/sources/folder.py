@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import ROOT, absolute
 from lab.base.formats import visible
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.config.objects import find_object
 from lab.config.schema import FoldConfig, FolderConfig, PhotosConfig, TableConfig

@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from lab.base.errors import UserError, first_line, unknown
-from lab.base.files import absolute, read_text, refuse_special
+from lab.base.files import read_text, refuse_special
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.base.yaml_limits import is_shallow
 from lab.config.schema import HubConfig
 from lab.data.cells import as_text

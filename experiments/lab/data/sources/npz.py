@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import absolute
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.config.schema import NpzConfig
 from lab.data.images.files import CorruptError, refuse_bytes, refuse_unfit
 from lab.data.images.pixels import pixels_of

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import absolute
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.config.schema import ShardsConfig
 from lab.data.images.files import SUFFIXES, UNREADABLE, CorruptError, Faults, ImageBytes, fault_of, find_corrupt, refuse_bytes, unreadable
 from lab.data.images.pixels import ARRAY, PixelFault, read_image

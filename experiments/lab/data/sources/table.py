@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lab.base.errors import UserError, unknown
-from lab.base.files import absolute
 from lab.base.formats import one_form
+from lab.base.paths import absolute
 from lab.config.schema import TableConfig
 from lab.data.cells import Where, as_text, numbers, read_cells, rows_of, texts
 from lab.data.images.files import SUFFIXES, Names

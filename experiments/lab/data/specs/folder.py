@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.config.schema import FolderConfig
 from lab.data.listing import held_out_folder
 from lab.data.spec import DataSpec

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lab.base.files import absolute
+from lab.base.paths import absolute
 from lab.config.schema import TableConfig
 from lab.data.spec import DataSpec
 

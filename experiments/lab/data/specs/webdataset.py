@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.base.errors import UserError
-from lab.base.files import absolute
+from lab.base.paths import absolute
 from lab.config.schema import ShardsConfig
 from lab.data.spec import DataSpec
 

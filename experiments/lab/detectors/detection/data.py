@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2.functional import resize
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.data.images.files import Names
 from lab.data.images.pixels import dark_note

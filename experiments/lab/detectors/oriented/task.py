@@ -1,21 +1,26 @@
 """Oriented boxes: the detection task with rectangles at any angle."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.detectors.detection.boxes import corners_of
+from lab.detectors.detection.boxes import corners_of, rows_at
 from lab.detectors.detection.data import FileLoader
+from lab.detectors.detection.inference import Cells, best_rows, exportable, predictor
 from lab.detectors.detection.models.dense import Detector
 from lab.detectors.detection.task import Detection
 from lab.detectors.detection.task import build as build_detection
-from lab.detectors.detection.types import DetectionBatch
-from lab.detectors.oriented.metrics import OrientedCounts
-from lab.detectors.oriented.model import YoloOriented
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput
+from lab.detectors.oriented.metrics import OrientedCounts, scale_of
+from lab.detectors.oriented.model import YoloOriented, near
+from lab.run.export import Exportable
+from lab.run.predict import Asked, Predictor
+from lossforge.losses import plain_torch
 
 
 class Oriented(Detection):
@@ -35,3 +40,49 @@ class Oriented(Detection):
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Detection:
     return build_detection(config, device, saved, Oriented, shapes="corners")
+
+
+ROUNDS = 15
+"""Of suppression in an exported graph; odd, so that a box that is not decided then is left out."""
+
+
+def predict(config: TrainConfig, classes: list[str], asked: Asked) -> tuple[nn.Module, Predictor]:
+    """Return the detector, and a function from an image to its oriented boxes, as corners."""
+
+    def in_file(found: dict[str, Tensor], batch: DetectionBatch, _image: Image.Image) -> tuple[Tensor, dict[str, Any]]:
+        return corners_of(found["boxes"] * scale_of((batch.originals / batch.sizes)[0])), {}
+
+    return predictor(config, classes, asked, Oriented, in_file)
+
+
+def export(config: TrainConfig, classes: list[str], norm: Norm) -> Exportable:
+    """Return the detector, from images to oriented boxes, to export."""
+    said = "detections: x and y of the centre, width and height in pixels, angle in radians (clockwise), score, class"
+    return exportable(config, classes, norm, Oriented, OrientedScenes, said)
+
+
+class OrientedScenes(Cells):
+    """Map images (N, 3, H, W) of uint8 to detections (N, D, 7): centre, width, height, angle, score, class; rows without one are 0.
+
+    A box is suppressed if it is near a better one that stays, which is known after as many rounds as boxes depend on each other in a row.
+    A graph has a fixed number of rounds, ROUNDS. What is not decided then, in a crowd where more than ROUNDS boxes depend on each other, is
+    left out.
+    """
+
+    def found(self, output: DetectorOutput, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return detections (N, D, 7) and the indices of their anchors (N, D), which mean nothing where a row is 0."""
+        model = cast(Any, self.model)
+        anchors = torch.cat(self.anchors(images))
+        if not model.suppresses:
+            boxes = model.coder.decode(output.regression.float(), anchors)
+            return best_rows(model, output, boxes, model.detections_per_img)
+        score, label, boxes, index = self.candidates(output.logits.float().sigmoid(), output.regression.float(), anchors)
+        with plain_torch():
+            over = near(boxes, label, model.nms_thresh).float()
+        sure = score > model.score_thresh
+        kept = sure
+        for _ in range(ROUNDS):
+            kept = sure & ((kept[:, None].float() @ over)[:, 0] == 0)
+        best, place = (score * kept).topk(min(model.detections_per_img, model.topk_candidates))
+        found = torch.cat([boxes, score[..., None], label[..., None].float()], dim=-1)
+        return rows_at(found, place) * (best > 0)[..., None], index.gather(1, place)

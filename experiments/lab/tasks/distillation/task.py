@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, absolute
+from lab.base.paths import ROOT, absolute
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import ImagesConfig, TrainConfig
 from lab.config.settings import Settings, flat

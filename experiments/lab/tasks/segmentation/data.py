@@ -16,8 +16,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor, resize
 
 from lab.base.errors import UserError
-from lab.base.files import ROOT, absolute
 from lab.base.formats import one_form, visible
+from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.data.batch import Batch
 from lab.data.images.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from lab.base.errors import UserError
+from lab.base.errors import UserError, first_line
 from lab.base.fonts import letters_of
 from lab.config.loss_schema import BoundaryConfig, CrossEntropyConfig, GeneralizedDiceConfig, HausdorffConfig, LossConfig, MccConfig
+from lab.config.model_view import timm_name
 from lab.config.schema import TrainConfig
 from lab.data.batch import Batch
 from lab.data.sets import Data, Norm
@@ -27,9 +28,50 @@ from lab.tasks.metrics import Counts
 from lab.tasks.models import model_norm
 from lab.tasks.segmentation import OUTSIDE, MaskFolderConfig, MasksConfig, SegmenterConfig
 from lab.tasks.segmentation.data import load_masks
-from lab.tasks.segmentation.model import build_segmenter
 from lab.tasks.segmentation.plots import Shown, masks_picture, palette
 from lab.tasks.task import BaseTask, table_of
+
+
+class Segmenter(nn.Module):
+    """Map images (N, C, H, W) to logits (N, classes, H, W)."""
+
+    def __init__(self, backbone: nn.Module, levels: list[int], channels: int, classes: int) -> None:
+        """Make the layers; levels: channels of each of the backbone's levels, the finest first."""
+        super().__init__()
+        self.backbone = backbone
+        self.reduce = nn.ModuleList(nn.Conv2d(count, channels, 1) for count in levels)
+        self.mix = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
+        self.classifier = nn.Conv2d(channels, classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        levels = [reduce(level) for reduce, level in zip(self.reduce, self.backbone(images), strict=True)]
+        size = levels[0].shape[-2:]
+        together = levels[0]
+        for level in levels[1:]:
+            together = together + F.interpolate(level, size=size, mode="bilinear", align_corners=False)
+        logits = self.classifier(self.mix(together))
+        return F.interpolate(logits, size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def build_segmenter(config: SegmenterConfig, *, channels: int, classes: int, image_size: int) -> Segmenter:
+    """Return a segmenter on a timm backbone.
+
+    Raises:
+        UserError: timm's model has no levels of (N, C, H, W).
+    """
+    import timm
+
+    try:
+        name = timm_name(config.name)
+        backbone: Any = timm.create_model(name, pretrained=config.pretrained, features_only=True, in_chans=channels, **config.args)
+        with torch.no_grad():
+            shapes = [tuple(level.shape) for level in backbone.eval()(torch.zeros(2, channels, image_size, image_size))]
+    except Exception as error:  # an argument that timm looks up or calculates with raises any error
+        raise UserError(f"model.name={config.name} cannot be a segmenter's backbone: {first_line(error)}") from None
+    levels = list(backbone.feature_info.channels())
+    if [shape[1] for shape in shapes] != levels or any(len(shape) != 4 for shape in shapes):
+        raise UserError(f"model.name={config.name}: its levels have the shapes {shapes}; (N, channels, height, width) is expected.")
+    return Segmenter(backbone.train(), levels, config.channels, classes)
 
 
 @dataclass
