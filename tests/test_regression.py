@@ -16,9 +16,9 @@ from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.data.sets import Norm
 from lab.run.predict import predictor
-from lab.tasks.regression import DigitTurnsConfig, plots
+from lab.tasks.regression import DigitTurnsConfig
 from lab.tasks.regression.data import digit_turns, spread
-from lab.tasks.regression.metrics import RegressionCounts, RegressionResult
+from lab.tasks.regression.metrics import RegressionCounts, RegressionResult, residual_picture
 from lab.tasks.regression.task import ValueLoss
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,12 +207,12 @@ def test_weights_without_measured_buffers_are_taken(make_trainer, tmp_path):
 
 def test_the_numbers_below_a_histogram_do_not_overlap(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, *rest, **options: kept.append(figure))
+    monkeypatch.setattr("lab.tasks.regression.metrics.save_figure", lambda figure, *rest, **options: kept.append(figure))
     target = torch.linspace(0.5, 1, 100)[:, None]
     residual = torch.linspace(-0.1, 0.093, 100)[:, None]
     figures = {"r2": torch.tensor([0.9]), "mae": torch.tensor([0.03])}
     result = RegressionResult({}, figures, target + residual, target)
-    plots.residual_picture(result, ["size"], tmp_path / "a.png")
+    residual_picture(result, ["size"], tmp_path / "a.png")
     (figure,) = kept
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in figure.axes[1].get_xticklabels() if text.get_text()]

@@ -319,7 +319,7 @@ def test_runs_know_no_task():
     for path in (ROOT / "experiments" / "lab" / "run").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [each.name for each in node.names] if isinstance(node, ast.Import) else [str(getattr(node, "module", ""))]
-            found |= {module for module in modules if module.startswith(("lab.tasks", "lab.config.detection", "lab.config.task"))}
+            found |= {module for module in modules if module.startswith(("lab.tasks", "lab.detectors"))}
             if isinstance(node, ast.Constant) and node.value in TASKS:
                 named.add((path.name, node.value))
     assert not found

@@ -62,7 +62,7 @@ class Detection(BaseTask):
         return build_detector(model, criterion(config.loss, config.box_loss, model, cls.own_loss), classes, image_size, **cls.kinds(config))
 
     @staticmethod
-    def kinds(config: TrainConfig) -> dict[str, Callable[..., Detector]]:
+    def kinds(config: TrainConfig) -> dict[str, Any]:
         """Return what makes a `yolo` and a `detr`, where the task has its own."""
         return {}
 

@@ -1,6 +1,6 @@
 """Segmentation of instances: the detection task with a mask of each object, counted, predicted and exported."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -70,7 +70,7 @@ class Instances(Detection):
     }
 
     @staticmethod
-    def kinds(config: TrainConfig) -> dict[str, Callable[..., Detector]]:
+    def kinds(config: TrainConfig) -> dict[str, Any]:
         task = cast(InstancesConfig, config.task)
         masks = partial(DetrMasks, prototypes=task.prototypes, points=task.points)
         return {"yolo": partial(YoloMasks, prototypes=task.prototypes), "detr": masks}

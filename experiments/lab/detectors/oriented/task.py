@@ -1,6 +1,5 @@
 """Oriented boxes: the detection task with rectangles at any angle."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,6 @@ from lab.data.sets import Norm
 from lab.detectors.detection.boxes import corners_of, rows_at
 from lab.detectors.detection.data import FileLoader
 from lab.detectors.detection.inference import Cells, best_rows, exportable, predictor
-from lab.detectors.detection.models.dense import Detector
 from lab.detectors.detection.task import Detection
 from lab.detectors.detection.task import build as build_detection
 from lab.detectors.detection.types import DetectionBatch, DetectorOutput
@@ -27,7 +25,7 @@ class Oriented(Detection):
     own_loss = "probiou"
 
     @staticmethod
-    def kinds(config: TrainConfig) -> dict[str, Callable[..., Detector]]:
+    def kinds(config: TrainConfig) -> dict[str, Any]:
         return {"yolo": YoloOriented}
 
     def outlines(self, batch: DetectionBatch) -> Tensor:
