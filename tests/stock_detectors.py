@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torchvision.models import detection
 from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import box_iou
 
 from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.models.backbone import Pyramid, backbone
 from lab.detectors.detection.models.dense import FCOS, RetinaNet
+from lab.detectors.detection.types import DetectorOutput
+from lossforge.losses import plain_torch
 
 HEIGHT, WIDTH, CLASSES = 64, 96, 3
 ANCHOR_SIZES = (16, 32, 64, 96, 128)
@@ -79,3 +82,36 @@ def stock_losses(model: Any, batch: SimpleNamespace) -> dict[str, torch.Tensor]:
     losses = model.compute_loss(targets(batch), outputs, anchors, *more)
     names = {"classification": "classification", "bbox_regression": "boxes", "bbox_ctrness": "centerness"}
     return {names[name]: value for name, value in losses.items()}
+
+
+def learn(model: Any, data: SimpleNamespace, steps: int, *, lr: float = 2e-3, clip: float = 1.0) -> None:
+    """Train on one batch; then each box's best detection is of its class and covers it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    given = (data.boxes, data.labels) if model.takes_targets else ()
+    for _ in range(steps):
+        output = model(data.images, *given)
+        with plain_torch():  # kernels take most of the time under the interpreter
+            loss = sum(model.loss(output, model.match(data, output), torch.tensor(5.0)).values())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    # batch norm's own statistics are those of so few steps
+    found = model.detections(model(data.images), data.sizes, (HEIGHT, WIDTH))
+    for detections, boxes, labels in zip(found, data.boxes, data.labels, strict=True):
+        for box, label in zip(boxes[labels >= 0], labels[labels >= 0], strict=True):
+            near = box_iou(box[None], detections["boxes"])[0] > 0.5
+            assert near.any()
+            assert detections["labels"][near][0] == label, "detections are in the order of their scores"
+
+
+def trained_without_boxes(model: Any) -> tuple[DetectorOutput, dict[str, torch.Tensor]]:
+    """Return outputs and losses of images without a box; gradients are finite, and no loss but the classes' is there."""
+    data = batch((0, 0))
+    output = model(data.images, *((data.boxes, data.labels) if model.takes_targets else ()))
+    matched = model.match(data, output)
+    losses = model.loss(output, matched, torch.ones(()))
+    sum(losses.values()).backward()
+    assert matched.positives == sum(value for name, value in losses.items() if name != "classification") == 0
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    return output, losses

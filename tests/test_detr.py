@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-import torchvision.ops
 from scipy.optimize import linear_sum_assignment
-from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
+from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, learn, pyramid, trained_without_boxes
 
 import lab
 from lab.detectors.detection.loss import DetectionLoss
@@ -197,13 +196,7 @@ def test_weights_load_with_and_without_denoising_queries(tmp_path, theirs, ours)
 
 @pytest.mark.parametrize("denoising", [0, 30])
 def test_a_batch_without_boxes(denoising):
-    model, data = detr(denoising=denoising), batch((0, 0))
-    output = model(data.images, data.boxes, data.labels)
-    matched = model.match(data, output)
-    losses = model.loss(output, matched, torch.ones(()))
-    sum(losses.values()).backward()
-    assert matched.positives == losses["boxes"] == losses["l1"] == 0
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    trained_without_boxes(detr(denoising=denoising))
 
 
 def test_detections_are_the_best_pairs_of_query_and_class():
@@ -218,22 +211,8 @@ def test_detections_are_the_best_pairs_of_query_and_class():
 
 
 def test_learns_one_batch():
-    """To find its boxes, beside denoising queries: each one's best detection is of its class and covers it."""
-    model, data = detr(implementation="torch", denoising=12), batch((2, 3), seed=3)  # kernels take long under the interpreter
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
-    for _ in range(150):
-        output = model(data.images, data.boxes, data.labels)
-        loss = sum(model.loss(output, model.match(data, output), torch.tensor(5.0)).values())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    found = model.detections(model(data.images), data.sizes, (HEIGHT, WIDTH))
-    for detections, boxes, labels in zip(found, data.boxes, data.labels, strict=True):
-        for box, label in zip(boxes[labels >= 0], labels[labels >= 0], strict=True):
-            near = torchvision.ops.box_iou(box[None], detections["boxes"])[0] > 0.5
-            assert near.any()
-            assert detections["labels"][near][0] == label
+    """Beside denoising queries."""
+    learn(detr(implementation="torch", denoising=12), batch((2, 3), seed=3), 150, lr=5e-4)
 
 
 SCENES = [

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from lab.data.sets import Norm
 from lab.detectors.detection.boxes import corners_of, turned_boxes
 from lab.detectors.detection.data import load_detection_data
 from lab.detectors.detection.loss import DetectionLoss
+from lab.detectors.detection.metrics import Found
 from lab.detectors.detection.task import criterion
-from lab.detectors.oriented.metrics import OrientedCounts, precision
 from lab.detectors.oriented.model import TurnedCoder, YoloOriented
-from lab.detectors.oriented.task import OrientedScenes
+from lab.detectors.oriented.task import OrientedCounts, OrientedScenes
 from lab.detectors.schema import BoxesConfig, DigitScenesConfig
 from lab.run.predict import draw, predictor
 from lossforge.losses.registry import LOSSES
@@ -250,31 +251,46 @@ def test_detections_are_suppressed_within_a_class_alone():
     assert found["scores"].tolist() == pytest.approx(torch.tensor([3.0, 2.0, 1.0]).sigmoid().tolist())
 
 
-def test_precision_is_cocos_where_boxes_are_upright(tmp_path):
-    """Against faster_coco_eval, which knows no angle."""
+def test_precision_is_cocos_where_boxes_are_upright():
+    """Against faster_coco_eval's own IoU, which knows no angle."""
     from faster_coco_eval import COCO, COCOeval_faster
-    from torchvision.ops import box_iou
 
     generator = torch.Generator().manual_seed(0)
-    images, truth, rows = [], [], []
+    offsets, of_image, found, rows, truth = [0], [], {}, [], []
     for image in range(12):
-        own = boxes_at_random(1 + image % 4, seed=image)
-        corners = torch.cat([own[:, :2] - own[:, 2:4] / 2, own[:, :2] + own[:, 2:4] / 2], 1)
-        found = corners.repeat(2, 1) + 2 * torch.randn(2 * len(own), 4, generator=generator)
-        scores = (torch.rand(len(found), generator=generator).mul(10).round() / 10).sort(descending=True, stable=True).values
-        images.append((scores.numpy(), box_iou(found.double(), corners.double()).numpy()))
-        frames = [torch.cat([each[:, :2], each[:, 2:] - each[:, :2]], 1).double().tolist() for each in (corners, found)]
-        truth += [{"image_id": image + 1, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0} for box in frames[0]]
-        pairs = zip(frames[1], scores.tolist(), strict=True)
-        rows += [{"image_id": image + 1, "category_id": 1, "bbox": box, "score": score} for box, score in pairs]
-    truth = [entry | {"id": number + 1} for number, entry in enumerate(truth)]
-    known = COCO({"images": [{"id": n + 1, "height": 64, "width": 96} for n in range(12)], "categories": [{"id": 1}], "annotations": truth})
+        own = boxes_at_random(1 + image % 4, seed=image).double()
+        own[:, 4] = 0
+        of_image.append(own)
+        offsets.append(offsets[-1] + len(own))
+        guesses = own.repeat(2, 1)
+        guesses[:, :4] += 2 * torch.randn(len(guesses), 4, generator=generator)
+        scores = (torch.rand(len(guesses), generator=generator).mul(10).round() / 10).sort(descending=True, stable=True).values
+        found[image] = Found(guesses, scores, torch.zeros(len(guesses), dtype=torch.int64))
+        frames = [torch.cat([each[:, :2] - each[:, 2:4] / 2, each[:, 2:4]], 1).tolist() for each in (own, guesses)]
+        truth += [{"image_id": image, "category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0} for box in frames[0]]
+        rows += [{"image_id": image, "category_id": 1, "bbox": box, "score": s} for box, s in zip(frames[1], scores.tolist(), strict=True)]
+    every = torch.cat(of_image)
+    file = SimpleNamespace(
+        image_ids=list(range(12)),
+        sizes=[(64, 96)] * 12,
+        labels=torch.zeros(len(every), dtype=torch.int64),
+        crowd=torch.zeros(len(every), dtype=torch.bool),
+        areas=every[:, 2] * every[:, 3],
+        corners=corners_of(every).view(-1, 4, 2),
+        masks=None,
+        rows=lambda position: slice(offsets[position], offsets[position + 1]),
+    )
+    result = OrientedCounts(["ant"], [1], CPU, file)._evaluate(found)
+    entries = [entry | {"id": number + 1} for number, entry in enumerate(truth)]
+    known = COCO({"images": [{"id": n, "height": 64, "width": 96} for n in range(12)], "categories": [{"id": 1}], "annotations": entries})
     judge = COCOeval_faster(known, known.loadRes(rows), "bbox", print_function=lambda *_: None)
     judge.evaluate()
     judge.accumulate()
     expected = judge.eval["precision"][:, :, 0, 0, -1]
     assert 0.05 < expected.mean() < 0.95
-    assert np.abs(precision(images) - expected).max() < 1e-6
+    assert result.per_class["ant"] == pytest.approx(expected.mean(), abs=1e-6)
+    assert result.precision["ant"] == pytest.approx(expected[0].tolist(), abs=1e-6)
+    assert result.values["map75"] == pytest.approx(expected[5].mean(), abs=1e-6)
 
 
 @pytest.fixture

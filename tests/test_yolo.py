@@ -7,14 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision.ops
-from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, pyramid
+from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, learn, pyramid, trained_without_boxes
 
 from lab.detectors.detection import LOSSES as DETECTION_LOSSES
 from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.models.backbone import backbone
 from lab.detectors.detection.models.yolo import STRIDES, Yolo
 from lab.detectors.detection.types import BACKGROUND, DetectorOutput
-from lossforge.losses import plain_torch
 
 BOX_LOSSES = ("giou", "ciou", "siou", "eiou", "l1", "smooth_l1")
 COMBINATIONS = sorted({*itertools.product(["varifocal"], BOX_LOSSES), *itertools.product(DETECTION_LOSSES, ["ciou"])})
@@ -201,13 +200,8 @@ def test_detections_of_one_to_one_are_not_suppressed():
 
 def test_a_batch_without_boxes():
     model = yolo()
-    data = batch((0, 0))
-    output = model(data.images)
-    matched = model.match(data, output)
-    losses = model.loss(output, matched, torch.ones(()))
-    sum(losses.values()).backward()
-    assert matched.positives == losses["boxes"] == losses["sides"] == 0
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.head.parameters())
+    trained_without_boxes(model)
+    assert all(parameter.grad is not None for parameter in model.head.parameters())
 
 
 def test_half_precision_outputs():
@@ -229,26 +223,7 @@ def test_autocast_does_not_round_sides():
 
 @pytest.mark.parametrize("one_to_one", [False, True])
 def test_learns_one_batch(one_to_one):
-    """To find its boxes: each one's best detection is of its class and covers it."""
-    model, data = yolo("varifocal", "ciou", one_to_one=one_to_one), batch((2, 3), seed=3)  # boxes that do not overlap
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    values = []
-    for _ in range(80):
-        output = model(data.images)
-        with plain_torch():  # kernels take most of the time under the interpreter
-            loss = sum(model.loss(output, model.match(data, output), torch.tensor(5.0)).values())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        values.append(loss.item())
-    model.train()  # batch norm's own statistics are those of 80 steps
-    found = model.detections(model(data.images), data.sizes, (HEIGHT, WIDTH))
-    for detections, boxes, labels in zip(found, data.boxes, data.labels, strict=True):
-        for box, label in zip(boxes[labels >= 0], labels[labels >= 0], strict=True):
-            near = torchvision.ops.box_iou(box[None], detections["boxes"])[0] > 0.5
-            assert near.any(), values
-            assert detections["labels"][near][0] == label
+    learn(yolo("varifocal", "ciou", one_to_one=one_to_one), batch((2, 3), seed=3), 80, clip=5.0)  # boxes that do not overlap
 
 
 @pytest.mark.gpu

@@ -170,6 +170,16 @@ class DetectionCounts(Counts):
     def _evaluate(self, found: dict[int, Found]) -> DetectionResult:
         return self._figures(found)
 
+    def true_boxes(self, rows: slice) -> Tensor:
+        """Return an image's true boxes, in the form of `in_file`."""
+        return self.truth.boxes[rows]
+
+    def evaluator(self) -> Any:
+        """Return the class that compares what was found with the truth."""
+        from faster_coco_eval import COCOeval_faster
+
+        return COCOeval_faster
+
     def _figures(self, found: dict[int, Found], *, of_masks: bool = False) -> DetectionResult:
         """Return COCO's figures of boxes, or of masks."""
         stats, curves = self._compared(found, of_masks) if found else (np.full(12, -1.0), np.full((1, 1, len(self.classes)), -1.0))
@@ -183,7 +193,7 @@ class DetectionCounts(Counts):
 
     def _compared(self, found: dict[int, Found], of_masks: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return COCO's figures, and the precision (IoU thresholds, recalls, classes) for boxes of all sizes; -1 without true boxes."""
-        from faster_coco_eval import COCO, COCOeval_faster
+        from faster_coco_eval import COCO
 
         images: list[dict[str, Any]] = []
         truth: list[dict[str, Any]] = []
@@ -199,7 +209,7 @@ class DetectionCounts(Counts):
                 return ({"segmentation": as_coco(shape, size)} if of_masks else {"bbox": shape} for shape in given)
 
             columns = (each_of.tolist() for each_of in (self.truth.labels[own], self.truth.crowd[own].long(), self.truth.areas[own]))
-            true = shapes(self.truth.boxes[own], self.truth.masks[own] if self.truth.masks is not None else None)
+            true = shapes(self.true_boxes(own), self.truth.masks[own] if self.truth.masks is not None else None)
             for label, crowd, area, shape in zip(*columns, true, strict=True):
                 truth.append(image | shape | {"id": len(truth) + 1, "category_id": label, "iscrowd": crowd, "area": area})
             for label, score, shape in zip(each.labels.tolist(), each.scores.tolist(), shapes(each.boxes, each.masks), strict=True):
@@ -207,7 +217,7 @@ class DetectionCounts(Counts):
         tree = {"images": images, "categories": [{"id": label, "name": name} for label, name in enumerate(self.classes)]}
         known = COCO(tree | {"annotations": truth})
         guesses = known.loadRes(rows) if rows else COCO(tree | {"annotations": []})
-        evaluation = COCOeval_faster(known, guesses, "segm" if of_masks else "bbox", print_function=lambda *_: None)
+        evaluation = self.evaluator()(known, guesses, "segm" if of_masks else "bbox", print_function=lambda *_: None)
         evaluation.params.iouThrs, evaluation.params.recThrs, evaluation.params.maxDets = np.array(IOU), np.array(RECALL), DETECTIONS
         evaluation.evaluate()
         evaluation.accumulate()

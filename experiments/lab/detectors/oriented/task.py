@@ -1,4 +1,4 @@
-"""Oriented boxes: the detection task with rectangles at any angle."""
+"""Oriented boxes: the detection task with rectangles at any angle, counted by COCO's rule with their exact IoU."""
 
 from typing import Any, cast
 
@@ -8,17 +8,64 @@ from torch import Tensor, nn
 
 from lab.config.schema import TrainConfig
 from lab.data.sets import Norm
-from lab.detectors.detection.boxes import corners_of, rows_at
+from lab.detectors.detection.boxes import corners_of, rows_at, turned_boxes
 from lab.detectors.detection.data import FileLoader
 from lab.detectors.detection.inference import Cells, best_rows, exportable, predictor
+from lab.detectors.detection.metrics import DETECTIONS, DetectionCounts, DetectionResult, Found
 from lab.detectors.detection.task import Detection
 from lab.detectors.detection.task import build as build_detection
 from lab.detectors.detection.types import DetectionBatch, DetectorOutput
-from lab.detectors.oriented.metrics import OrientedCounts, scale_of
 from lab.detectors.oriented.model import YoloOriented, near
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Predictor
-from lossforge.losses import plain_torch
+from lossforge.losses import plain_torch, rotated_box_iou
+
+
+class OrientedResult(DetectionResult):
+    """Figures of oriented boxes."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the detections with `rbox`, centre, width, height and angle in radians, and `poly`, the corners, in place of `bbox`."""
+        found = []
+        for row in super().rows():
+            box = row.pop("bbox")
+            found.append(row | {"rbox": box, "poly": corners_of(torch.tensor([box]))[0].tolist()})
+        return found
+
+
+class OrientedCounts(DetectionCounts):
+    """Collect oriented detections on the device; only the result waits for it."""
+
+    def in_file(self, boxes: Tensor, size: Tensor, original: Tensor) -> Tensor:
+        """Return boxes (D, 5) in pixels of the file. size, original: (2,) height and width of the image and of its file."""
+        return boxes * scale_of((original / size).float())
+
+    def true_boxes(self, rows: slice) -> Tensor:
+        return turned_boxes(cast(Tensor, self.truth.corners)[rows])
+
+    def evaluator(self) -> Any:
+        """Return COCO's evaluation with the IoU of turned rectangles; a crowd is found by nothing."""
+
+        class ByTurnedIoU(super().evaluator()):  # type: ignore[misc]  # it is imported where it is needed
+            def computeIoU(self, image_id: int, label: int) -> Any:  # noqa: N802  # the name that it calls
+                true, found = (data.get_instances([image_id], [label], True)[0][0] for data in (self.gt_dataset, self.dt_dataset))
+                if not true or not found:
+                    return []
+                best = sorted(found, key=lambda each: -each["score"])[: DETECTIONS[-1]]
+                boxes = [torch.tensor([each["bbox"] for each in some], dtype=torch.float64) for some in (best, true)]
+                return (rotated_box_iou(*boxes) * torch.tensor([not each["iscrowd"] for each in true])).numpy()
+
+        return ByTurnedIoU
+
+    def _evaluate(self, found: dict[int, Found]) -> DetectionResult:
+        of_all = self._figures(found)
+        values = {name: of_all.values[name] for name in ("map", "map50", "map75")}
+        return OrientedResult(values, of_all.per_class, of_all.precision, {}, self.category_ids)
+
+
+def scale_of(ratio: Tensor) -> Tensor:
+    """Return the factors (5,) of an oriented box where an image is resized by `ratio` (2,) of height and width, which are nearly equal."""
+    return torch.cat([ratio.flip(0), ratio.mean()[None].expand(2), torch.ones_like(ratio[:1])])
 
 
 class Oriented(Detection):
