@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,11 @@ def confusion_of(result: DetectionResult, truth: CocoFile, score: float, overlap
     return counts
 
 
+def entries(boxes: Tensor, masks: Sequence[bytes] | None, size: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return an image's objects as COCO writes them: by their masks, or without such by their boxes. size: height and width of its file."""
+    return [{"bbox": box} for box in boxes.tolist()] if masks is None else [{"segmentation": as_coco(mask, size)} for mask in masks]
+
+
 class DetectionCounts(Counts):
     """Collect detections on the device; only the result waits for it.
 
@@ -141,7 +146,7 @@ class DetectionCounts(Counts):
 
     def in_file(self, boxes: Tensor, size: Tensor, original: Tensor) -> Tensor:
         """Return boxes (D, 4) in pixels of an image as xywh in pixels of its file. size, original: (2,) height and width of both."""
-        ratio, most = ((original / size).float().flip(0).repeat(2), original.float().flip(0).repeat(2))
+        ratio, most = (original / size).float().flip(0).repeat(2), original.float().flip(0).repeat(2)
         corners = torch.minimum((boxes * ratio).clamp_min(0), most)
         return torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], dim=1)
 
@@ -203,16 +208,12 @@ class DetectionCounts(Counts):
             size, own, each = self.truth.sizes[position], self.truth.rows(position), found[position]
             image = {"image_id": self.truth.image_ids[position]}
             images.append({"id": image["image_id"], "height": size[0], "width": size[1]})
-
-            def shapes(boxes: Tensor, masks: Sequence[bytes] | None, size: Any = size) -> Iterator[dict[str, Any]]:
-                given: Iterable[Any] = (masks or ()) if of_masks else boxes.tolist()
-                return ({"segmentation": as_coco(shape, size)} if of_masks else {"bbox": shape} for shape in given)
-
-            columns = (each_of.tolist() for each_of in (self.truth.labels[own], self.truth.crowd[own].long(), self.truth.areas[own]))
-            true = shapes(self.true_boxes(own), self.truth.masks[own] if self.truth.masks is not None else None)
+            columns = (column.tolist() for column in (self.truth.labels[own], self.truth.crowd[own].long(), self.truth.areas[own]))
+            true = entries(self.true_boxes(own), self.truth.masks[own] if of_masks and self.truth.masks is not None else None, size)
             for label, crowd, area, shape in zip(*columns, true, strict=True):
                 truth.append(image | shape | {"id": len(truth) + 1, "category_id": label, "iscrowd": crowd, "area": area})
-            for label, score, shape in zip(each.labels.tolist(), each.scores.tolist(), shapes(each.boxes, each.masks), strict=True):
+            guessed = entries(each.boxes, each.masks if of_masks else None, size)
+            for label, score, shape in zip(each.labels.tolist(), each.scores.tolist(), guessed, strict=True):
                 rows.append(image | shape | {"category_id": label, "score": score})
         tree = {"images": images, "categories": [{"id": label, "name": name} for label, name in enumerate(self.classes)]}
         known = COCO(tree | {"annotations": truth})
