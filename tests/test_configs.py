@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from lab.comparison.runs import CompareConfig
-from lab.config.choices import SCHEMAS, TASKS
 from lab.config.help import settings_text
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import SEARCHES, BenchConfig, TrainConfig
 from lab.config.settings import CONF, TRAIN, groups
 from lab.data.specs import SOURCES
+from lab.registry import SCHEMAS, TASKS
 
 REGIONS = [name for name, schema in LOSSES.items() if schema.takes == "regions"]
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from lab.base.errors import UserError
 from lab.base.process import StoppedError
-from lab.config.choices import TASKS
 from lab.config.settings import load
 from lab.data.sets import Norm
+from lab.registry import TASKS
 from lab.run import checkpoint
 from lab.run.folder import RunFolder
 from lab.tasks.contrastive.captions import CAPTIONS, COLORS, LONGEST, WORDS, caption, choices, text_of, tokens_of

@@ -20,10 +20,10 @@ import predict
 import sync
 import train
 from lab.base.errors import UserError
-from lab.config.choices import SCHEMAS
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import load
 from lab.config.user import KEY
+from lab.registry import SCHEMAS
 from lab.run import checkpoint
 from lab.run.saved import load_checkpoint
 from lab.run.trust import MARK, Origin, code_settings, origin, origin_of, read_config, signature, written

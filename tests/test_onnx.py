@@ -16,11 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lab
 from lab.base.errors import UserError
-from lab.config.choices import TASKS, spec_of
 from lab.config.objects import find_object
 from lab.config.settings import load
 from lab.data.sets import Norm
 from lab.detectors.instances.loss import inside
+from lab.registry import TASKS, spec_of
 from lab.run.export import check_export, export
 from lab.run.exported import difference
 

@@ -11,10 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from lab.base.errors import UserError
-from lab.config.choices import TASKS
 from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.data.sets import Norm
+from lab.registry import TASKS
 from lab.run.predict import predictor
 from lab.tasks.regression import DigitTurnsConfig
 from lab.tasks.regression.data import digit_turns, spread

@@ -313,7 +313,7 @@ def test_runs_know_no_task():
     """What is a task's stands in its own folder, so that one of a user's own has all that ours have."""
     import ast
 
-    from lab.config.choices import TASKS
+    from lab.registry import TASKS
 
     found, named = set(), set()
     for path in (ROOT / "experiments" / "lab" / "run").glob("*.py"):

@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lab.comparison.runs import CompareConfig
-from lab.config.choices import SCHEMAS
 from lab.config.help import walked
 from lab.config.schema import SEARCHES, BenchConfig, TrainConfig
+from lab.registry import SCHEMAS
 from lossforge.bench.report.tables import markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"

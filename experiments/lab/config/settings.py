@@ -19,11 +19,11 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from lab.base.errors import UserError, nearest, unknown
 from lab.base.formats import masked, masked_tree, one_form
 from lab.base.paths import ROOT, absolute
-from lab.config.choices import SCHEMAS, agree, schema_of, usual_loss
 from lab.config.command import config_folders
 from lab.config.presets import address
 from lab.config.schema import SEARCHES, BenchConfig, SweepConfig, TrainConfig, check, range_text
 from lab.config.user import chosen_uri, runs_folder
+from lab.registry import SCHEMAS, agree, schema_of, usual_loss
 
 CONF = ROOT / "conf"
 Config = TypeVar("Config")

@@ -35,7 +35,7 @@ class BoxLabels:
         self.size = list(size_of(self.data, None))
         self.side = self.size[0]
 
-    def open(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, None]:
+    def load(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, None]:
         for name in ("horizontal_flip", "photometric") if self.in_memory and self.data.augment else ():
             if given := getattr(self.data, name):
                 raise UserError(f"data.{name}={given}: 0 is expected with task.in_memory=true, which only turns, scales and shifts images.")

@@ -15,12 +15,12 @@ from lab.base.files import open_to_append, remove_unfinished, unwritable, write_
 from lab.base.formats import one_line, shortened
 from lab.base.paths import absolute
 from lab.base.process import ABORTED, begin_work
-from lab.config.choices import spec_of
 from lab.config.help import PREDICT_USAGE
 from lab.config.settings import groups
 from lab.data.images.files import SUFFIXES, UNREADABLE, CorruptError, reason
 from lab.data.images.pixels import read_image, shown
 from lab.data.listing import hidden, kinds_of, passed_over
+from lab.registry import spec_of
 from lab.results.video import Frame, VideoFile, frames_of, is_video, opencv
 from lab.run.machine import pick_device
 from lab.run.predict import Prediction, draw, predictor

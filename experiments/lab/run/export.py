@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from lab.base.errors import UserError, first_line
 from lab.base.files import write_whole
-from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import DataConfig, TrainConfig
 from lab.data.sets import Norm
+from lab.registry import spec_of
 from lab.run import checkpoint
 from lab.run.exported import ABOUT, Exported, difference, pixels_of, refuse_different
 from lab.run.folder import RunFolder

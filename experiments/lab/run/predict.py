@@ -11,11 +11,11 @@ from torch import Tensor
 from lab.base.drawing import colour_of, with_boxes, with_masks
 from lab.base.errors import UserError
 from lab.base.fonts import drawable, font_for
-from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import TrainConfig
 from lab.data.rle import as_coco, framed
 from lab.data.sets import Norm
+from lab.registry import spec_of
 from lab.run.saved import load_weights
 
 SAID = 5  # how many of an image's labels the terminal shows

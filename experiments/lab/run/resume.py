@@ -8,10 +8,10 @@ from lab.base.errors import UserError
 from lab.base.paths import ROOT, absolute
 from lab.base.process import is_rank_zero
 from lab.base.records import NAME, read_history
-from lab.config.choices import DATA
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings, flat, given_names, load, reload, value_of
 from lab.config.user import runs_folder
+from lab.registry import DATA
 from lab.run.folder import running
 from lab.run.saved import load_checkpoint, reload_file
 from lab.run.trust import Origin, are_settings, checked, is_foreign, is_trusted, origin_of, read_config, vouching

@@ -13,12 +13,12 @@ from lab.base.files import open_to_read, sha256_of
 from lab.base.formats import masked
 from lab.base.paths import ROOT, absolute
 from lab.base.records import NAME, read_history
-from lab.config.choices import DATA, TASKS
 from lab.config.schema import SplitConfig, TrackingConfig, TrainConfig
 from lab.config.settings import Settings, flat, given_names, quoted, reload, resolved, value_of
 from lab.config.user import runs_folder
 from lab.data.specs import SOURCES
 from lab.data.split import held_out_by
+from lab.registry import DATA, TASKS
 from lab.run.trust import checked, is_trusted, naming_code, origin, own_place
 from lab.tracking.store import RefusedError, files_at, open_client, reason
 from lab.tracking.uploader import is_own, read_state, tracking_uri

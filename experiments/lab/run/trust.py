@@ -18,11 +18,11 @@ import yaml
 from lab.base.errors import UserError
 from lab.base.files import read_text
 from lab.base.yaml_limits import are_plain, is_shallow
-from lab.config.choices import SCHEMAS
 from lab.config.schema import OptimConfig, TrainerConfig
 from lab.config.settings import given_names
 from lab.config.user import has_key, hmac_of
 from lab.data.specs import SOURCES
+from lab.registry import SCHEMAS
 
 GROUPS = ("task", "model", "loss", "data", "optim", "trainer")
 """Groups that every run's settings have."""

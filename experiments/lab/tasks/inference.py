@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize, pil_to_tensor, resize
 
 from lab.base.errors import UserError, unknown
-from lab.config.choices import spec_of
 from lab.config.model_view import timm_name
 from lab.config.schema import ClassifierConfig, CustomModelConfig, DataConfig, PhotosConfig, TrainConfig
 from lab.data.sets import Norm, normalised
 from lab.data.transforms import held_out_transform
+from lab.registry import spec_of
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.losses import activation_of, probabilities

@@ -10,7 +10,7 @@ from lab.data.spec import DataSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A task, as its folder describes it: lab.config.choices finds `SPEC` in each folder, and `task=custom` adds a user's own.
+    """A task, as its folder describes it: lab.registry finds `SPEC` in each folder, and `task=custom` adds a user's own.
 
     Args:
         config: the schema of the group `task`; the default of its field `name` is the task's name.

@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.base.errors import UserError
-from lab.config.choices import spec_of
 from lab.config.objects import find_object
 from lab.config.schema import TrainConfig
 from lab.config.settings import Settings
@@ -17,6 +16,7 @@ from lab.data.sets import Norm
 from lab.optim.updater import check_optimizer
 from lab.processes import distributed
 from lab.processes.parallel import blocks
+from lab.registry import spec_of
 from lab.run.export import exports
 from lab.run.machine import pick_device, seed_all, seed_rank
 from lab.tasks.finetuning import freeze, load_own_weights

@@ -33,7 +33,7 @@ class LabelSets(Protocol):
 
     side: int
 
-    def open(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
+    def load(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
         """Open the data; arguments as of lab.data.load.load_data.
 
         Returns:
@@ -55,7 +55,7 @@ class TableLabels:
         self.data, self.side = cast(TableConfig, config.data), image_size(config)
         self.in_memory = cast(MultilabelConfig, config.task).in_memory
 
-    def open(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
+    def load(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
         if self.in_memory:
             raise UserError("task.in_memory=true: images of data=table are read from their files.")
         data, targets = table_data(self.data, "labels", norm, device, seed, saved)
@@ -218,7 +218,7 @@ class Multilabel(ClassifierTask):
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Multilabel:
     sets = label_sets(config)
-    data, labelled, images, masked = sets.open(model_norm(config.model, saved), device, config.seed, saved)
+    data, labelled, images, masked = sets.load(model_norm(config.model, saved), device, config.seed, saved)
     return Multilabel(config, data, sets.side, device, labelled, images, masked)
 
 

@@ -1,4 +1,4 @@
-"""The groups of conf/ whose option decides which settings there are, and which options go together."""
+"""The tasks, models, losses and sources of data that there are, by the records of their folders, and which go together."""
 
 from collections.abc import Mapping
 from dataclasses import make_dataclass
@@ -19,7 +19,7 @@ from lab.tasks.spec import TaskSpec
 ROOMS = ("tasks", "detectors")
 """Folders of the app in which each package is a task, whose record is its `SPEC`."""
 FOLDERS = sorted(
-    (path.parent for room in ROOMS for path in Path(__file__).parents[1].glob(f"{room}/*/__init__.py")), key=lambda path: path.name
+    (path.parent for room in ROOMS for path in Path(__file__).parent.glob(f"{room}/*/__init__.py")), key=lambda path: path.name
 )
 SPECS: list[TaskSpec] = [import_module(f"lab.{folder.parent.name}.{folder.name}").SPEC for folder in FOLDERS]
 TASKS = {spec.name: spec for spec in SPECS}
