@@ -51,7 +51,7 @@ class TensorBoard(Writer):
         self.events = SummaryWriter(str(folder / "tensorboard"))
         if not goes_on:
             lines = [f"| {markdown_text(name)} | {markdown_text(str(value))} |" for name, value in self.params.items()]
-            self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, start["time"])
+            self.events.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]), 0, start.get("time"))
         self.best: dict[str, float] = {}
         self.place = f"tensorboard --logdir {os.path.relpath(folder.parent)}"
 
