@@ -6,8 +6,7 @@ Focal Loss, 2020 (arXiv 2006.04388).
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from lab.detectors.detection.boxes import rotated, unsuppressed
 from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.models.yolo import STRIDES, Branch, TaskAlignedHead, Yolo
-from lab.detectors.detection.types import DetectionBatch, DetectorOutput, Matched
-from lossforge.losses import plain_torch, probabilistic_box_iou, task_aligned_assign
+from lab.detectors.detection.types import DetectionBatch, DetectorOutput
+from lossforge.losses import probabilistic_box_iou
 
 
 class TurnedCoder:
@@ -64,36 +63,18 @@ class YoloOriented(Yolo):
     """A YOLO of oriented boxes, whose `regression` is distances and angle; backbone, classes, criterion, options: as Yolo's."""
 
     coder: Any
+    overlap = "probiou"
 
     def __init__(self, backbone: nn.Module, classes: int, criterion: DetectionLoss, **options: Any) -> None:
         super().__init__(backbone, classes, criterion, head=OrientedHead, **options)
         self.coder = TurnedCoder()
 
-    def _assigned(self, batch: DetectionBatch, output: DetectorOutput, cells: Tensor, topk: int, topk2: int | None = None) -> Matched:
-        """Return the targets of a head's anchors. topk, topk2: how many anchors a box chooses, and keeps."""
-        assert batch.turned is not None
+    def true_boxes(self, batch: DetectionBatch) -> Tensor:
+        return cast(Tensor, batch.turned)
+
+    def boxes_of(self, cells: Tensor) -> Tensor:
         centre, stride = _centre_and_stride(cells)
-        with plain_torch() if self.criterion.plain else nullcontext():
-            found = task_aligned_assign(
-                output.logits,
-                self.coder.decode(output.regression.float(), cells),
-                centre,
-                batch.labels,
-                batch.turned,
-                batch.labels >= 0,
-                topk=topk,
-                topk2=topk2,
-                alpha=self.alpha,
-                beta=self.beta,
-                iou="probiou",
-                from_logits=True,
-                dense=False,
-            )
-        upright = torch.cat([centre, stride, stride, torch.zeros_like(stride)], -1)
-        boxes = torch.where(found.foreground[..., None], found.boxes, upright)
-        return Matched(
-            found.labels, boxes, found.foreground, found.foreground.sum(dtype=torch.float32), cells, found.quality, found.box_index
-        )
+        return torch.cat([centre, stride, stride, torch.zeros_like(stride)], -1)
 
     @torch.no_grad()
     def detections(self, output: DetectorOutput, sizes: Tensor, padded: tuple[int, int]) -> list[dict[str, Tensor]]:

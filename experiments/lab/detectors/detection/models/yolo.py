@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -109,6 +109,7 @@ class Yolo(Detector):
 
     strides = STRIDES
     matches_output = True
+    overlap: Any = "iou"  # of CIoU, a box that no prediction comes near has none above 0, and would never be learned
     postprocess_detections = detection.RetinaNet.postprocess_detections
 
     def __init__(
@@ -184,20 +185,28 @@ class Yolo(Detector):
                 self.coder.decode(output.regression.float(), cells),
                 (cells[:, :2] + cells[:, 2:]) / 2,
                 batch.labels,
-                batch.boxes.float(),
+                self.true_boxes(batch),
                 batch.labels >= 0,
                 topk=topk,
                 topk2=topk2,
                 alpha=self.alpha,
                 beta=self.beta,
-                iou="iou",  # of CIoU, a box that no prediction comes near has none above 0, and would never be learned
+                iou=self.overlap,
                 from_logits=True,
                 dense=False,
             )
-        boxes = torch.where(found.foreground[..., None], found.boxes, cells)
+        boxes = torch.where(found.foreground[..., None], found.boxes, self.boxes_of(cells))
         return Matched(
             found.labels, boxes, found.foreground, found.foreground.sum(dtype=torch.float32), cells, found.quality, found.box_index
         )
+
+    def true_boxes(self, batch: DetectionBatch) -> Tensor:
+        """Return a batch's boxes, as the coder decodes them."""
+        return batch.boxes.float()
+
+    def boxes_of(self, cells: Tensor) -> Tensor:
+        """Return cells (A, 4) as boxes, as the coder decodes them."""
+        return cells
 
     def loss(self, output: DetectorOutput, matched: Matched, normalizer: Tensor) -> dict[str, Tensor]:
         """Return sums over the batch and both heads, divided by `normalizer`."""
