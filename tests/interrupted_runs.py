@@ -18,7 +18,7 @@ from typing import Any
 from warm import BEFOREHAND
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = [*BEFOREHAND, "train", "lab.training.assemble", "lab.run.active", "lab.training.summary", "lab.data.sources.folder"]
+LIBRARIES = [*BEFOREHAND, "train", "lab.training.assemble", "lab.run.active", "lab.training.summary", "lab.data.load"]
 
 
 def server() -> Any:

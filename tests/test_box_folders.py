@@ -34,8 +34,8 @@ import train
 from lab.base.drawing import colour_of
 from lab.base.errors import UserError
 from lab.config.settings import load as settings
+from lab.data.load import load_data
 from lab.data.sets import Norm
-from lab.data.sources.folder import folder_data
 from lab.detectors.detection.data import load_detection_data
 from lab.detectors.detection.task import build
 from lab.detectors.schema import BoxesConfig
@@ -454,7 +454,7 @@ def test_a_folder_of_boxes_is_named_to_who_takes_it_for_classes(tmp_path):
         what = found.removeprefix(f"{root}: ").partition(": ")[0]
         words = ["data=folder", f"data.root={root}", "data.workers=0"]
         with pytest.raises(UserError, match=re.escape(f"data.root={root}: holds boxes ({what}); task=detection data=boxes reads them")):
-            folder_data(settings(words).config.data, GREY, CPU, 0)
+            load_data(settings(words).config.data, GREY, CPU, 0)
 
 
 def test_keypoints_after_the_box(tmp_path):

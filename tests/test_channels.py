@@ -7,13 +7,12 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from digit_folders import digit_files
 from PIL import Image, TiffImagePlugin
 
 from lab.base.errors import UserError
 from lab.config.settings import Settings
-from lab.data.images.files import UNREADABLE, ImageBytes
-from lab.data.images.pixels import PixelFault, alpha_note, measured, read_pixels, shown
+from lab.data.images.files import UNREADABLE, ImageBytes, fault_in
+from lab.data.images.pixels import measured, read_pixels, shown
 from lab.data.sources.custom import of_channels
 from lab.results.prediction import AskedPrediction, predict
 from lab.run.predict import predictor
@@ -102,7 +101,7 @@ def test_a_png_of_16_bits_keeps_them_in_every_channel(tmp_path, channels, of_sha
     found = read_pixels(ImageBytes(path.read_bytes(), path.name) if of_shard else path, channels)
     assert torch.equal(found, torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1) / 65535)
     path.write_bytes(path.read_bytes()[:200])
-    assert PixelFault(channels)((path, None)).startswith("cannot be read as an image (")
+    assert fault_in(lambda: read_pixels(path, channels)).startswith("cannot be read as an image (")
 
 
 def test_a_tiff_whose_16_bits_would_be_read_as_8_is_refused(tmp_path):
@@ -133,15 +132,6 @@ def folder(tmp_path):
 
 def words(root, *more):
     return ["data=folder", f"data.root={root}", "data.image_size=16", "data.batch_size=4", "data.workers=0", "data.channels=12", *more]
-
-
-def test_normalisation_is_measured_on_the_training_images(make_trainer, folder):
-    data = make_trainer(*words(folder)).data
-    every = torch.stack([read_pixels(path, 12) for path in sorted((folder / "train").rglob("*.tif"))]).double()
-    assert data.norm.mean == pytest.approx(every.mean((0, 2, 3)).tolist(), rel=1e-5)
-    assert data.norm.std == pytest.approx(every.std((0, 2, 3), correction=0).tolist(), rel=1e-5)
-    assert data.channels == 12
-    assert next(iter(data.val)).images.shape == (6, 12, 16, 16)
 
 
 def test_a_model_trains_on_them_and_says_what_they_show(make_trainer, folder, run_folder, quiet, tmp_path, capsys):
@@ -177,26 +167,6 @@ def test_wrong_channels_are_named_before_the_run(make_trainer, folder, tmp_path)
         make_trainer(*words(folder, "data.skip_corrupt=true", "data.normalization=model"))
     with pytest.raises(UserError, match=r"data.auto_augment=original: changes images in RGB"):
         make_trainer(*words(folder, "data.skip_corrupt=true", "data.auto_augment=original"))
-
-
-def test_rgb_can_be_measured_too(make_trainer, tmp_path):
-    root = digit_files(tmp_path / "pictures")
-    chosen = ["data=folder", f"data.root={root}", "data.image_size=16", "data.workers=0", "data.normalization=measured"]
-    data = make_trainer(*chosen).data
-    every = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in (root / "train").rglob("*.png")]) / 255
-    assert data.norm.mean == pytest.approx(every.mean((0, 1, 2)).tolist(), rel=1e-5)
-    assert data.norm.std == pytest.approx(every.std((0, 1, 2)).tolist(), rel=1e-5)
-
-
-def test_transparency_is_said(make_trainer, tmp_path):
-    root = digit_files(tmp_path / "pictures")
-    chosen = ["data=folder", f"data.root={root}", "data.image_size=16", "data.workers=0"]
-    assert make_trainer(*chosen).notes == []
-    path = next((root / "train").rglob("*.png"))
-    Image.open(path).convert("RGBA").save(path)
-    (note,) = make_trainer(*chosen).notes
-    assert note == "1 of 24 training images have transparency (alpha), which is left out; data.channels=4 reads it, too"
-    assert alpha_note([str(path)])[0].startswith("1 of 1 ")
 
 
 def test_few_of_many_are_measured():

@@ -77,5 +77,5 @@ def test_a_data_source_names_settings_and_functions_that_exist(source):
 
     named = {*source.parts, *source.splits, *source.files, *source.digested, source.titled_by, source.source} - {None}
     assert not [name for name in named if not source.has(name)]
-    assert source.open is None or callable(find_object(source.open))
+    assert source.read is None or callable(find_object(source.read))
     assert (CONF / "data" / f"{source.name}.yaml").is_file()

@@ -16,8 +16,7 @@ from lab.data.sets import Norm
 from lab.registry import TASKS
 from lab.run import checkpoint
 from lab.run.folder import RunFolder
-from lab.tasks.contrastive.captions import CAPTIONS, COLORS, LONGEST, WORDS, caption, choices, text_of, tokens_of
-from lab.tasks.contrastive.data import digit_captions
+from lab.tasks.contrastive.data import CAPTIONS, COLORS, LONGEST, WORDS, caption, choices, digit_captions, text_of, tokens_of
 from lab.tasks.contrastive.metrics import RetrievalCounts, ranks, recalls
 from lab.tasks.contrastive.model import Features
 from lab.tasks.contrastive.task import pair_loss

@@ -5,9 +5,8 @@ import torch
 
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.data.load import load_data
+from lab.data.load import load_data, tail_counts, with_wrong_labels
 from lab.data.sets import Norm
-from lab.data.sources.corruption import tail_counts, with_wrong_labels
 
 CPU = torch.device("cpu")
 NORM = Norm([0.5], [0.5])

@@ -38,16 +38,6 @@ def every_row(header="path,weight,group", row="train/{name}/{i}.png,{weight},{gr
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_folder_trains_and_counts_each_image_once(make_trainer, run_folder, quiet, pictures, workers):
-    trainer = make_trainer(*words(pictures, f"data.workers={workers}", "trainer.epochs=2", "loss=focal", "optim.lr=1e-3"))
-    trainer.fit(run_folder, quiet)
-    assert trainer.done == 2 * 4
-    assert trainer.values["val/samples"] == 9
-    assert trainer.data.classes == ["cat", "dog", "owl"]
-    assert sorted(int(i) for batch in trainer.data.train for i in batch.index) == list(range(18))
-
-
 def test_weights_and_groups_of_a_csv_file_reach_their_images(make_trainer, pictures, tmp_path):
     loss = ["loss=preference_bce", "loss.group_weight=[1,3]"]
     for part in ("train", "val"):

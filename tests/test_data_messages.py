@@ -1,6 +1,5 @@
 """What an app says, and does, about names, paths and tables that people meet."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,15 +8,11 @@ from pathlib import Path
 
 import pytest
 from digit_folders import digit_files
-from PIL import Image
 
 from lab.base.errors import UserError
 from lab.config.settings import load
-from lab.data.cells import delimiter_of
+from lab.data.cells import first_row
 from lab.data.samples import class_of
-from lab.data.sets import Norm
-from lab.detectors.detection.data import load_detection_data
-from lab.detectors.schema import CocoConfig
 
 EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
 SMALL = ["data.image_size=16", "data.batch_size=4", "data.workers=0", "data.augment=false", "tracking=none"]
@@ -82,7 +77,7 @@ def test_the_delimiter_of_a_table_is_found(make_trainer, tmp_path, delimiter):
     rows = [f'"train/{name}/{number}.png"{delimiter}{name}' for name in ("cat", "dog") for number in range(8)]
     file = root / "t.csv"
     file.write_text("\n".join([f"path{delimiter}label", *rows]))
-    assert delimiter_of(file) == delimiter
+    assert first_row(file) == (["path", "label"], delimiter)
     words = ["data=table", f"data.file={file}", *SMALL]
     assert make_trainer(*words).data.classes == ["cat", "dog"]
     assert make_trainer(*words, f"data.delimiter='{delimiter}'").data.classes == ["cat", "dog"]
@@ -116,55 +111,8 @@ def test_a_resume_names_the_class_that_was_renamed(make_trainer, tmp_path, run_f
         (root / part / "cat").rename(root / part / "lynx")
     with pytest.raises(UserError, match=r"16 samples of 2 classes, while the run has seen 16 of 2\. Gone: 'cat'\. New: 'lynx'\.$"):
         make_trainer(*words).restore(state)
-
-
-def coco(folder, change):
-    """A COCO folder of one image with a box, changed by `change(part, tree)`."""
-    Image.new("RGB", (40, 20)).save(folder / "0.png")
     for part in ("train", "val"):
-        tree = {
-            "images": [{"id": 1, "file_name": "0.png", "height": 20, "width": 40}],
-            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [4, 5, 10, 8]}],
-            "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
-        }
-        change(part, tree)
-        (folder / f"{part}.json").write_text(json.dumps(tree))
-    names = {"train_images": ".", "val_images": ".", "train_annotations": "train.json", "val_annotations": "val.json"}
-    config = CocoConfig(root=str(folder), workers=0, shortest=None, longest=None, augment=False, **names)
-    import torch
-
-    return load_detection_data(config, None, Norm([0.0] * 3, [1.0] * 3), torch.device("cpu"), 0)
-
-
-def test_boxes_follow_from_polygons(tmp_path):
-    def polygons(_part, tree):
-        del tree["annotations"][0]["bbox"]
-        tree["annotations"][0]["segmentation"] = [[4, 5, 9.5, 5, 9.5, 13], [12, 6, 14, 6, 14, 7.5, 12, 7]]
-
-    assert coco(tmp_path, polygons).train.file.boxes.tolist() == [[4, 5, 10, 8]]
-
-    def damaged(_part, tree):
-        polygons(_part, tree)
-        tree["annotations"][0]["segmentation"][0].append(1)
-
-    with pytest.raises(UserError, match=r"bbox None; four finite numbers"):
-        coco(tmp_path, damaged)
-
-
-def test_an_image_without_a_size_has_that_of_its_file(tmp_path):
-    def sizeless(_part, tree):
-        del tree["images"][0]["height"], tree["images"][0]["width"]
-
-    assert coco(tmp_path, sizeless).train.file.sizes == [(20, 40)]
-
-    def gone(part, tree):
-        sizeless(part, tree)
-        tree["images"].append({"id": 2, "file_name": "none.png"})
-
-    with pytest.raises(UserError, match=r"image 2 \(.*none\.png\): has no height and width in the annotations, and no such file"):
-        coco(tmp_path, gone)
-
-
-def test_fewer_categories_are_named_with_the_remedy(tmp_path):
-    with pytest.raises(UserError, match=r"only: 2 'blue'\. Remedy: write the same list `categories` into both"):
-        coco(tmp_path, lambda part, tree: tree["categories"].pop() if part == "val" else None)
+        (root / part / "lynx").rename(root / part / "cat")
+    (root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / "zero.png")
+    with pytest.raises(UserError, match="the training data has changed: its samples have other names or labels"):
+        make_trainer(*words).restore(state)

@@ -17,7 +17,7 @@ from lab.data.sources.hub import HubSamples
 from lab.detectors.detection.data import load_detection_data
 from lab.detectors.schema import CocoConfig
 from lab.tasks.segmentation import MaskFolderConfig
-from lab.tasks.segmentation.data import MaskFiles, Pair, read_mask
+from lab.tasks.segmentation.data import MaskFiles, Pairs, read_mask
 
 SIZE = 32
 NORM = Norm([0.5] * 3, [0.25] * 3)
@@ -116,7 +116,8 @@ def test_segmentation_scales_an_image_of_12_bits_and_not_its_mask(tmp_path, valu
     written_in_12_bits(image, values)
     written_in_12_bits(mask, labels)
     config = MaskFolderConfig(classes=["ground", "square", "disc"], image_size=SIZE, augment=False)
-    files = MaskFiles([Pair(image, mask, "0")], config, [0] * 3, train=False)
+    pairs = Pairs(targets=torch.zeros(1), keys=["0"], pairs=[(image, mask)], classes=3, exif="shown")
+    files = MaskFiles(pairs, config, [0] * 3, train=False)
     files.size = list(values.shape)
     pixels, found, _ = files[0, 0]
     assert np.array_equal(pixels[0].numpy(), (values * 255 / 4095).round())
@@ -133,7 +134,7 @@ def test_images_of_the_hub_are_scaled_as_those_of_a_folder(tmp_path, values, bit
         Image.fromarray((values * 16).astype(np.uint16)).save(path)
     cells = {"picture": [{"bytes": path.read_bytes(), "path": None}]}
     rows = datasets.Dataset.from_dict(cells, datasets.Features({"picture": datasets.Image()})).with_format("arrow")
-    shared = {"classes": ["ant"], "targets": torch.zeros(1), "keys": ["0"], "dataset": rows, "column": "picture", "folders": None}
+    shared = {"mode": None, "targets": torch.zeros(1), "keys": ["0"], "dataset": rows, "column": "picture", "folders": None}
     torch.testing.assert_close(HubSamples(**shared, channels=1).image(0), read_pixels(path, 1), atol=0, rtol=0)
     assert np.array_equal(np.asarray(HubSamples(**shared).image(0)), np.asarray(read_rgb(path, deep=True)))
 

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from lab.base.errors import UserError
-from lab.data.images import files as images
 from lab.data.sets import Norm
 from lab.detectors.detection.data import load_detection_data
 from lab.detectors.detection.inference import batches
@@ -281,22 +280,26 @@ def test_corrupt_images_are_named_and_their_boxes_are_not(coco):
     assert (data.train.samples, data.counts.tolist()) == (1, [1, 0, 0])
 
 
-def test_whole_numbers_as_floats_and_paths_of_windows_are_read(coco):
-    tree = coco.trees["train"]
+@pytest.mark.parametrize("kind", [float, str])
+def test_numbers_of_other_kinds_and_paths_of_windows_are_read(coco, kind):
     plain = coco.load().train.file
-    for entry in tree["images"]:
-        entry |= {name: float(entry[name]) for name in ("id", "height", "width")} | {"file_name": ".\\" + entry["file_name"]}
-    for entry in tree["annotations"]:
-        entry |= {name: float(entry[name]) for name in ("image_id", "category_id")}
-    for part in coco.trees.values():
-        for entry in part["categories"]:
-            entry["id"] = float(entry["id"])
+    for name, tree in coco.trees.items():
+        for entry in tree["categories"]:
+            entry["id"] = kind(entry["id"])
+        for entry in tree["images"] if name == "train" else ():
+            entry |= {name: kind(entry[name]) for name in ("id", "height", "width")} | {"file_name": ".\\" + entry["file_name"]}
+        for entry in tree["annotations"] if name == "train" else ():
+            entry |= {name: kind(entry[name]) for name in ("image_id", "category_id")}
     coco.write()
     read = coco.load().train.file
     assert (read.image_ids, read.sizes, read.category_ids) == (plain.image_ids, plain.sizes, plain.category_ids)
     assert all(type(each) is int for each in (*read.image_ids, *read.category_ids))
     assert [Path(file).resolve() for file in read.files] == [Path(file).resolve() for file in plain.files]
     assert torch.equal(read.labels, plain.labels)
+    coco.trees["train"]["images"][0]["id"] = "a7f"
+    coco.write()
+    with pytest.raises(UserError, match="has no integer id of 64 bits; number the images, and give their boxes these numbers as image_id"):
+        coco.load()
 
 
 def test_a_file_whose_name_has_a_backslash_comes_before_one_in_a_folder(coco):
@@ -367,52 +370,6 @@ def test_an_image_of_two_ids_is_taken_once(coco):
     assert coco.load(skip_corrupt=True).train.file.boxes.tolist() == plain.boxes.tolist()
 
 
-def test_ids_that_are_texts_are_read_as_numbers_or_named(coco):
-    plain = coco.load().train.file
-    tree = coco.trees["train"]
-    for part in coco.trees.values():
-        for entry in part["categories"]:
-            entry["id"] = str(entry["id"])
-    for entry in tree["images"]:
-        entry |= {name: str(entry[name]) for name in ("id", "height", "width")}
-    for entry in tree["annotations"]:
-        entry |= {name: str(entry[name]) for name in ("image_id", "category_id")}
-    coco.write()
-    read = coco.load().train.file
-    assert (read.image_ids, read.sizes, read.category_ids) == (plain.image_ids, plain.sizes, plain.category_ids)
-    assert torch.equal(read.labels, plain.labels)
-    tree["images"][0]["id"] = "a7f"
-    coco.write()
-    with pytest.raises(UserError, match="has no integer id of 64 bits; number the images, and give their boxes these numbers as image_id"):
-        coco.load()
-
-
-def test_a_large_folder_is_looked_at_once(coco, monkeypatch, tmp_path):
-    monkeypatch.setattr(images, "FEW", 4)
-    monkeypatch.setattr(images, "CACHE", tmp_path / "checked")
-    path = coco.path / "train" / "005.png"
-    before = path.read_bytes()
-    path.write_bytes(b"no image")
-    for _ in range(2):
-        with pytest.raises(UserError, match=r"image 5 .*cannot be read"):
-            coco.load()
-    path.write_bytes(before)
-    assert coco.load().train.samples == 4, "what was wrong is looked at again"
-    path.write_bytes(b"no image")
-    (coco.path / "train" / "009.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="1 corrupt entries"):
-        coco.load()
-    with pytest.raises(UserError, match="2 corrupt entries"):
-        coco.load(check="pixels")
-    coco.trees["train"]["info"] = "changed"
-    coco.write()
-    with pytest.raises(UserError, match="2 corrupt entries"):
-        coco.load()
-    (coco.path / "train" / "011.png").unlink()
-    with pytest.raises(UserError, match="no such file"):
-        coco.load()
-
-
 def test_only_ten_faults_are_listed(coco):
     tree = coco.trees["val"]
     tree["annotations"] += [{"id": 50 + i, "image_id": 111, "category_id": 3, "bbox": [0, 0, 0, 0]} for i in range(30)]
@@ -473,19 +430,6 @@ def test_odd_pixel_formats(coco):
         coco.load()
 
 
-def test_an_orientation_is_followed_where_the_annotations_did(coco):
-    path = coco.path / "val" / "111.png"
-    turned = Image.open(path).transpose(Image.Transpose.ROTATE_90)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # shown turned by 90° clockwise
-    turned.save(path, exif=exif)
-    upright = next(iter(coco.load(eval_batch_size=1).val))
-    assert pixels_of(upright.images)[0, :, 30, 20].tolist() == pytest.approx(RED, abs=1e-3)
-    Image.open(path).transpose(Image.Transpose.ROTATE_270).save(path, exif=exif)
-    as_stored = next(iter(coco.load(eval_batch_size=1).val))
-    assert torch.equal(as_stored.images, upright.images)
-
-
 def break_file(change):
     def apply(coco):
         change(coco.trees)
@@ -502,7 +446,11 @@ MISTAKES = [
     ({"train_annotations": "train/005.png"}, None, "is not JSON"),
     ({"train_annotations": "deep.json"}, lambda coco: (coco.path / "deep.json").write_text("[" * 100_000), "is not JSON"),
     ({}, break_file(lambda trees: trees["val"].pop("annotations")), "no list annotations"),
-    ({}, break_file(lambda trees: trees["val"]["categories"].pop()), "in one of them only: 90 'none'"),
+    (
+        {},
+        break_file(lambda trees: trees["val"]["categories"].pop()),
+        "90 'none'. Remedy: write the same list `categories`",
+    ),
     ({}, break_file(lambda trees: trees["val"]["categories"].append({"id": 7, "name": "x"})), "id 7 is given to 'blue' and to 'x'"),
     ({}, break_file(lambda trees: trees["train"]["annotations"].clear()), "data.train_annotations="),
     ({}, break_file(lambda trees: [a.update(iscrowd=1) for a in trees["train"]["annotations"]]), "no image has a box"),
@@ -646,6 +594,31 @@ def test_what_stays_in_the_folder_is_taken(coco, tmp_path):
     coco.trees["train"]["images"].append(coco.trees["train"]["images"][1] | {"id": 77, "file_name": "..005.png"})
     coco.write()
     assert coco.load().train.file.image_ids == [11, 5, 8, 9, 77]
+
+
+def test_boxes_follow_from_polygons(coco):
+    entry = coco.trees["train"]["annotations"][0]
+    del entry["bbox"]
+    entry["segmentation"] = [[4, 5, 9.5, 5, 9.5, 13], [12, 6, 14, 6, 14, 7.5, 12, 7]]
+    coco.write()
+    assert coco.load().train.file.boxes[0].tolist() == [4, 5, 10, 8]
+    entry["segmentation"][0].append(1)
+    coco.write()
+    with pytest.raises(UserError, match=r"bbox None; four finite numbers"):
+        coco.load()
+
+
+def test_an_image_without_a_size_has_that_of_its_file(coco):
+    images = coco.trees["train"]["images"]
+    sizes = coco.load().train.file.sizes
+    for entry in images:
+        del entry["height"], entry["width"]
+    coco.write()
+    assert coco.load().train.file.sizes == sizes
+    images.append({"id": 2, "file_name": "none.png"})
+    coco.write()
+    with pytest.raises(UserError, match=r"image 2 \(.*none\.png\): has no height and width in the annotations, and no such file"):
+        coco.load()
 
 
 def test_names_stay_different_where_one_ends_in_the_id_of_another(coco):

@@ -7,7 +7,7 @@ from digit_folders import digit_files
 from lab.base.errors import UserError
 from lab.base.seeds import seed_of
 from lab.config.settings import load
-from lab.data.sampler import chances_of, order_of
+from lab.data.loading import chances_of, order_of
 from lab.run.trust import naming_code
 
 FEW = ["data.image_size=16", "data.batch_size=4", "data.augment=false"]

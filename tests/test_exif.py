@@ -1,9 +1,7 @@
 """Photos that EXIF turns: labels, boxes and masks belong to the picture as a viewer shows it, unless their size says otherwise."""
 
-import io
 import json
 import struct
-import tarfile
 import zlib
 
 import numpy as np
@@ -316,66 +314,6 @@ def test_a_mask_of_another_size_is_refused_while_it_is_read(tmp_path):
         mask_data(folder)
     with pytest.raises(UserError, match=r"masks/01_a.png: is 40×30, its image 40×24"):
         list(mask_data(folder, check="off").val)
-
-
-PLAIN = ["data.image_size=16", "data.crop_pct=1", "data.batch_size=8", "data.workers=0", "data.augment=false", "tracking=none"]
-
-
-def one_of_each_turn(folder, size):
-    for label in ("a", "b"):
-        (folder / label).mkdir(parents=True)
-        for turn in TURNS:
-            write(folder / label / f"{turn}-early.png", picture(*size), turn)
-    return folder
-
-
-@pytest.mark.parametrize("size", [(16, 16), (16, 24)])
-@pytest.mark.parametrize("source", ["folder", "table", "labels", "webdataset", "hf", "custom", "channels"])
-def test_every_source_shows_pictures_upright(make_trainer, tmp_path, monkeypatch, source, size):
-    root = one_of_each_turn(tmp_path / "images" / "train", size)
-    files = sorted(root.rglob("*.png"))
-    words = ["data=folder", f"data.root={root.parent}", "data.held_out=0.5"]
-    if source in ("table", "labels"):
-        (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{file},{file.parent.name}\n" for file in files))
-        words = ["data=table", f"data.file={tmp_path / 't.csv'}", f"data.root={root}", "data.held_out=0.5", "data.images_outside=true"]
-        words += ["task=multilabel", "loss=bce"] if source == "labels" else []
-    elif source == "webdataset":
-        with tarfile.open(tmp_path / "s.tar", "w") as tar:
-            for number, file in enumerate(files):
-                for ending, content in (("png", file.read_bytes()), ("cls", file.parent.name.encode())):
-                    info = tarfile.TarInfo(f"{number:02}.{ending}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-        words = ["data=webdataset", f"data.shards={tmp_path / 's.tar'}", "data.held_out=0.5"]
-    elif source == "hf":
-        datasets = pytest.importorskip("datasets")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        columns = {"image": [str(file) for file in files], "label": [int(file.parent.name == "b") for file in files]}
-        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-        held = datasets.Dataset.from_dict(columns, features=features)
-        datasets.DatasetDict({"train": held, "validation": held}).save_to_disk(str(tmp_path / "saved"))
-        words = ["data=hf", f"data.path={tmp_path / 'saved'}"]
-    elif source == "custom":
-        (tmp_path / "own.py").write_text(f"import torchvision\ndef data():\n    return torchvision.datasets.ImageFolder({str(root)!r})\n")
-        words = ["data=custom", f"data.target={tmp_path / 'own.py'}:data", "data.held_out=0.5"]
-    elif source == "channels":
-        words += ["data.channels=3"]
-    data = make_trainer(*words, *PLAIN).data
-    images = torch.cat([batch.images for batch in data.val])
-    upright = make_trainer("data=folder", f"data.root={upright_folder(tmp_path, size)}", "data.held_out=0.5", *PLAIN).data
-    expected = next(iter(upright.val)).images[:1]
-    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (data.norm.mean, data.norm.std))
-    mean_, std_ = (torch.tensor(each).view(1, 3, 1, 1) for each in (upright.norm.mean, upright.norm.std))
-    assert len(images) >= 8
-    assert (images * std + mean - (expected * std_ + mean_)).abs().max() < 0.01
-
-
-def upright_folder(tmp_path, size):
-    for label in ("a", "b"):
-        (tmp_path / "upright" / "train" / label).mkdir(parents=True)
-        for number in range(2):
-            Image.fromarray(picture(*size)).save(tmp_path / "upright" / "train" / label / f"{number}.png")
-    return tmp_path / "upright"
 
 
 def test_predictions_are_of_the_picture_as_shown(tmp_path):

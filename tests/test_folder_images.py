@@ -1,6 +1,5 @@
 """Damaged files among a folder's images: all named before anything starts, or left out."""
 
-import json
 import os
 import shutil
 import unicodedata
@@ -282,67 +281,6 @@ def test_few_classes_have_no_top5(make_trainer, run_folder, quiet, pictures):
     best = {name.removeprefix("val/"): value for name, value in trainer.values.items()}
     assert [name for name in trainer.task.rows(best) if "top-5" in name] == []
     assert "top-5" not in trainer.task.headline(trainer.pictured)
-
-
-def test_damaged_images_are_left_out(make_trainer, run_folder, quiet, pictures, capsys):
-    damage(pictures)
-    trainer = make_trainer(*words(pictures, "data.skip_corrupt=true", "trainer.epochs=1"))
-    assert f"{pictures}: 8 corrupt entries are left out (data.skip_corrupt=true); the first: train/cat/0.png" in capsys.readouterr().out
-    assert (trainer.data.train.samples, trainer.data.val.samples) == (11, 10)  # 5.jpg is beside 5.png
-    targets = [int(target) for batch in trainer.data.val for target in batch.target]
-    assert [targets.count(label) for label in (0, 1)] == [4, 6]
-    trainer.fit(run_folder, quiet)
-    assert trainer.values["val/samples"] == 10
-
-
-def test_a_part_without_an_image_is_refused(make_trainer, pictures):
-    for path in (pictures / "val").rglob("*.png"):
-        path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"/val: has no image to use"):
-        make_trainer(*words(pictures, "data.skip_corrupt=true"))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_is_damaged_within_is_found_before_the_run_or_named_in_it(make_trainer, pictures, workers):
-    path = pictures / "val" / "cat" / "2.png"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:60] + bytes(20) + whole[80:])
-    trainer = make_trainer(*words(pictures, f"data.workers={workers}"))
-    with pytest.raises(UserError) as caught:
-        list(trainer.data.val)
-    assert str(caught.value).startswith(f"{path}: cannot be read as an image")
-    assert "data.check=pixels with data.skip_corrupt=true" in str(caught.value)
-    assert "Traceback" not in str(caught.value)
-    with pytest.raises(UserError, match=r"1 corrupt entries.*\nval/cat/2.png: cannot be read"):
-        make_trainer(*words(pictures, "data.check=pixels"))
-    assert make_trainer(*words(pictures, "data.check=pixels", "data.skip_corrupt=true")).data.val.samples == 11
-
-
-def test_what_a_large_folder_holds_is_looked_at_once(make_trainer, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "FEW", 4)
-    monkeypatch.setattr(images, "CACHE", tmp_path / "checked")
-    (pictures / "val" / "dog" / "0.png").write_bytes(b"")
-    for _ in range(2):
-        with pytest.raises(UserError, match="1 corrupt entries"):
-            make_trainer(*words(pictures))
-    (stamp,) = (tmp_path / "checked").iterdir()
-    assert len(json.loads(stamp.read_text())) == 1
-    (pictures / "train" / "cat" / "new.png").write_bytes(b"")
-    with pytest.raises(UserError, match="2 corrupt entries"):
-        make_trainer(*words(pictures))
-
-
-def test_a_turned_photo_is_seen_upright(make_trainer, pictures):
-    """An orientation in EXIF is followed, as predict.py does."""
-    path = pictures / "val" / "cat" / "0.png"
-    upright = Image.open(path).convert("L").resize((32, 32))
-    upright.save(path)
-    plain = next(iter(make_trainer(*words(pictures)).data.val)).images[0]
-    exif = Image.Exif()
-    exif[0x0112] = 3  # turned by 180 degrees
-    upright.rotate(180).save(path, exif=exif)
-    turned = next(iter(make_trainer(*words(pictures)).data.val)).images[0]
-    assert (turned - plain).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["foo", "original-x5", "3"])

@@ -165,7 +165,6 @@ DIRECT = {
     "lab/data/images/pixels.py": "reads images, after refuse_pipe",
     "lab/detectors/detection/data.py": "opens an image of an annotation file, by lab.data.images.files",
     "lab/data/cells.py": "reads a table again, after refuse_special",
-    "lab/detectors/annotations/rows.py": "reads a table's first line, after refuse_special",
     "lab/data/sources/shards.py": "reads shards, after refuse_special",
     "lab/data/sources/npz.py": "reads arrays of an archive, after refuse_pipe",
 }

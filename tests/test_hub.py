@@ -51,58 +51,6 @@ def brightness(data, loader):
     }
 
 
-def test_splits_and_columns_are_found_by_their_names_and_types(make_trainer, saved):
-    data = make_trainer(*words(saved(train=12, validation=6, test=6), "data.test=test")).data
-    assert data.classes == NAMES
-    for number, (part, count) in enumerate((("train", 12), ("val", 6), ("test", 6))):
-        found = brightness(data, getattr(data, part))
-        assert found == {f"{part}-{row}": (20 * number + row, row % 3) for row in range(count)}
-
-
-def test_without_a_held_out_split_some_are_held_out(make_trainer, saved):
-    data = make_trainer(*words(saved(train=30), "data.test_share=0.2", "data.held_out=0.2")).data
-    found = [brightness(data, getattr(data, part)) for part in ("train", "val", "test")]
-    assert [len(each) for each in found] == [18, 6, 6]
-    assert sorted(row for each in found for row, _ in each.values()) == list(range(30))
-    assert all(target == row % 3 for each in found for row, target in each.values())
-    assert make_trainer(*words(saved(train=30), "data.label=other")).data.classes == ["0", "1"]
-
-
-def save_again(folder, count, shift):
-    """Save a data set again, in the same folder, with so many rows and other labels by `shift`."""
-    shutil.rmtree(folder)
-    given = rows(count)
-    given["kind"] = [(kind + shift) % 3 for kind in given["kind"]]
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict(given, FEATURES)}).save_to_disk(str(folder))
-
-
-@pytest.mark.parametrize(
-    ("count", "shift", "said"),
-    [
-        (33, 0, "data.train=train: has 26 images to train on, while the model was trained on 24; "),
-        (30, 1, "data.train=train: has other images or labels than the model was trained on; "),
-    ],
-)
-def test_a_data_set_that_has_changed_scores_no_model_and_continues_no_run(make_trainer, saved, count, shift, said):
-    folder = saved(train=30)
-    run = make_trainer(*words(folder))
-    state = {"config": {"data": run.tree["data"]}, "samples": run.data.train.samples, "data": run.identity, "classes": run.data.classes}
-    same = make_trainer(*words(folder))
-    refuse_changed(state, same.config, same.data)
-    assert same.identity == run.identity
-
-    save_again(folder, count, shift)
-    other = make_trainer(*words(folder))
-    with pytest.raises(UserError, match=said):
-        refuse_changed(state, other.config, other.data)
-    with pytest.raises(UserError, match="the training data has changed"):
-        other.restore(state)
-
-    earlier = {name: value for name, value in state.items() if name != "data"}  # of a version that did not record it
-    if count == 30:
-        refuse_changed(earlier, other.config, other.data)
-
-
 def test_a_data_set_with_held_out_images_of_its_own_may_grow(make_trainer, saved):
     folder = saved(train=30, validation=6)
     run = make_trainer(*words(folder))
@@ -129,8 +77,11 @@ def test_a_folder_of_images_is_opened(make_trainer, tmp_path, monkeypatch):
         (["data.image=pictur"], r"data.image=pictur: column: 'pictur' is not known.\nDid you mean 'picture'"),
         (["data.train=trian"], r"data.train=trian: split of .*: 'trian' is not known"),
         (["data.val=train"], r"different splits are expected"),
-        (["data.label=other", "data.test_share=0.2"], r"data.fold and data.test_share divide the training split"),
-        (["data.image=other"], r"an image is a str"),
+        (
+            ["data.label=other", "data.test_share=0.2"],
+            r"data.test_share=0.2: divides the training images, .* those of the set's own held-out split",
+        ),
+        (["data.image=other"], r"data.image=other: holds string; a column of images is expected"),
     ],
 )
 def test_what_is_wrong_is_named(make_trainer, saved, more, said):
@@ -211,18 +162,31 @@ def test_a_folders_description_names_files_of_the_folder_only(make_trainer, tmp_
         make_trainer(*words(tmp_path))
 
 
-def test_what_was_trained_on_is_not_scored(saved):
-    """Splits are compared by the data set's folder or name, its configuration and the split."""
-    from lab.run.saved import _refuse_seen
+def test_classes_are_the_texts_or_numbers_of_a_column(make_trainer, saved):
+    path = saved(train=60)
+    assert make_trainer(*words(path, "data.label=other")).data.classes == ["0", "1"]
+    many = datasets.Dataset.from_dict(rows(60), FEATURES).remove_columns("other").add_column("other", [number % 11 for number in range(60)])
+    shutil.rmtree(path)
+    datasets.DatasetDict({"train": many}).save_to_disk(str(path))
+    assert make_trainer(*words(path, "data.label=other")).data.classes == [str(number) for number in range(11)]
 
-    path = saved(train=12, validation=6, test=6)
-    known = load(words(path)).tree()["data"]
-    for more, said in (
-        ({"val": "train", "train": "test"}, "data.val=train: the model was trained on these images"),
-        ({"test": "train"}, "data.test=train: the model was trained on these images"),
-        ({"held_out": 0.5}, "data.held_out=0.5: the model was trained with"),
-        ({"test_share": 0.5}, "data.test_share=0.5: the model was trained with"),
-    ):
-        with pytest.raises(UserError, match=said):
-            _refuse_seen(known, known | more)
-    _refuse_seen(known, known | {"path": "another/set", "test": "train"})
+
+def test_a_parquet_file_that_unpacks_to_very_much_is_refused(make_trainer, tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    from lab.data.images import files
+
+    cells = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(1_000_000, np.int32)), pyarrow.array(["x"]))
+    pyarrow.parquet.write_table(pyarrow.table({"picture": cells}), tmp_path / "train.parquet")
+    monkeypatch.setattr(files, "most_bytes", lambda: 10_000_000)
+    with pytest.raises(UserError, match=r"train.parquet: takes [\d,]{9,} bytes; at most 10,000,000 are read, and LOSSFORGE_MAX_BYTES"):
+        make_trainer(*words(tmp_path))
+
+
+def test_a_label_of_no_class_is_named(make_trainer, tmp_path):
+    """The library marks with -1 what has no label."""
+    given = rows(12) | {"kind": [0, 1, 2] * 3 + [0, 1, -1]}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(given, FEATURES)}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(UserError, match=r"data.label=kind, split train, row 11: class: '-1' is not known"):
+        make_trainer(*words(tmp_path / "saved"))

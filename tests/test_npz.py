@@ -12,7 +12,6 @@ from lab.config.schema import NpzConfig
 from lab.config.settings import load
 from lab.data.load import load_data
 from lab.data.sets import Norm
-from lab.data.specs import SOURCES
 from lab.tracking.datasets import data_sets
 
 NORM = Norm([0.5] * 3, [0.25] * 3)
@@ -31,27 +30,9 @@ def opened(file, **settings):
     return load_data(NpzConfig(file=file, **settings), NORM, CPU, 0)
 
 
-def test_held_out_images_are_those_of_their_file(tmp_path):
-    data = opened(arrays(tmp_path / "train.npz"), val=arrays(tmp_path / "val.npz", GREY[:5], LABELS[:5, None]))
-    assert (data.classes, data.train.samples, data.held_out) == (["0", "1", "2"], 12, "of val.npz")
-    (images, *_), (target, *_) = zip(*((batch.images, batch.target) for batch in data.val), strict=True)
-    assert target.tolist() == LABELS[:5].tolist()[: len(target)]
-    expected = (torch.from_numpy(GREY[: len(images), None]).expand(-1, 3, -1, -1) / 255 - 0.5) / 0.25
-    torch.testing.assert_close(images, expected)
-
-
-def test_a_share_is_held_out_and_texts_are_classes(tmp_path):
-    names = np.array(["dog", "cat", "owl"])
-    file = arrays(tmp_path / "all.npz", np.repeat(GREY[..., None], 3, 3), names[LABELS])
-    data = opened(file, held_out=0.25)
-    assert (data.classes, data.train.samples, data.val.samples) == (["cat", "dog", "owl"], 9, 3)
-    assert dict(zip(data.classes, data.counts.tolist(), strict=True)) == {"cat": 3, "dog": 3, "owl": 3}
-    assert opened(file, classes=["owl", "dog", "cat", "eel"]).classes == ["owl", "dog", "cat", "eel"]
-
-
 def test_other_channels_are_read_as_they_are(tmp_path):
     images = np.random.default_rng(0).random((12, 8, 8, 2), dtype=np.float32)
-    data = opened(arrays(tmp_path / "two.npz", images), val=arrays(tmp_path / "val.npz", images[:4], LABELS[:4]), channels=2)
+    data = opened(arrays(tmp_path / "two.npz", images), val=arrays(tmp_path / "val.npz", images[:4], LABELS[:4, None]), channels=2)
     (batch,) = data.val
     mean, std = data.norm.on(CPU)
     torch.testing.assert_close(batch.images * std + mean, torch.from_numpy(images[:4]).permute(0, 3, 1, 2))
@@ -70,18 +51,11 @@ def test_other_channels_are_read_as_they_are(tmp_path):
         ({"labels": LABELS}, {"classes": ["a", "b"]}, "has the class 2; classes are from 0 to 1"),
         ({"labels": LABELS.astype(object)}, {}, "cannot be read as an .npz file: Object arrays cannot be loaded"),
         ({}, {"images": "image"}, "array: 'image' is not known"),
-        ({}, {"val": "train.npz", "fold": 1}, "data.fold=1: divides the images of data.file"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, made, settings, said):
     with pytest.raises(UserError, match=said):
         opened(arrays(tmp_path / "train.npz", **made), **settings)
-
-
-def test_a_class_that_is_only_held_out_is_named(tmp_path):
-    train, val = arrays(tmp_path / "train.npz", labels=np.array(["a", "b"])[LABELS % 2]), arrays(tmp_path / "val.npz", labels=["c"] * 12)
-    with pytest.raises(UserError, match=r"data\.val=.*val\.npz: class: 'c' is not known"):
-        opened(train, val=val)
 
 
 def test_numbers_of_classes_that_are_only_held_out_are_said(tmp_path):
@@ -117,11 +91,6 @@ def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(tmp_path):
         UserError, match=r"images\.npy takes 288,230,376,151,711,872 bytes; at most 4,294,967,296 are read, and LOSSFORGE_MAX_BYTES"
     ):
         opened(str(tmp_path / "train.npz"))
-
-
-def test_the_files_identify_the_parts(tmp_path):
-    known = {"file": str(tmp_path / "a.npz"), "val": str(tmp_path / "b.npz"), "test": None}
-    assert SOURCES["npz"].places_of(known) == {"train": {known["file"]}, "val": {known["val"]}}
 
 
 def test_the_bytes_of_the_files_that_are_given_identify_the_data(tmp_path):

@@ -1,6 +1,7 @@
 """Images and their labels in a table: one class, several, or numbers, with columns for the split, weights and groups."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -190,7 +191,11 @@ def changed(table, row, column, value):
         (["data.label=species"], ("path", 4, "images/2.PNG"), r"row 6, column path: 'images/2.png' is given twice: row 4"),
         (["data.label=species"], ("path", 4, "images/none.png"), r"1 corrupt entries.*\nimages/none.png: no such file"),
         (["data.label=species", "data.split=part"], ("part", 4, "later"), r"row 6, column part: 'later' is not known"),
-        (["data.label=species", "data.split=part", "data.test=0.2"], None, r"leave data.test and data.fold out"),
+        (
+            ["data.label=species", "data.split=part", "data.test=0.2"],
+            None,
+            r"data.test=0.2: divides the training images, .* those of labels.csv, data.split=part. Leave data.test out",
+        ),
         (["data.label=species", "data.split=part"], ("species", 6, "elk"), r"no training image is of elk, .* Move rows of it to train, or"),
         (["data.label=species", "data.split=species"], None, r"column species: 'cat' is not known"),
         (["data.label=species", "data.weight=trust"], ("trust", 2, -1), r"row 4, column trust: '-1.0'; a finite number of at least 0"),
@@ -265,6 +270,14 @@ def test_images_that_are_named_without_their_ending_are_found(make_trainer, pict
     data = make_trainer(*words(file, "data.label=species")).data
     assert by_key(data.train) | by_key(data.val) == {number: number % 3 for number in range(COUNT)}
     assert f"data.image=path: names no ending, and files {ending} are read" in data.notes
+
+
+def test_a_folder_is_listed_once_for_all_names_and_endings(tmp_path, monkeypatch):
+    """To ask for each takes minutes on a network's file system."""
+    (tmp_path / "a.png").touch()
+    names = images.Names(tmp_path)
+    monkeypatch.setattr(os.path, "exists", lambda _: pytest.fail("the system was asked"))
+    assert [names.holds(each) for each in ("a.png", "./a.png", "a", "a.jpg", "none/a.png")] == [True, True, False, False, False]
 
 
 def test_missing_labels_of_parquet_are_no_class(make_trainer, pictures, tmp_path):

@@ -25,11 +25,12 @@ Where = Callable[[int], str]  # from a row's position to its name in messages
 DELIMITERS = (",", ";", "\t", "|")
 
 
-def delimiter_of(file: Path) -> str:
-    """Return what divides the cells of a CSV file: that of DELIMITERS which gives its first line most cells, a comma if none does."""
-    with file.open(newline="", encoding="utf-8-sig") as text:
+def first_row(file: Path, errors: str = "strict") -> tuple[list[str], str]:
+    """Return the cells of a CSV file's first line, and what divides them: that of DELIMITERS which gives most, a comma if none does."""
+    with file.open(newline="", encoding="utf-8-sig", errors=errors) as text:
         line = text.readline(LONGEST)
-    return max(DELIMITERS, key=lambda each: len(next(csv.reader([line], delimiter=each), [])))
+    divided = [(next(csv.reader([line], delimiter=each), []), each) for each in DELIMITERS]
+    return max(divided, key=lambda each: len(each[0]))
 
 
 def read_cells(file: Path, setting: str, separator: str | None = None) -> "pandas.DataFrame":
@@ -47,7 +48,7 @@ def read_cells(file: Path, setting: str, separator: str | None = None) -> "panda
         if file.suffix.lower() == ".parquet":
             table = _read_parquet(file)
         else:
-            separator = separator or delimiter_of(file)
+            separator = separator or first_row(file)[1]
             with warnings.catch_warnings(record=True, category=pandas.errors.ParserWarning, action="always") as dropped:
                 table = pandas.read_csv(file.absolute(), dtype=str, keep_default_na=False, index_col=False, sep=separator, compression=None)
             if dropped:
@@ -75,13 +76,7 @@ def _read_parquet(file: Path) -> "pandas.DataFrame":
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as opened:
-            about, schema = opened.metadata, opened.schema_arrow
-        groups = [about.row_group(number) for number in range(about.num_row_groups)]
-        chunks = [(about.schema.column(i), group.column(i)) for group in groups for i in range(about.num_columns)]
-        cells = sum(chunk.num_values * max(CELL, column.length or 0) for column, chunk in chunks)
-        refuse_bytes(cells + sum(group.total_byte_size for group in groups))
-        texts = sorted({column.path for column, chunk in chunks if chunk.physical_type == "BYTE_ARRAY"})
+        schema, texts = refuse_large_parquet(file)
         batches, unpacked = [], 0
         with parquet.ParquetFile(file, read_dictionary=texts) as opened:  # a text of megabytes may stand for each of a million rows
             for batch in opened.iter_batches(BATCH):
@@ -91,6 +86,23 @@ def _read_parquet(file: Path) -> "pandas.DataFrame":
         return pyarrow.Table.from_batches(batches, batches[0].schema if batches else schema).cast(schema).to_pandas(ignore_metadata=True)
     except Exception as error:  # a damaged file raises many kinds
         raise ValueError(first_line(error)) from None
+
+
+def refuse_large_parquet(file: Path) -> tuple[Any, list[str]]:
+    """Return a Parquet file's schema for Arrow, and the columns of texts or bytes.
+
+    Raises:
+        CorruptError: by its head it unpacks to more bytes than are read; or any error of a damaged file.
+    """
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        about, schema = opened.metadata, opened.schema_arrow
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    chunks = [(about.schema.column(i), group.column(i)) for group in groups for i in range(about.num_columns)]
+    cells = sum(chunk.num_values * max(CELL, column.length or 0) for column, chunk in chunks)
+    refuse_bytes(cells + sum(group.total_byte_size for group in groups))
+    return schema, sorted({column.path for column, chunk in chunks if chunk.physical_type == "BYTE_ARRAY"})
 
 
 def _unpacked(column: Any) -> int:

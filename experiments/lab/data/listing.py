@@ -5,7 +5,9 @@ link to a folder is followed once, unless it leads to a folder that is read alre
 twice, or for another class.
 """
 
+import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,14 +16,20 @@ from pathlib import Path
 
 from lab.base.errors import UserError
 from lab.base.formats import one_form, visible
+from lab.base.paths import absolute
 
 SYSTEM = (
     *("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found", "System Volume Information", "Thumbs.db", "ehthumbs.db"),
     *("desktop.ini", "Icon\r"),
 )
 """Names of files and folders that systems put beside images, some with copies of these; hidden ones (.DS_Store) begin with a dot."""
+PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"} | dict.fromkeys(
+    ("val", "valid", "validation", "dev"), "val"
+)
+"""The part that a folder, a file, a split or a cell of a table means by its name."""
 HELD_OUT = ("val", "valid", "validation")
 """Names of folders that are taken for the held-out images."""
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 KINDS = 8  # endings that a message names
 
 
@@ -200,3 +208,24 @@ def read_class_folders(parts: Mapping[str, Path], kinds: tuple[str, ...]) -> Cla
     for files in found.images.values():
         files.sort(key=lambda file: os.path.split(one_form(file)))  # the same order, and so the same split, on each system
     return found
+
+
+def expanded(setting: str, pattern: str) -> list[Path]:
+    """Return the files of a pattern with ranges {000..009} or wildcards.
+
+    Raises:
+        UserError: a file does not exist, or none matches.
+    """
+    if found := RANGE.search(pattern):
+        first, last = found.groups()
+        numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))  # the first missing file ends it
+        paths = [path for each in numbers for path in expanded(setting, f"{pattern[: found.start()]}{each}{pattern[found.end() :]}")]
+    elif glob.has_magic(pattern):
+        paths = [Path(path) for path in sorted(glob.glob(str(absolute(pattern, ""))))]
+    else:
+        paths = [absolute(pattern, "")]
+    if not paths:
+        raise UserError(f"{setting}={pattern}: matches no file.")
+    if lacking := [path for path in paths if not path.is_file()]:
+        raise UserError(f"{setting}: {lacking[0]}: no such file; tar files such as 'train-{{000..009}}.tar' or 'train-*.tar' are expected.")
+    return paths

@@ -1,6 +1,6 @@
 """Preference weights and groups of samples: a map from classes in the config, or columns of a CSV file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from lab.base.errors import UserError, unknown
 from lab.base.formats import one_form
 from lab.config.schema import ImagesConfig
-from lab.data.cells import numbers, read_cells, rows_of, texts
+from lab.data.cells import Where, numbers, read_cells, rows_of, texts
 
 COLUMNS = ("path", "index", "label", "weight", "group")
 DIGITS = 18  # of a number that names a class or a group; int refuses thousands
@@ -77,6 +77,46 @@ def class_of(label: str, classes: Sequence[str], where: str) -> int:
     if label.isdecimal() and len(label) <= DIGITS and int(label) < len(classes):
         return int(label)
     raise unknown(f"{where}: class", label, classes)
+
+
+def by_number(name: str) -> tuple[bool, int, str]:
+    """Return a key that sorts names of classes: numbers by value, then texts; thousands of digits are a text, which int refuses."""
+    number = name.isdecimal() and len(name) <= DIGITS
+    return not number, int(name) if number else 0, name
+
+
+def classes_in(labels: Iterable[str], setting: str) -> list[str]:
+    """Return the classes of the labels of training images, sorted.
+
+    Raises:
+        UserError: there are fewer than two.
+    """
+    classes = sorted(set(labels), key=by_number)
+    if len(classes) < 2:
+        raise UserError(f"{setting}: has only the class {', '.join(classes) or 'of no name'}; two or more are expected.")
+    return classes
+
+
+def numbered(labels: Sequence[str], classes: Sequence[str], where: Where, *, by_index: bool) -> Tensor:
+    """Return the index of each label's class (N,).
+
+    Args:
+        labels: names of classes.
+        classes: all of them.
+        where: names a label's place in messages.
+        by_index: whether a label may be a class's index, too, as where data.classes names them; not where a number is a class's name.
+
+    Raises:
+        UserError: a label is of no class.
+    """
+    known = {name: number for number, name in enumerate(classes)}
+    by_index = by_index and not any(map(str.isdecimal, classes))
+    for number, label in enumerate(labels):
+        if label not in known:
+            if not by_index:
+                raise unknown(f"{where(number)}: class", label, classes)
+            known[label] = class_of(label, classes, where(number))
+    return torch.tensor([known[label] for label in labels], dtype=torch.int64)
 
 
 def _from_csv(path: Path, targets: Tensor, classes: Sequence[str], keys: Sequence[str], *, needed: bool) -> Annotations:

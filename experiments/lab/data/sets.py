@@ -18,8 +18,7 @@ from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seed_of
 from lab.config.schema import DataConfig, DownloadedConfig, SplitConfig
 from lab.data.batch import Batch
-from lab.data.loading import Shares
-from lab.data.sampler import order_of
+from lab.data.loading import Shares, order_of
 from lab.data.samples import Annotations
 from lab.data.split import held_out_by, split
 from lab.processes import distributed

@@ -15,18 +15,19 @@ Places = Callable[[Mapping[str, Any]], dict[str, set[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """A data source. lab.data.specs finds `SPECS` in each of its files, and a task's record may bring more.
+    """A data source. Those of the app are in lab.data.specs, and a task's record may bring more.
 
     Args:
         name: the value of `data=`, which conf/data/ has a file for.
         schema: its settings.
-        open: a function of (config, norm, device, seed, saved), or its module:name, that returns images of one class each, a
-            lab.data.sets.Data; None if the tasks that take such data open it themselves.
+        read: a function of the settings, or its module:name, that returns images of one class each: lab.data.sets.Splits that are held in
+            memory, or a lab.data.photos.Photos of images that are read one by one; lab.data.load.load_data does the rest. None if the
+            tasks that take such data open it themselves.
         label_sets: a class, or its module:name, made of a run's settings: a lab.tasks.multilabel.task.LabelSets; None: no task=multilabel.
         found_in: a function from a folder, or its module:name, that says which data of this source the folder holds; "" for none.
         parts: settings that name the training, the held-out and the test images.
         places: a function from the settings, by name, to what identifies the images of each part, such as the real paths of files; None:
-            the parts' settings are paths in data.root.
+            the parts' settings are paths, in data.root or as the user gave them.
         splits: further settings that decide which images are held out, in addition to SPLITS.
         files: settings, in addition to the parts, that say which files, columns or arguments the data is made of.
         digested: settings that name files, or are None; the files' bytes identify the data, too.
@@ -37,7 +38,7 @@ class DataSpec:
 
     name: str
     schema: type[DataConfig]
-    open: str | Callable[..., Any] | None = None
+    read: str | Callable[..., Any] | None = None
     label_sets: str | Callable[..., Any] | None = None
     found_in: str | Callable[[Path], str] | None = None
     parts: tuple[str, ...] = ()
@@ -64,10 +65,17 @@ class DataSpec:
 
     def places_of(self, data: Mapping[str, Any]) -> dict[str, set[str]]:
         """Return what identifies the images of each part that these settings name."""
-        if self.places is not None:
-            return self.places(data)
+        return self.paths_of(data) if self.places is None else self.places(data)
+
+    def paths_of(self, data: Mapping[str, Any]) -> dict[str, set[str]]:
+        """Return the real path of each part that these settings name."""
         root = absolute(data.get("root"), ROOT / "data")
-        return {part: {str((root / str(name)).resolve())} for part, name in self.named(data).items()}
+        given = {item.name for item in fields(self.schema) if item.metadata.get("path")}
+        return {
+            part: {str((absolute(str(data[name]), "") if name in given else root / str(data[name])).resolve())}
+            for part, name in zip(("train", "val", "test"), self.parts, strict=False)
+            if data.get(name)
+        }
 
     def named(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the parts' settings, by train, val and test, as far as they are given."""

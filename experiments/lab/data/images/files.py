@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
@@ -39,7 +39,6 @@ DEEP = ("I;16", "I;16B", "I;16L", "I;16N")
 BITS_PER_SAMPLE = 258  # a TIFF's tag
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 Files = dict[int, tuple[str, Size | None]]  # by id: the file, and the size that it must have
-Fault = Callable[[tuple[str, Size | None]], str]
 
 
 class ImageBytes(BytesIO):
@@ -166,6 +165,12 @@ class Names:
     def _beside(self, name: str) -> dict[str, str]:
         listed = self._listed(os.path.dirname(os.path.join(self.folder, name)))
         return listed[1] if listed else {}
+
+    def holds(self, name: str) -> bool:
+        """Return whether the folder has this file; only outside of the folder the system is asked."""
+        path = os.path.join(self.folder, name)
+        listed = self._listed(os.path.dirname(path))
+        return os.path.exists(path) if listed is None else listed[1].get(file := os.path.basename(path)) == file
 
     def leaves(self, name: str) -> bool:
         """Return whether a name leads out of the folder: as an absolute path, by `..` or through a link."""
@@ -314,19 +319,6 @@ def unreadable(name: str | Path, error: BaseException) -> UserError:
     return UserError(f"{said}\ndata.check=pixels with data.skip_corrupt=true finds such images before the run and leaves them out.")
 
 
-def find_corrupt(files: Files, about: Sequence[Path], check: str, fault: Fault | None = None, *, deep: bool = False) -> dict[int, str]:
-    """Return what is wrong with each bad file, by id; results for many files are cached until a path in `about` changes.
-
-    Of an image with a size it may say BOTH, which `take_both` takes out.
-
-    check: "off", "headers" (open each image, and decode it if its end is missing) or "pixels" (decode each image).
-    fault: returns what is wrong with a file, empty if nothing; None for what `check` says of images in RGB.
-    deep: as in open_image.
-    """
-    known = f"{check} {'deep' if deep else ''}".strip() if fault is None else f"{check} {fault}"
-    return {} if check == "off" else cached(fault or partial(fault_of, check=check, deep=deep), files, about, known)
-
-
 def _faulty(files: dict[int, Entry], fault: Callable[[Entry], str]) -> dict[int, str]:
     """Return what is wrong with each bad file, by id, as `fault` says."""
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
@@ -374,24 +366,26 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, CorruptError) else f"cannot be read as an image ({error})"
 
 
-def cached(fault: Callable[[Entry], str], images: dict[int, Entry], about: Sequence[Path], check: str) -> dict[int, str]:
+def cached(
+    fault: Callable[[Entry], str], images: dict[int, Entry], about: Sequence[Path], check: str, name: Callable[[Entry], str] = repr
+) -> dict[int, str]:
     """Cache what `fault` finds wrong among `images`, by id, because opening a hundred thousand files takes a minute at every start.
 
     With many images, it looks again only at those that were wrong the last time, unless a file or folder of `about`, or which images there
     are, has changed since. A good image that is overwritten in place is not noticed here, but it is named when it is read.
 
-    The cache names the images by their entries: an id may be a position, which the order of a table or another fold changes.
+    The cache names the images by their entries, as `name` does: an id may be a position, which another order of a table or fold changes.
     """
     if len(images) < FEW:
         return _faulty(images, fault)
-    names = {image_id: repr(entry) for image_id, entry in images.items()}
+    names = {image_id: name(entry) for image_id, entry in images.items()}
     known = [check, *([str(path.absolute()), path.stat().st_mtime_ns, path.stat().st_size] for path in about), *sorted(names.values())]
     stamp = CACHE / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
     wrong: set[str] | None = None
     with contextlib.suppress(OSError, ValueError, TypeError):
         wrong = set(json.loads(read_bytes(stamp, 2**28)))
     if wrong is not None:
-        return _faulty({image_id: images[image_id] for image_id, name in names.items() if name in wrong}, fault)
+        return _faulty({image_id: images[image_id] for image_id, each in names.items() if each in wrong}, fault)
     found = _faulty(images, fault)
     with contextlib.suppress(UserError):  # without a writable folder the next start checks all images again
         write_text(stamp, json.dumps([names[image_id] for image_id in found]))

@@ -6,7 +6,6 @@ import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from lab.data.images.files import (
     CorruptError,
     ImageBytes,
     ImageFile,
-    fault_in,
     open_any_mode,
     read_rgb,
     refuse_pixels,
@@ -74,16 +72,6 @@ def _other_channels(found: int | tuple[int, ...], expected: int) -> CorruptError
     return CorruptError(f"has {found} channels; {expected} are expected{remedy}")
 
 
-@dataclass(frozen=True)
-class PixelFault:
-    """Say what is wrong with a file that must have so many channels; empty if nothing."""
-
-    channels: int
-
-    def __call__(self, file: tuple[Any, Any]) -> str:
-        return fault_in(lambda: read_pixels(file[0], self.channels))
-
-
 def read_image(path: ImageFile, channels: int | None, *, deep: bool = False) -> Image.Image | Tensor:
     """Read an image as data.channels says: as it is, or in RGB of 8 bits; deep: as in open_image.
 
@@ -133,19 +121,28 @@ def _deep_png(path: ImageFile) -> Any:
 
 
 def _numbers(path: ImageFile) -> Any:
-    """Read a .npy file, without unpickling; its header may say more than the file holds, and the memory for it would be taken first."""
+    """Read a .npy file, without unpickling."""
     with contextlib.ExitStack() as stack:
         file: Any = path if isinstance(path, ImageBytes) else stack.enter_context(open(path, "rb"))
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
-        first = file.tell()
-        held = file.seek(0, os.SEEK_END) - first
-        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > held:
-            raise CorruptError(f"is cut off: its header says {dtype} of the shape {shape}, and {held:,} bytes follow")
-        refuse_pixels(*(*shape, 1, 1)[:2])
+        held = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        refuse_pixels(*(*shape_of(file, held), 1, 1)[:2])
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def shape_of(file: Any, held: int) -> tuple[int, ...]:
+    """Return the shape that the header of a .npy file of `held` bytes says.
+
+    Raises:
+        CorruptError: it says more than the file holds; the memory for it would be taken first.
+    """
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > (rest := held - file.tell()):
+        raise CorruptError(f"is cut off: its header says {dtype} of the shape {shape}, and {rest:,} bytes follow")
+    return shape
 
 
 def measured(samples: Any) -> Norm:
@@ -182,13 +179,13 @@ def shown(image: Image.Image | Tensor) -> Image.Image:
     return to_pil_image((seen - least) / (most - least).clamp(min=1e-12))
 
 
-def alpha_note(paths: Sequence[str]) -> list[str]:
+def alpha_note(samples: Any) -> list[str]:
     """Return a message if some of the images have transparency, which RGB drops; looks at MOST files, evenly spaced."""
-    looked = paths[:: -(-len(paths) // MOST)]
-    found = [path for path in looked if _has_alpha(path)]
+    looked = range(0, len(samples), -(-len(samples) // MOST))
+    found = sum(_has_alpha(samples, index) for index in looked)
     if not found:
         return []
-    return [f"{len(found)} of {len(looked)} training images have transparency (alpha), which is left out; data.channels=4 reads it, too"]
+    return [f"{found} of {len(looked)} training images have transparency (alpha), which is left out; data.channels=4 reads it, too"]
 
 
 def dark_note(paths: Sequence[str]) -> list[str]:
@@ -211,9 +208,9 @@ def _brightest(path: str) -> int | None:
         return None
 
 
-def _has_alpha(path: str) -> bool:
+def _has_alpha(samples: Any, index: int) -> bool:
     try:
-        with open_any_mode(path) as image:
+        with open_any_mode(samples.file(index)) as image:
             return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
     except Exception:  # the check of the files names what cannot be read
         return False

@@ -14,9 +14,7 @@ from lab.config.objects import find
 from lab.config.schema import CustomDataConfig
 from lab.data.images.exif import turned
 from lab.data.images.pixels import as_pixels
-from lab.data.sets import Data, Norm
-from lab.data.sources.folder import Samples, hold_out, photos_data
-from lab.data.split import held_out_by
+from lab.data.photos import Photos, Samples
 
 SPLITS = ("train", "val", "test")
 
@@ -63,8 +61,8 @@ def of_channels(image: Any, channels: int) -> Tensor:
     return pixels
 
 
-def custom_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
-    """Open a user's own data set; `norm` and `saved` as in lab.data.load.load_data.
+def read_custom(config: CustomDataConfig) -> Photos:
+    """Return the images of a user's own data set.
 
     Raises:
         UserError: the data set cannot be found or called, or its samples are not images with class indices.
@@ -73,19 +71,15 @@ def custom_data(config: CustomDataConfig, norm: Norm, device: torch.device, seed
     function = find("data.target", config.target)
     names = SPLITS if callable(function) and "split" in inspect.signature(function).parameters else SPLITS[:1]
     found: dict[str, CustomSamples] = {}
+    classes: dict[str, list[str]] = {}
     for name in names:
         if (dataset := _made(setting, function, config.args | ({"split": name} if len(names) > 1 else {}))) is not None:
-            found[name] = _samples(setting, name, dataset, config.channels)
+            found[name], classes[name] = _samples(setting, name, dataset, config.channels)
     if "train" not in found:
         raise UserError(f"{setting}: returns nothing for split='train'.")
-    classes, held_out = found["train"].classes, "of split='val'"
-    if odd := [name for name, samples in found.items() if samples.classes != classes]:
+    if odd := [name for name in found if classes[name] != classes["train"]]:
         raise UserError(f"{setting}: split={odd[0]!r} has other classes than split='train'.")
-    if "val" not in found:
-        found, held_out = hold_out(found, config), f"of the data set, {held_out_by(config)}"
-    elif config.fold is not None:
-        raise UserError(f"data.fold={config.fold}: divides split='train', but {setting} has split='val', too.")
-    return photos_data(found, held_out, config, norm, device, seed, saved)
+    return Photos(parts=found, classes=classes["train"], of="of split='val'" if "val" in found else "of the data set")
 
 
 def _made(setting: str, function: Any, options: dict[str, Any]) -> Any:
@@ -95,8 +89,8 @@ def _made(setting: str, function: Any, options: dict[str, Any]) -> Any:
         raise UserError(f"{setting}: cannot be called with {options}: {type(error).__name__}: {error}") from error
 
 
-def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> CustomSamples:
-    """Check the classes, the first image and all targets (`dataset.targets`, else read sample by sample), and return the samples."""
+def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> tuple[CustomSamples, list[str]]:
+    """Check the classes, the first image and all targets (`dataset.targets`, else read sample by sample); return samples and classes."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{setting}: returns a {type(dataset).__name__} for {name}; a torch.utils.data.Dataset with a length is expected.")
     classes = getattr(dataset, "classes", None)
@@ -113,4 +107,4 @@ def _samples(setting: str, name: str, dataset: Any, channels: int | None) -> Cus
         found = f"{len(targets)} targets of {len(dataset)} samples" if wrong is None else f"the class {wrong}"
         raise UserError(f"{setting}: {name} has {found}; each sample needs a class from 0 to {len(classes) - 1}.")
     keys, names = [str(position) for position in range(len(dataset))], [one_form(str(each)) for each in classes]
-    return CustomSamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=channels, dataset=dataset)
+    return CustomSamples(targets=torch.tensor(targets), keys=keys, channels=channels, dataset=dataset), names

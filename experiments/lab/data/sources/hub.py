@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from PIL import Image
 from torch import Tensor
@@ -24,88 +23,88 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.base.yaml_limits import is_shallow
 from lab.config.schema import HubConfig
-from lab.data.cells import as_text
+from lab.data.cells import as_text, refuse_large_parquet
 from lab.data.images.exif import turned
-from lab.data.images.files import DEEP, UNREADABLE, CorruptError, ImageBytes, in_rgb, is_inside, open_any_mode, reason, whole_range
-from lab.data.images.pixels import pixels_of
-from lab.data.sets import Data, Norm
-from lab.data.sources.custom import as_rgb, of_channels
-from lab.data.sources.folder import Samples, hold_out, photos_data
-from lab.data.split import held_out_by
+from lab.data.images.files import (
+    UNREADABLE,
+    CorruptError,
+    ImageBytes,
+    ImageFile,
+    fault_in,
+    in_rgb,
+    is_inside,
+    open_any_mode,
+    reason,
+    refuse_bytes,
+    whole_range,
+)
+from lab.data.images.pixels import pixels_of, read_image
+from lab.data.photos import Photos, Pictures
+from lab.data.samples import classes_in, numbered
 
 STATE, PARTS = "state.json", "dataset_dict.json"  # describe a part, and the parts, of a data set that save_to_disk wrote
 FRONT = re.compile(r"\s*---[\r\n]+([\S\s]*?)[\r\n]+---")  # the YAML at the beginning of a README, as the library finds it
-HELD_OUT = ("validation", "valid", "val", "dev")
 MOST_CLASSES = 10000
 
 
 @dataclass(kw_only=True)
-class HubSamples(Samples):
+class HubSamples(Pictures):
     """Some rows of a data set.
 
     Args:
         dataset: its rows, as Arrow holds them.
         column: the column of the images.
+        mode: Pillow's mode that the data set gives its images; None as they are.
         folders: where the files lie whose paths the rows may have; None: anywhere on this machine.
     """
 
     dataset: Any
     column: str
+    mode: str | None
     folders: list[str] | None
 
     def image(self, index: int) -> Image.Image | Tensor:
-        row = f"data.image={self.column}, row {self.positions[index]}"
-        cell = self.dataset[self.positions[index]][self.column][0].as_py()
-        kind = self.dataset.features[self.column]
         try:
-            image = self._decoded(cell, kind.mode) if type(kind).__name__ == "Image" else cell
-            if isinstance(image, Image.Image) and self.channels is None:
-                return in_rgb(image)
-            if isinstance(image, Image.Image) and self.channels and image.mode in DEEP:
-                return pixels_of(np.asarray(image), self.channels)  # scaled as files are; a custom source's images are divided by 255
+            file = self.file(index)
+            if self.mode is None:
+                return read_image(file, self.channels, deep=True)
+            with open_any_mode(file) as opened:
+                image = whole_range(turned(opened), opened).convert(self.mode)
+            return in_rgb(image) if self.channels is None else pixels_of(np.asarray(image), self.channels)
         except UNREADABLE as error:
-            raise UserError(f"{row}: {reason(error)}.") from None
-        try:
-            return as_rgb(image) if self.channels is None else of_channels(image, self.channels)
-        except TypeError as error:
-            raise UserError(f"{row}: {error}") from None
+            raise UserError(f"{self.where(index)}: {reason(error)}.") from None
 
-    def _decoded(self, cell: Any, mode: str | None) -> Image.Image:
-        """Return the image of a cell, which holds the file's bytes or its path."""
-        content, path = cell["bytes"], cell["path"]
-        if content is None:
-            if "://" in str(path):
-                raise CorruptError(f"has the address {path!r} in place of an image, which is not opened")
-            path = os.path.join(self.folders[0] if self.folders else "", str(path))
-            if self.folders is not None and not any(is_inside(path, folder) for folder in self.folders):
-                raise CorruptError(f"its path {cell['path']!r} leads out of the data set; data.images_outside=true takes such files")
-            if not os.path.isfile(path):
-                raise CorruptError(f"has the path {cell['path']!r}, and {os.path.abspath(path)} is not a file")
-        with open_any_mode(path if content is None else ImageBytes(content, str(path or "its bytes"))) as file:
-            image = whole_range(turned(file), file)
-            image.load()
-        return image.convert(mode) if mode else image
+    def where(self, index: int) -> str:
+        return f"data.image={self.column}, row {self.positions[index]}"
+
+    def file(self, index: int) -> ImageFile:
+        cells = self.dataset[self.positions[index]][self.column]
+        refuse_bytes(cells.nbytes)
+        content, path = map(cells[0].as_py().get, ("bytes", "path"))
+        if content is not None:
+            return ImageBytes(content, str(path or "its bytes"))
+        if "://" in str(path):
+            raise CorruptError(f"has the address {path!r} in place of an image, which is not opened")
+        whole = os.path.join(self.folders[0] if self.folders else "", str(path))
+        if self.folders is not None and not any(is_inside(whole, folder) for folder in self.folders):
+            raise CorruptError(f"its path {path!r} leads out of the data set; data.images_outside=true takes such files")
+        if not os.path.isfile(whole):
+            raise CorruptError(f"has the path {path!r}, and {os.path.abspath(whole)} is not a file")
+        return whole
 
 
-def hub_data(config: HubConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
-    """Open a Hugging Face data set; `norm` and `saved` as in lab.data.load.load_data.
+def read_hub(config: HubConfig) -> Photos:
+    """Return the images of a Hugging Face data set.
 
     Raises:
         UserError: the library is not installed, the data set is not found, or has no such split or column.
     """
-    whole = _opened(config)
-    parts = _splits(config, whole)
-    image, label = _columns(config, parts["train"])
-    classes, index = _classes(config, parts["train"], label)
-    found = {name: _samples(config, name, part, image, label, classes, index) for name, part in parts.items()}
-    held_out = "the set's own held-out images"
-    if "val" not in found:
-        found, held_out = hold_out(found, config, config.test_share), f"of {config.path}, {held_out_by(config)}"
-    elif config.fold is not None or config.test_share is not None:
-        raise UserError("data.fold and data.test_share divide the training split, but the data set has a held-out split, too.")
-    for name, samples in found.items():
-        samples.keys = [f"{name}-{row}" for row in samples.keys]
-    return photos_data(found, held_out, config, norm, device, seed, saved)
+    splits = _splits(config, _opened(config))
+    image, label = _columns(config, splits["train"])
+    classes, values = _classes(config, splits["train"], label)
+    parts = {name: _samples(config, name, rows, image, label, values) for name, rows in splits.items()}
+    of = "of the set's own held-out split" if "val" in parts else f"of {config.path}"
+    return Photos(parts=parts, classes=classes, of=of, test=("test_share", config.test_share))
 
 
 def _opened(config: HubConfig) -> Any:
@@ -149,15 +148,28 @@ def _refuse_unfit(folder: Path, allowed: list[str] | None, *, saved: bool) -> No
         allowed: folders in which files may lie; None for all.
         saved: whether save_to_disk wrote the data set.
     """
-    for path in _entries(folder):
+    inside = (Path(above, name) for above, folders, files in os.walk(folder) for name in (*folders, *files))
+    for path in inside:
         if path.is_symlink() and allowed is not None and not any(is_inside(str(path), each) for each in allowed):
             raise UserError(f"data.path={folder}: the link {path} leads out of it; data.images_outside=true takes such files.")
         if path.exists() and not path.is_dir():
             refuse_special(path)
+        if path.suffix == ".parquet":
+            _refuse_large(path)
         if saved and path.name in (STATE, PARTS):
             _refuse_files_of(path)
     if not saved:
         _refuse_description(folder)
+
+
+def _refuse_large(path: Path) -> None:
+    """Raise UserError for a Parquet file that unpacks to more bytes than are read; the library itself names a damaged one."""
+    try:
+        refuse_large_parquet(path)
+    except CorruptError as error:
+        raise UserError(f"data.path={path}: {error}.") from None
+    except Exception:
+        return
 
 
 def _refuse_files_of(state: Path) -> None:
@@ -201,15 +213,6 @@ def _refuse_expanding(path: Path, text: str) -> None:
         raise UserError(f"{path}: has references (*name) or too many levels; plain YAML is expected.")
 
 
-def _entries(folder: Path | str) -> Iterator[Path]:
-    """Yield what is in a folder and in folders there; links are not followed."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            yield Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                yield from _entries(entry.path)
-
-
 def _texts(tree: Any) -> Iterator[str]:
     if isinstance(tree, str):
         yield tree
@@ -233,7 +236,7 @@ def _splits(config: HubConfig, whole: Any) -> dict[str, Any]:
     for name, split_name in given.items():
         if split_name is not None and split_name not in whole:
             raise unknown(f"data.{name}={split_name}: split of {config.path}", split_name, list(whole))
-    given["val"] = given["val"] or next((each for each in HELD_OUT if each in whole), None)
+    given["val"] = given["val"] or next((each for each in ("validation", "valid", "val", "dev") if each in whole), None)
     named = [each for each in given.values() if each is not None]
     if len(set(named)) < len(named):
         raise UserError(f"data.train, data.val and data.test: {', '.join(named)}; different splits are expected.")
@@ -254,29 +257,32 @@ def _columns(config: HubConfig, part: Any) -> tuple[str, str]:
         if len(found) != 1:
             which = f"{', '.join(found)} could be it" if found else "none is of such a type"
             raise UserError(f"data.{setting}: name the column ({which}). Columns: {', '.join(columns)}")
+    if not isinstance(kind := columns[images[0]], datasets.Image):
+        raise UserError(f"data.image={images[0]}: holds {getattr(kind, 'dtype', kind)}; a column of images is expected.")
     return images[0], labels[0]
 
 
-def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], dict[str, int]]:
-    """Return the classes' names, and the class of each value of the labels' column, as a text."""
+def _classes(config: HubConfig, part: Any, label: str) -> tuple[list[str], list[str]]:
+    """Return the classes' names, and the value of each in the labels' column, as a text."""
     if names := getattr(part.features[label], "names", None):
-        return [one_form(str(name)) for name in names], {str(number): number for number in range(len(names))}
-    found = sorted({one_form(as_text(each)) for each in _values(part, label)})
-    if not 2 <= len(found) <= MOST_CLASSES:
-        raise UserError(f"data.label={label}: has {len(found)} values; 2 to {MOST_CLASSES} classes are expected.")
-    return found, {name: number for number, name in enumerate(found)}
+        return [one_form(str(name)) for name in names], [str(number) for number in range(len(names))]
+    found = classes_in(_values(part, label), f"data.label={label}")
+    if len(found) > MOST_CLASSES:
+        raise UserError(f"data.label={label}: has {len(found)} different values; at most {MOST_CLASSES} classes are expected.")
+    return found, found
 
 
-def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, classes: list[str], index: dict[str, int]) -> HubSamples:
+def _samples(config: HubConfig, name: str, part: Any, image: str, label: str, values: list[str]) -> HubSamples:
     given = _values(part, label)
-    targets = torch.tensor([index.get(one_form(as_text(each)), -1) for each in given])
-    if (targets < 0).any():
-        row = int((targets < 0).int().argmax())
-        raise UserError(f"data.label={label}, split {name}, row {row}: {given[row]!r} is not one of the classes; leave it out, or name it.")
-    keys, rows = [str(row) for row in range(len(targets))], part.select_columns([image]).with_format("arrow")
-    known: dict[str, Any] = {"classes": classes, "targets": targets, "keys": keys, "channels": config.channels}
-    return HubSamples(**known, dataset=rows, column=image, folders=_folders(config))
+    targets = numbered(given, values, lambda row: f"data.label={label}, split {name}, row {row}", by_index=False)
+    rows, mode = part.select_columns([image]).with_format("arrow"), part.features[image].mode
+    known: dict[str, Any] = {"targets": targets, "keys": [f"{name}-{row}" for row in range(len(given))], "channels": config.channels}
+    return HubSamples(**known, source=f"data.path={config.path}", dataset=rows, column=image, mode=mode, folders=_folders(config))
 
 
-def _values(part: Any, column: str) -> list[Any]:
-    return list(part.select_columns([column]).with_format("arrow")[:][column].to_pylist())
+def _values(part: Any, column: str) -> list[str]:
+    """Return a column's cells as texts."""
+    found = part.select_columns([column]).with_format("arrow")[:][column]
+    if said := fault_in(lambda: refuse_bytes(found.nbytes)):
+        raise UserError(f"data.label={column}: {said}.")
+    return [one_form(as_text(each)) for each in found.to_pylist()]

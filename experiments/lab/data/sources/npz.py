@@ -1,6 +1,5 @@
 """Images and their classes in arrays of NumPy's .npz files."""
 
-import math
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import NpzConfig
 from lab.data.images.files import CorruptError, refuse_bytes, refuse_unfit
-from lab.data.images.pixels import pixels_of
-from lab.data.sets import Data, Norm
-from lab.data.sources.folder import Samples, hold_out, photos_data
-from lab.data.specs.npz import PARTS
-from lab.data.split import held_out_by
+from lab.data.images.pixels import pixels_of, shape_of
+from lab.data.photos import Photos, Samples
+from lab.data.samples import classes_in, numbered
 
+PARTS = ("file", "val", "test")
 BROKEN = (OSError, ValueError, EOFError, RuntimeError, CorruptError, zipfile.BadZipFile, zlib.error)
 """What reading an archive raises where it is damaged, encrypted or no archive, or where an array holds Python objects."""
 MEANING = "images are (N, H, W) or (N, H, W, channels)"
@@ -41,26 +39,22 @@ class ArraySamples(Samples):
         return pixels_of(array, self.channels)
 
 
-def npz_data(config: NpzConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
-    """Open .npz files; `norm` and `saved` as in lab.data.load.load_data.
+def read_npz(config: NpzConfig) -> Photos:
+    """Return the images of .npz files.
 
     Raises:
         UserError: a file, an array or a setting is wrong.
     """
-    if config.fold is not None and config.val:
-        raise UserError(f"data.fold={config.fold}: divides the images of data.file, but data.val={config.val} has held-out images.")
     found: dict[str, ArraySamples] = {}
-    for part, name in PARTS.items():
+    classes = config.classes
+    for part, name in zip(("train", "val", "test"), PARTS, strict=True):
         if path := getattr(config, name):
-            found[part] = _samples(f"data.{name}={path}", absolute(path, ""), config, found["train"].classes if found else config.classes)
-    held_out = f"of {Path(str(config.val)).name}" if config.val else f"of {Path(config.file).name}, {held_out_by(config)}"
-    if not config.val:
-        found = hold_out(found, config)
-    return photos_data(found, held_out, config, norm, device, seed, saved)
+            found[part], classes = _samples(f"data.{name}={path}", absolute(path, ""), config, classes)
+    return Photos(parts=found, classes=classes or [], of=f"of {Path(config.val or config.file).name}")
 
 
-def _samples(setting: str, path: Path, config: NpzConfig, classes: list[str] | None) -> ArraySamples:
-    """Return the images of a file, whose labels are those of `classes` where these are known.
+def _samples(setting: str, path: Path, config: NpzConfig, classes: list[str] | None) -> tuple[ArraySamples, list[str]]:
+    """Return the images of a file, and the classes, which are those of its labels where they are not known.
 
     Raises:
         UserError: the file or one of its arrays cannot be read, or has another shape, type or class than expected.
@@ -87,28 +81,18 @@ def _samples(setting: str, path: Path, config: NpzConfig, classes: list[str] | N
             f"{setting}: the array {config.labels} has the shape {labels.shape}; a class for each of {len(images)} images is expected."
         )
     if labels.dtype.kind == "U":
-        names, targets = _named(setting, [one_form(str(label)) for label in labels.tolist()], classes)
+        given = [one_form(str(label)) for label in labels.tolist()]
+        classes = classes or classes_in(given, setting)
+        targets = numbered(given, classes, lambda _: setting, by_index=config.classes is not None)
     elif labels.dtype.kind in "iu":
-        names, targets = _numbered(setting, labels.tolist(), classes)
+        classes = [str(each) for each in range(int(labels.max()) + 1)] if classes is None else classes
+        if odd := [label for label in labels.tolist() if not 0 <= label < len(classes)]:
+            raise UserError(f"{setting}: has the class {odd[0]}; classes are from 0 to {len(classes) - 1}.")
+        targets = torch.tensor(labels.tolist())
     else:
         raise UserError(f"{setting}: the array {config.labels} is of {labels.dtype}; whole numbers from 0 or texts are expected.")
     keys = [str(position) for position in range(len(images))]
-    return ArraySamples(classes=names, targets=torch.tensor(targets), keys=keys, channels=config.channels, images=images)
-
-
-def _named(setting: str, labels: list[str], classes: list[str] | None) -> tuple[list[str], list[int]]:
-    names = sorted(set(labels)) if classes is None else list(classes)
-    number = {name: each for each, name in enumerate(names)}
-    if odd := [label for label in labels if label not in number]:
-        raise unknown(f"{setting}: class", odd[0], names)
-    return names, [number[label] for label in labels]
-
-
-def _numbered(setting: str, labels: list[int], classes: list[str] | None) -> tuple[list[str], list[int]]:
-    names = [str(each) for each in range(max(labels) + 1)] if classes is None else list(classes)
-    if odd := [label for label in labels if not 0 <= label < len(names)]:
-        raise UserError(f"{setting}: has the class {odd[0]}; classes are from 0 to {len(names) - 1}.")
-    return names, labels
+    return ArraySamples(targets=targets, keys=keys, channels=config.channels, images=images, source=path), list(classes)
 
 
 def _arrays(setting: str, path: Path, names: tuple[str, ...]) -> list[Any]:
@@ -131,11 +115,10 @@ def _arrays(setting: str, path: Path, names: tuple[str, ...]) -> list[Any]:
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
     """Read an array. Its header and the archive's directory may say more than the file or the memory holds, which would be taken first."""
     with archive.open(info) as file:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
-        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
-            raise ValueError(f"{info.filename} is cut off: its header says {dtype} of the shape {shape}")
-        refuse_bytes(info.file_size, f"{info.filename} ")
+        try:
+            shape_of(file, info.file_size)
+        except CorruptError as error:
+            raise CorruptError(f"{info.filename} {error}") from None
+    refuse_bytes(info.file_size, f"{info.filename} ")
     with archive.open(info) as file:
         return np.lib.format.read_array(file, allow_pickle=False)

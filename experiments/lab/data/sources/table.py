@@ -1,6 +1,5 @@
 """Images and their labels in a table: a class, several labels, or numbers for each."""
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +12,16 @@ from lab.base.formats import one_form
 from lab.base.paths import absolute
 from lab.config.schema import TableConfig
 from lab.data.cells import Where, as_text, numbers, read_cells, rows_of, texts
-from lab.data.images.files import SUFFIXES, Names
-from lab.data.images.pixels import alpha_note
-from lab.data.samples import DIGITS, Annotations
-from lab.data.sets import Data, Norm, existing_folder
-from lab.data.sources.folder import Files, photos_data, untrained, without_corrupt
-from lab.data.split import fold_of, held_out_by, split, split_any
+from lab.data.images.files import SUFFIXES, Faults, Names
+from lab.data.listing import PARTS
+from lab.data.photos import Files, Photos, untrained
+from lab.data.samples import Annotations, by_number, classes_in, numbered
+from lab.data.sets import existing_folder
 
 if TYPE_CHECKING:
     import pandas
 
 KINDS = {"class": "task=classification", "labels": "task=multilabel", "numbers": "task=regression"}
-PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 YES = {"1": 1.0, "true": 1.0, "yes": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "no": 0.0, "0.0": 0.0}
 MASKED = -1.0
 """The target of a class that nobody labelled in an image: loss and metrics leave it out."""
@@ -34,29 +31,20 @@ OF_CLASSES = ("mixup", "cutmix", "class_weight", "class_group", "class_balance")
 """Settings that need one class an image."""
 
 
-def class_data(config: TableConfig, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None) -> Data:
-    """Open a table of images of one class each; arguments and errors as `table_data`."""
-    return table_data(config, "class", norm, device, seed, saved)[0]
+def read_classes(config: TableConfig) -> Photos:
+    """Return images of one class each."""
+    return read_images(config, "class")
 
 
-def table_data(
-    config: TableConfig, kind: str, norm: Norm, device: torch.device, seed: int, saved: Norm | None = None
-) -> tuple[Data, Tensor]:
-    """Open a table of images.
+def read_images(config: TableConfig, kind: str) -> Photos:
+    """Return the images of a table.
 
     Args:
         config: the table and its columns.
         kind: what a label is: "class", "labels" (several of the classes) or "numbers".
-        norm: mean and standard deviation that the model expects.
-        device: the device of the batches.
-        seed: the seed of order and augmentation.
-        saved: mean and standard deviation of a saved model.
-
-    Returns:
-        The data, and the targets of its training samples: (N,) of a class, (N, C) of 0, 1 and MASKED, or (N, K) of numbers.
 
     Raises:
-        UserError: a column, a cell, an image or a setting is wrong.
+        UserError: a column, a cell or a setting is wrong.
     """
     _refuse_unfit(config, kind)
     file = absolute(config.file, "")
@@ -68,38 +56,34 @@ def table_data(
         if column is not None and column not in table.columns:
             raise unknown(f"data.{setting}={column}: {file} has no such column", column, table.columns, show=len(table.columns))
     where = rows_of(file)
-    names_of_files = Names(root)
-    keys, ending = _with_ending(root, [names_of_files.spelled(key) for key in texts(table, config.image, where)])
+    there = Names(root)
+    keys, ending = _with_ending(there, [there.spelled(key) for key in texts(table, config.image, where)])
     first: dict[str, int] = {}
     for number, key in enumerate(keys):
-        if (other := first.setdefault(names_of_files.real(key), number)) != number:
+        if (other := first.setdefault(there.real(key), number)) != number:
             again = where(other).rpartition(", ")[2]
             raise UserError(f"{where(number)}, column {config.image}: {key!r} is given twice: {again} names this image, too.")
-    leaves = names_of_files.leaves
-    if not config.images_outside and (outside := next((i for i, key in enumerate(keys) if leaves(key)), None)) is not None:
+    if not config.images_outside and (outside := next((i for i, key in enumerate(keys) if there.leaves(key)), None)) is not None:
         raise UserError(
             f"{where(outside)}, column {config.image}: {keys[outside]!r} leads out of {root}; data.root= names the folder that holds all "
             "images, and data.images_outside=true takes such files."
         )
     classes, targets = _targets(config, kind, table, names, where)
-    notes = _annotations(config, table, where)
-    _refuse_no_image(config, root, keys)
+    if not any(map(there.holds, keys)):
+        raise UserError(
+            f"data.root={root}: has none of the images that the column data.image={config.image} names, such as {keys[0]}; "
+            "give the folder in which these paths begin."
+        )
     files = [str(root / key) for key in keys]
-    everything = Files(classes=classes, targets=targets, keys=keys, channels=config.channels, folder=root, files=files)
-    positions = _parts(config, table, everything, kind, where)
-    masks = _take_unlabelled(config, positions, targets) if kind == "labels" else []
-    found = without_corrupt(root, [everything.only(each) for each in positions.values()], config)
-    parts = dict(zip(positions, found, strict=True))
-    if kind != "numbers" and config.split and not config.classes and (said := untrained(parts)):
+    whole = Files(targets=targets, keys=keys, channels=config.channels, source=root, files=files, notes=_annotations(config, table, where))
+    positions = _parts(config, table, where)
+    notes = [f"data.image={config.image}: names no ending, and files {ending} are read"] * bool(ending)
+    notes += _take_unlabelled(config, positions, targets) if kind == "labels" else []
+    parts = {name: whole.only(rows) for name, rows in positions.items()}
+    if kind != "numbers" and config.split and not config.classes and (said := untrained(parts, classes)):
         raise UserError(f"data.label={config.label}: {said}. Move rows of it to train, or name all classes by data.classes.")
-    known = {name: notes.only(part.positions) for name, part in parts.items()}
-    held_out = f"of {file.name}, " + (f"data.split={config.split}" if config.split else held_out_by(config))
-    data = photos_data(parts, held_out, config, norm, device, seed, saved, known)
-    data.notes += [f"data.image={config.image}: names no ending, and files {ending} are read"] * bool(ending)
-    data.notes += masks + ([] if config.channels else alpha_note(parts["train"].paths))
-    if kind == "labels":
-        data.counts = (parts["train"].targets > 0).sum(0)
-    return data, parts["train"].targets
+    of = f"of {file.name}{f', data.split={config.split}' if config.split else ''}"
+    return Photos(parts=parts, classes=classes, of=of, faults=Faults(root), test=("test", config.test), notes=notes)
 
 
 def read_table(file: Path, delimiter: str | None = None) -> "pandas.DataFrame":
@@ -141,27 +125,16 @@ def _refuse_unfit(config: TableConfig, kind: str) -> None:
             raise UserError(f"data.{name}={value}: is for images of one class each; {KINDS[kind]} has none.")
     if config.csv or ((config.weight or config.group) and (config.class_weight or config.class_group or config.class_balance is not None)):
         raise UserError("data=table takes weights and groups by data.weight and data.group, or by class; not data.csv, and not both.")
-    if config.split and (config.test is not None or fold_of(config) is not None):
-        raise UserError(f"data.split={config.split}: the column says which images are held out; leave data.test and data.fold out.")
 
 
-def _with_ending(root: Path, keys: list[str]) -> tuple[list[str], str]:
+def _with_ending(there: Names, keys: list[str]) -> tuple[list[str], str]:
     """Return the images' names with their ending, and the ending if the table names them without it, as Kaggle's do: the most frequent."""
-    if not keys or any(os.path.exists(root / key) for key in keys):
+    if not keys or any(map(there.holds, keys)):
         return keys, ""
-    counts = {each: sum(os.path.exists(root / f"{key}{each}") for key in keys) for each in (*SUFFIXES, *map(str.upper, SUFFIXES))}
+    counts = {each: sum(there.holds(f"{key}{each}") for key in keys) for each in (*SUFFIXES, *map(str.upper, SUFFIXES))}
     most = max(counts, key=lambda each: counts[each])
     ending = most if counts[most] else ""
     return [f"{key}{ending}" for key in keys], ending
-
-
-def _refuse_no_image(config: TableConfig, root: Path, keys: list[str]) -> None:
-    """Raise UserError if none of the images exists, because it is then the folder that is wrong, or the column."""
-    if not any(os.path.exists(root / key) for key in keys):  # a name that is too long is of no file, too
-        raise UserError(
-            f"data.root={root}: has none of the images that the column data.image={config.image} names, such as {keys[0]}; "
-            "give the folder in which these paths begin."
-        )
 
 
 def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where: Where) -> tuple[list[str], Tensor]:
@@ -178,23 +151,19 @@ def _targets(config: TableConfig, kind: str, table: Any, names: list[str], where
         if config.classes not in (None, names):
             raise UserError(f"data.classes={config.classes}: with a column for each class, their names are the columns': {names}.")
         return names, hot
-    classes = config.classes or sorted({each for cell in cells for each in cell}, key=by_number)
-    index = {name: number for number, name in enumerate(classes)}
-    for number, cell in enumerate(cells):
-        if strange := [each for each in cell if each not in index]:
-            raise unknown(f"{where(number)}, column {names[0]}: class", strange[0], classes)
+    rows, labels = [row for row, cell in enumerate(cells) for _ in cell], [each for cell in cells for each in cell]
+    found = classes_in(labels, f"data.label={names[0]}") if kind == "class" and not config.classes else sorted(set(labels), key=by_number)
+    classes = config.classes or found
+    index = numbered(labels, classes, lambda number: f"{where(rows[number])}, column {names[0]}", by_index=config.classes is not None)
     if kind == "class" and not config.classes and not config.split and 2 * len(classes) > len(cells):
         raise UserError(
             f"data.label={names[0]}: has {len(classes)} different values in {len(cells)} rows; "
             "a column of classes, of several images each, is expected. Numbers are for task=regression."
         )
-    if len(classes) < 2 and kind == "class":
-        raise UserError(f"data.label={names[0]}: has only the class {', '.join(classes) or 'of no name'}; two or more are expected.")
     if kind == "class":
-        return classes, torch.tensor([index[cell[0]] for cell in cells])
+        return classes, index
     hot = torch.zeros(len(cells), len(classes))
-    for row, cell in zip(hot, cells, strict=True):
-        row[[index[each] for each in cell]] = 1.0
+    hot[rows, index] = 1.0
     return classes, hot
 
 
@@ -212,12 +181,6 @@ def _refuse_unlike(config: TableConfig, column: Any, cells: list[list[str]]) -> 
                 f"data.separator={config.separator}: divides no cell of the column {config.label}, but {count} of {len(given)} have "
                 f"{other!r}. Write \"data.separator='{other}'\" in a shell, or name the classes by data.classes if these are names."
             )
-
-
-def by_number(name: str) -> tuple[bool, int, str]:
-    """Return a key that sorts names of classes: numbers by value, then texts; thousands of digits are a text, which int refuses."""
-    number = name.isdecimal() and len(name) <= DIGITS
-    return not number, int(name) if number else 0, name
 
 
 def _list(cell: Any, separator: str) -> list[str]:
@@ -260,7 +223,8 @@ def _take_unlabelled(config: TableConfig, positions: dict[str, list[int]], targe
     return [said + (f"; {alone:,} images without any label are left out" if alone else "")]
 
 
-def _annotations(config: TableConfig, table: Any, where: Where) -> Annotations:
+def _annotations(config: TableConfig, table: Any, where: Where) -> Annotations | None:
+    """Return the weights and groups of the rows; None without columns of these."""
     weight = group = None
     if config.weight:
         weight = numbers(table, config.weight, where, 0.0)
@@ -268,17 +232,13 @@ def _annotations(config: TableConfig, table: Any, where: Where) -> Annotations:
         given = [one_form(text) for text in texts(table, config.group, where)]
         names = {name: number for number, name in enumerate(sorted(set(given), key=by_number))}
         group = torch.tensor([names[each] for each in given])
-    return Annotations(weight, group)
+    return Annotations(weight, group) if config.weight or config.group else None
 
 
-def _parts(config: TableConfig, table: Any, files: Files, kind: str, where: Where) -> dict[str, list[int]]:
-    """Return the rows of train, val and, if there are any, test."""
+def _parts(config: TableConfig, table: Any, where: Where) -> dict[str, list[int]]:
+    """Return the rows of train, val and test as data.split says; all are of train without it."""
     if config.split is None:
-        if kind == "class":
-            train, val, test = split(config, files.targets.tolist(), files.classes, config.test)
-        else:
-            train, val, test = split_any(config, len(files), config.test)
-        return {"train": train, "val": val} | ({"test": test} if test else {})
+        return {"train": list(range(len(table)))}
     given = texts(table, config.split, where)
     if strange := [number for number, text in enumerate(given) if text.lower() not in PARTS]:
         raise unknown(f"{where(strange[0])}, column {config.split}", given[strange[0]], PARTS)

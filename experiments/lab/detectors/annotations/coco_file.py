@@ -30,8 +30,9 @@ from lab.data.images.files import (
     Faults,
     Files,
     Names,
+    cached,
     fault_in,
-    find_corrupt,
+    fault_of,
     most_bytes,
     open_any_mode,
     read_rgb,
@@ -184,7 +185,7 @@ def checked_file(
     faults = Faults(path) if faults is None else faults
     files = Names(folder)
     images = _images(tree["images"], files, faults, outside)
-    both = _take_unreadable(images, folder, faults, check, settings)
+    both = _take_unreadable(images, files, faults, check, settings)
     rows = _rows(tree, names, images, faults, where, shapes=shapes)
     _refuse_relative(path, settings[0], rows)
     doubles = _drop_doubles(path, images, rows, files, faults)
@@ -293,15 +294,17 @@ def _images(entries: list[Any], files: Names, faults: Faults, outside: bool | No
     return found
 
 
-def _take_unreadable(found: Images, folder: Path, faults: Faults, check: str, settings: tuple[str, str]) -> list[int]:
+def _take_unreadable(found: Images, files: Names, faults: Faults, check: str, settings: tuple[str, str]) -> list[int]:
     """Remove the images whose files are missing or cannot be read; return the ids of those that their size fits as shown and as stored."""
-    there = _listing(folder)
-    missing = [image_id for image_id, (file, _) in found.items() if file not in there and not os.path.isfile(file)]
+    missing = [image_id for image_id, (file, _) in found.items() if not files.holds(os.path.abspath(file))]
     if missing and len(missing) == len(found):
         file = found[missing[0]][0]
-        raise UserError(f"{settings[1]}={folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}")
+        raise UserError(
+            f"{settings[1]}={files.folder}: none of the {len(found)} images of {settings[0]} is there; the first would be {file}"
+        )
     _drop(found, ((image_id, "no such file") for image_id in missing), faults)
-    said = find_corrupt(cast(Files, found), (faults.path, folder), check, deep=True)
+    look = partial(fault_of, check=check, deep=True)
+    said = {} if check == "off" else cached(look, cast(Files, found), (faults.path, files.folder), f"{check} deep")
     both = take_both(said)
     _drop(found, said.items(), faults)
     return both
@@ -311,12 +314,6 @@ def _drop(found: Images, reasons: Iterable[tuple[int, str]], faults: Faults) -> 
     for image_id, said in reasons:
         file, _ = found.pop(image_id)
         faults.add(f"image {image_id} ({file}): {said}")
-
-
-def _listing(folder: Path) -> set[str]:
-    """List a folder at once, because asking for a hundred thousand files one by one takes minutes on a network's file system."""
-    with os.scandir(folder) as entries:
-        return {entry.path for entry in entries}
 
 
 def _rows(

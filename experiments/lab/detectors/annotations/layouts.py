@@ -14,23 +14,13 @@ from lab.base.errors import UserError
 from lab.base.files import open_to_read
 from lab.base.formats import one_form, visible
 from lab.data.images.files import Faults
-from lab.data.listing import kinds_of, passed_over
+from lab.data.listing import PARTS, kinds_of, passed_over
 from lab.data.split import held_out_by, split_any
 from lab.detectors.annotations import rows, voc, yolo
 from lab.detectors.annotations.coco_file import CocoFile, checked_file, load_tree
 from lab.detectors.annotations.entries import Entries, Listing, list_files, read_small
 from lab.detectors.schema import BoxesConfig
 
-PARTS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
 SETTINGS = ("data.root", "data.root")
 LABELS = (".txt", ".xml", ".json", ".csv", ".yaml", ".yml")
 """Endings of files that hold boxes, or describe them."""
@@ -45,13 +35,15 @@ class Layout:
     Attributes:
         kind: "yolo", "coco", "voc" or "csv".
         said: what was found, in words.
-        read: reads each part that is there; "train" always.
+        parts: what each part is made of; "train" is always there.
+        read: reads a part by its name and by that.
         unpaired: returns a message that names labels without a picture; "" if there are none.
     """
 
     kind: str
     said: str
-    read: dict[str, Callable[[], CocoFile]]
+    parts: dict[str, Any]
+    read: Callable[[str, Any], CocoFile]
     unpaired: Callable[[], str] = str
 
 
@@ -87,23 +79,23 @@ def read_boxes(config: BoxesConfig, root: Path, *, shapes: str = "") -> tuple[di
     root = _unwrapped(root) if file is None else root
     listing = list_files(root)
     layout = _layout(config, listing, file, shapes)
-    if config.score_test and "test" not in layout.read:
+    if config.score_test and "test" not in layout.parts:
         raise UserError(f"data.score_test=true: {root} has no test images; leave it out.")
     if (unpaired := layout.unpaired()) and not config.skip_corrupt:
         raise UserError(
             f"data.root={root}: {unpaired}.\nA picture and its boxes have one name: rename them, convert the pictures to .jpg or .png, or "
             "remove such boxes. data.skip_corrupt=true passes over them."
         )
-    found = {part: read() for part, read in layout.read.items() if part != "test" or config.score_test}
+    found = {part: layout.read(part, made_of) for part, made_of in layout.parts.items() if part != "test" or config.score_test}
     where = {part: os.path.relpath(file.path, root) for part, file in found.items()}
     notes = [f"{root}: {layout.said}: " + ", ".join(f"{len(file)} {part} images of {where[part]}" for part, file in found.items())]
     notes += [f"{root}: passed over (data.skip_corrupt=true): {unpaired}"] * bool(unpaired)
     if other := passed_over(kinds_of(name for name in listing.others if not name.lower().endswith(LABELS))):
         notes.append(f"{root}: {other}")
-    if "test" in layout.read and not config.score_test:
+    if "test" in layout.parts and not config.score_test:
         notes.append(f"{root}: has test images, which data.score_test=true scores at the end")
     images = {name for part in found.values() for name in part.files}
-    unused = sum(os.path.join(root, name) not in images for name in listing.images) if len(found) == len(layout.read) else 0
+    unused = sum(os.path.join(root, name) not in images for name in listing.images) if len(found) == len(layout.parts) else 0
     if unused:
         notes.append(f"{root}: {unused} of {len(listing.images)} images are in no part, and are passed over")
     if "val" in found:
@@ -204,11 +196,14 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) 
         if len(plain) != 1:
             raise UserError(f"data.root={root}: has {', '.join(described)}; name one, such as data.root={root / next(iter(described))}.")
         described = {plain[0]: described[plain[0]]}
-    read: dict[str, Callable[[], CocoFile]] = {}
+    parts: dict[str, yolo.Images] = {}
 
-    def reader(classes: list[str], images: yolo.Images, keypoints: bool) -> Callable[[], CocoFile]:
-        common = _common(root, images.names)
-        return lambda: _checked(config, yolo.read_yolo(common, classes, images, listing, config.exif, keypoints), root, shapes)
+    def layout(said: str, classes: list[str], *, keypoints: bool) -> Layout:
+        def read(_part: str, images: yolo.Images) -> CocoFile:
+            found = yolo.read_yolo(_common(root, images.names), classes, images, listing, config.exif, keypoints)
+            return _checked(config, found, root, shapes)
+
+        return Layout("yolo", said, parts, read, partial(yolo.unpaired, listing))
 
     if described:
         name, tree = next(iter(described.items()))
@@ -223,8 +218,8 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) 
             if images is not None:
                 if not images.names:
                     raise UserError(f"{root / name}: {part}: {tree.get(part)!r:.100} holds no image.")
-                read[part] = reader(classes, images, bool(yolo.value_of(tree, "kpt_shape")))
-        return Layout("yolo", f"YOLO's {name}, {len(classes)} classes", read, partial(yolo.unpaired, listing))
+                parts[part] = images
+        return layout(f"YOLO's {name}, {len(classes)} classes", classes, keypoints=bool(yolo.value_of(tree, "kpt_shape")))
     labelled = yolo.looks_like_labels(listing)
     if not labelled or not yolo.is_label(listing, listing.names.spelled(yolo.label_file(labelled[0])), empty=True):
         return None
@@ -235,10 +230,8 @@ def _yolo(config: BoxesConfig, listing: Listing, file: str | None, shapes: str) 
         )
     folders = {posixpath.dirname(image) for image in labelled}
     parted = _parted([image for image in listing.images if posixpath.dirname(image) in folders], root)
-    for part, found in parted.items():
-        read[part] = reader(listed[1], yolo.Images(found, [], []), False)
-    said = f"YOLO's labels, {len(listed[1])} classes of {listed[0]}"
-    return Layout("yolo", said, read, partial(yolo.unpaired, listing))
+    parts |= {part: yolo.Images(found, [], []) for part, found in parted.items()}
+    return layout(f"YOLO's labels, {len(listed[1])} classes of {listed[0]}", listed[1], keypoints=False)
 
 
 def _common(root: Path, names: list[str]) -> Path:
@@ -266,12 +259,12 @@ def _voc(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
     files, classes = voc.annotations_of(listing) if listing.images else ([], [])
     if not files:
         return None
+
+    def read(_part: str, names: list[str]) -> CocoFile:
+        return _checked(config, voc.read_voc(_common(listing.root, names), classes, names, listing), listing.root, shapes)
+
     parted = _listed_parts(files, listing) or _parted(files, listing.root)
-
-    def reader(names: list[str]) -> Callable[[], CocoFile]:
-        return lambda: _checked(config, voc.read_voc(_common(listing.root, names), classes, names, listing), listing.root, shapes)
-
-    return Layout("voc", f"Pascal VOC's XML files, {len(classes)} classes", {part: reader(names) for part, names in parted.items()})
+    return Layout("voc", f"Pascal VOC's XML files, {len(classes)} classes", parted, read)
 
 
 def _listed_parts(files: list[str], listing: Listing) -> dict[str, list[str]] | None:
@@ -302,12 +295,10 @@ def _csv(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
     parted = _parted_tables(tables, listing.root)
     classes = rows.classes_in(list(parted.values()), listing)
 
-    def reader(name: str) -> Callable[[], CocoFile]:
-        return lambda: _checked(config, rows.read_rows(listing.root / name, classes, name, listing, config.exif), listing.root, shapes)
+    def read(_part: str, name: str) -> CocoFile:
+        return _checked(config, rows.read_rows(listing.root / name, classes, name, listing, config.exif), listing.root, shapes)
 
-    return Layout(
-        "csv", f"boxes in {', '.join(parted.values())}, {len(classes)} classes", {part: reader(name) for part, name in parted.items()}
-    )
+    return Layout("csv", f"boxes in {', '.join(parted.values())}, {len(classes)} classes", parted, read)
 
 
 def _parted_tables(names: list[str], root: Path) -> dict[str, str]:
@@ -337,17 +328,14 @@ def _coco(config: BoxesConfig, listing: Listing, shapes: str) -> Layout | None:
         return None
     parted = _parted_tables(files, listing.root)
 
-    def reader(part: str, name: str) -> Callable[[], CocoFile]:
-        def read() -> CocoFile:
-            path = listing.root / name
-            tree = load_tree(path, "data.root")
-            folder, hint = _find_images(tree["images"], part, name, listing)
-            how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "exif": config.exif, "shapes": shapes}
-            return checked_file(tree, path, folder, settings=SETTINGS, faults=Faults(path, hint=hint), **how)
+    def read(part: str, name: str) -> CocoFile:
+        path = listing.root / name
+        tree = load_tree(path, "data.root")
+        folder, hint = _find_images(tree["images"], part, name, listing)
+        how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "exif": config.exif, "shapes": shapes}
+        return checked_file(tree, path, folder, settings=SETTINGS, faults=Faults(path, hint=hint), **how)
 
-        return read
-
-    return Layout("coco", f"COCO's {', '.join(parted.values())}", {part: reader(part, name) for part, name in parted.items()})
+    return Layout("coco", f"COCO's {', '.join(parted.values())}", parted, read)
 
 
 def _starts_as_coco(listing: Listing, name: str) -> bool:

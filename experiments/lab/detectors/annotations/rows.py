@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.base.files import refuse_special
 from lab.base.formats import one_form
-from lab.data.cells import DELIMITERS, LONGEST, read_cells, rows_of
+from lab.data.cells import first_row, read_cells, rows_of
 from lab.data.images.exif import Size
 from lab.data.images.files import spelling
 from lab.detectors.annotations.entries import STEPS, Entries, Listing, sizes_and_turns
@@ -49,12 +49,9 @@ def tables_of(listing: Listing) -> list[str]:
 def _first_line(file: Path) -> list[str]:
     try:
         refuse_special(file)
-        with file.open(newline="", encoding="utf-8-sig", errors="replace") as text:  # what is not UTF-8 is named when it is read
-            line = text.readline(LONGEST)
-        divided = [next(csv.reader([line], delimiter=each), []) for each in DELIMITERS]
+        return [cell.strip() for cell in first_row(file, "replace")[0]]  # what is not UTF-8 is named when it is read
     except (OSError, ValueError, csv.Error):
         return []
-    return [cell.strip() for cell in max(divided, key=len)]
 
 
 def classes_in(names: list[str], listing: Listing) -> list[str]:

@@ -24,6 +24,7 @@ from lab.data.rle import decoded
 from lab.data.sets import Data, Loader, Norm, normalised
 from lab.data.split import held_out_by
 from lab.detectors.annotations.coco_file import CocoFile, read_coco
+from lab.detectors.annotations.layouts import read_boxes
 from lab.detectors.detection.augment import Prepare, Prepared, fitted, mosaic
 from lab.detectors.detection.boxes import turned_boxes
 from lab.detectors.detection.types import MASK_STRIDE, DetectionBatch
@@ -296,25 +297,25 @@ def enlarged(config: DetectionDataConfig, fixed_size: list[int] | None, sizes: l
 
 def _read(config: DetectionDataConfig, shapes: str) -> tuple[list[CocoFile], str, list[str]]:
     """Return the training, held-out and, if there are any, test images; which are held out, in words; messages for the user."""
+    notes: list[str] = []
     if isinstance(config, BoxesConfig):
-        from lab.detectors.annotations.layouts import read_boxes
-
         if config.root is None:
             raise UserError("data.root=null: data=boxes needs the folder of the images and their boxes, or the data.yaml in it.")
-        found, held_out, said = read_boxes(config, absolute(config.root, ROOT), shapes=shapes)
-        files, shared = _once(list(found.values()))
-        for file in files:
-            _refuse_no_box(file, "data.root")
-        return files, held_out, said + shared
-    parts = _parts(config)
-    how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "shapes": shapes}
-    if isinstance(config, CocoConfig):
-        how |= {"outside": config.images_outside, "exif": config.exif}
-    files, shared = _once([read_coco(part.annotations, part.images, settings=part.settings, **how) for part in parts])
-    for file, part in zip(files, parts, strict=True):
-        _refuse_no_box(file, part.settings[0])
-    held_out = f"of {files[1].path.name}"
-    return files, f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else held_out, shared
+        parts, held_out, notes = read_boxes(config, absolute(config.root, ROOT), shapes=shapes)
+        read, settings = list(parts.values()), ["data.root"] * len(parts)
+    else:
+        how: dict[str, Any] = {"check": config.check, "skip_corrupt": config.skip_corrupt, "shapes": shapes}
+        if isinstance(config, CocoConfig):
+            how |= {"outside": config.images_outside, "exif": config.exif}
+        named = _parts(config)
+        read = [read_coco(each.annotations, each.images, settings=each.settings, **how) for each in named]
+        settings = [each.settings[0] for each in named]
+        held_out = f"scenes of other digits, {held_out_by(config)}" if isinstance(config, DigitScenesConfig) else f"of {read[1].path.name}"
+    files, shared = _once(read)
+    for file, setting in zip(files, settings, strict=True):
+        if not file.counts().any():
+            raise UserError(f"{setting}={file.path}: no image has a box.")
+    return files, held_out, notes + shared
 
 
 def _once(files: list[CocoFile]) -> tuple[list[CocoFile], list[str]]:
@@ -334,11 +335,6 @@ def _once(files: list[CocoFile]) -> tuple[list[CocoFile], list[str]]:
             notes.append(f"{file.path}: {shared} of its {len(file)} images are scored in another part, too, {said}")
         kept.append(replace(file.only(new), notes=file.notes) if shared and new else file)
     return kept[::-1], notes
-
-
-def _refuse_no_box(file: CocoFile, setting: str) -> None:
-    if not file.counts().any():
-        raise UserError(f"{setting}={file.path}: no image has a box.")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lab.base.files import save_figure
 from lab.data.sets import Norm
-from lab.tasks.contrastive.captions import text_of
+from lab.tasks.contrastive.data import text_of
 from lab.tasks.metrics import AllSamples, Counts
 
 ROWS = 1024  # of the matrix of similarities, computed at once

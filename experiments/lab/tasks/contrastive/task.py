@@ -19,8 +19,7 @@ from lab.processes import distributed
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.contrastive import OF_CAPTIONS, OF_IMAGES, ContrastiveConfig, DigitCaptionsConfig
-from lab.tasks.contrastive.captions import CAPTIONS, LONGEST, caption, choices, text_of, tokens_of
-from lab.tasks.contrastive.data import digit_captions
+from lab.tasks.contrastive.data import CAPTIONS, LONGEST, caption, choices, digit_captions, text_of, tokens_of
 from lab.tasks.contrastive.labelled import Labelled, embedder
 from lab.tasks.contrastive.metrics import RetrievalCounts, RetrievalResult, retrieval_picture
 from lab.tasks.contrastive.model import DualEncoder, Features, TextEncoder

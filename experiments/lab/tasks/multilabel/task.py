@@ -13,8 +13,9 @@ from lab.base.fonts import letters_of
 from lab.config.objects import find_object
 from lab.config.schema import TableConfig, TrainConfig
 from lab.data.batch import Batch
+from lab.data.load import opened
 from lab.data.sets import Data, Loader, Norm
-from lab.data.sources.table import MASKED, table_data
+from lab.data.sources.table import MASKED, read_images
 from lab.data.specs import SOURCES
 from lab.run.export import Exportable
 from lab.run.predict import Asked, Predictor
@@ -58,10 +59,10 @@ class TableLabels:
     def load(self, norm: Norm, device: torch.device, seed: int, saved: Norm | None) -> tuple[Data, Tensor, int, int | None]:
         if self.in_memory:
             raise UserError("task.in_memory=true: images of data=table are read from their files.")
-        data, targets = table_data(self.data, "labels", norm, device, seed, saved)
+        data = opened(read_images(self.data, "labels"), self.data, norm, device, seed, saved)
         parts: list[Any] = [each for each in (data.train, data.val, data.test) if each is not None]
-        masked = int((targets == MASKED).sum()) if any((each.targets == MASKED).any() for each in parts) else None
-        return data, data.counts.float(), len(targets), masked
+        masked = int((parts[0].targets == MASKED).sum()) if any((each.targets == MASKED).any() for each in parts) else None
+        return data, data.counts.float(), data.train.samples, masked
 
     def reader(self, norm: Norm) -> Reader:
         return reader(self.data, self.side, norm)

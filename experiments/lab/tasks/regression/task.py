@@ -11,8 +11,9 @@ from lab.base.errors import UserError
 from lab.base.fonts import letters_of
 from lab.config.schema import TableConfig, TrainConfig
 from lab.data.batch import Batch
+from lab.data.load import opened
 from lab.data.sets import Data, Norm
-from lab.data.sources.table import table_data
+from lab.data.sources.table import read_images
 from lab.run.export import Exportable, Images
 from lab.run.predict import Asked, Prediction, Predictor
 from lab.tasks.finetuning import MEASURED
@@ -121,9 +122,9 @@ def _rescaled(model: Any, inputs: Any, output: Tensor) -> Tensor:
 
 def build(config: TrainConfig, device: torch.device, saved: Norm | None) -> Regression:
     if isinstance(config.data, TableConfig):
-        data, targets = table_data(config.data, "numbers", model_norm(config.model, saved), device, config.seed, saved)
-        return Regression(config, data, targets, device)
-    data = digit_turns(cast(DigitTurnsConfig, config.data), device, config.seed, saved)
+        data = opened(read_images(config.data, "numbers"), config.data, model_norm(config.model, saved), device, config.seed, saved)
+    else:
+        data = digit_turns(cast(DigitTurnsConfig, config.data), device, config.seed, saved)
     return Regression(config, data, cast(Any, data.train).targets, device)
 
 

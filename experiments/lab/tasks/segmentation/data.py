@@ -3,9 +3,10 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +21,14 @@ from lab.base.formats import one_form, visible
 from lab.base.paths import ROOT, absolute
 from lab.base.seeds import seeded
 from lab.data.batch import Batch
-from lab.data.images.exif import BOTH, is_shown, note, sizes_of, take_both, turn_of, turned
+from lab.data.images.exif import BOTH, is_shown, sizes_of, turn_of, turned
 from lab.data.images.files import (
     DEEP,
     SUFFIXES,
     UNREADABLE,
     CorruptError,
     Faults,
-    cached,
-    find_corrupt,
+    fault_of,
     in_rgb,
     open_any_mode,
     open_image,
@@ -38,7 +38,9 @@ from lab.data.images.files import (
 )
 from lab.data.images.pixels import dark_note
 from lab.data.listing import HELD_OUT, held_out_folder, ignored, kinds_of, passed_over
+from lab.data.load import without_corrupt
 from lab.data.loading import WorkerLoader
+from lab.data.photos import Photos, Pictures
 from lab.data.sets import Data, Norm, Split, Splits, digits, memory_data, norm_of, normalised
 from lab.data.transforms import RandomScale
 from lab.tasks.segmentation import OUTSIDE, DigitMasksConfig, MaskFolderConfig, MasksConfig
@@ -56,25 +58,27 @@ def load_masks(config: MasksConfig, device: torch.device, seed: int, norm: Norm 
     Raises:
         UserError: a folder, an image, a mask or a setting is wrong.
     """
-    if isinstance(config, MaskFolderConfig):
-        assert norm is not None
-        parts, notes = _read(config)
-        load = partial(MaskFileLoader, config=config, norm=norm, device=device)
-        test = load(parts["test"], seed=None) if "test" in parts else None
-        train, val, plain = load(parts["train"], seed=seed), load(parts["val"], seed=None), partial(load, parts["train"], seed=None)
-        return Data(
-            config.classes,
-            3,
-            norm,
-            train,
-            val,
-            test=test,
-            held_out=f"the images of {parts['val'][0].image.parents[1].name}/",
-            plain=plain,
-            notes=[*notes, *dark_note([str(pair.image) for pair in parts["train"]])],
-        )
-    scenes = _drawn(cast(DigitMasksConfig, config))
-    return memory_data(scenes, config, norm_of(scenes.train.images, norm), device, seed)  # a mirrored digit is not a digit
+    if not isinstance(config, MaskFolderConfig):
+        scenes = _drawn(cast(DigitMasksConfig, config))
+        return memory_data(scenes, config, norm_of(scenes.train.images, norm), device, seed)  # a mirrored digit is not a digit
+    assert norm is not None
+    found = _read(config)
+    parts: dict[str, Pairs] = without_corrupt(found, config)
+    if config.check != "off":
+        for name, pairs in parts.items():
+            _refuse_unlabelled(pairs, 2 if name == "train" else 1)
+    load = partial(MaskFileLoader, config=config, norm=norm, device=device)
+    return Data(
+        config.classes,
+        3,
+        norm,
+        load(parts["train"], seed=seed),
+        load(parts["val"], seed=None),
+        test=load(parts["test"], seed=None) if "test" in parts else None,
+        held_out=found.of,
+        plain=partial(load, parts["train"], seed=None),
+        notes=[*found.notes, *dark_note(list(map(parts["train"].where, range(len(parts["train"])))))],
+    )
 
 
 def _drawn(config: DigitMasksConfig) -> Splits:
@@ -108,73 +112,97 @@ def _scene(config: DigitMasksConfig, split: Split, generator: torch.Generator) -
     return (image + config.noise * torch.randn(size, size, generator=generator))[None], mask
 
 
-class Pair(NamedTuple):
-    """Files of an image and of its mask, and the pair's name."""
+@dataclass(kw_only=True)
+class Pairs(Pictures):
+    """Files of images and of their masks.
 
-    image: Path
-    mask: Path
-    key: str
+    Args:
+        pairs: the image and the mask of each sample of the source.
+        classes: the number of classes.
+        exif: data.exif.
+    """
+
+    pairs: list[tuple[Path, Path]]
+    classes: int
+    exif: str
+
+    def where(self, index: int) -> str:
+        return str(self.pairs[self.positions[index]][0])
+
+    def about(self) -> set[Path]:
+        return {path.parent for pair in self.pairs for path in pair}
+
+    def fault(self, index: int, check: str) -> str:
+        image, mask = self.pairs[self.positions[index]]
+        if said := fault_of((image, None), check, deep=True):
+            return f"{image}: {said}"
+        try:
+            read_mask(mask, self.classes)
+            fits, same = _fits(image, mask)
+        except UNREADABLE as error:
+            return f"{mask}: {reason(error)}"
+        return BOTH if all(fits) and not same else ""
+
+    def shown(self, index: int) -> bool:
+        """Return whether a mask belongs to its image as a viewer shows both."""
+        return is_shown(_fits(*self.pairs[self.positions[index]])[0], self.exif)
+
+    def pair(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return an image (3, H, W) and its mask (H, W), uint8.
+
+        Raises:
+            UserError: one of them cannot be read.
+        """
+        image, mask = self.pairs[self.positions[index]]
+        path = image
+        try:
+            with open_image(image, deep=True) as opened:
+                path = mask
+                shown = self.shown(index)
+                values = read_mask(mask, self.classes, shown=shown)
+                path = image
+                return pil_to_tensor(in_rgb(whole_range(turned(opened, shown=shown), opened))), values
+        except UNREADABLE as error:
+            raise unreadable(path, error) from None
 
 
-def _read(config: MaskFolderConfig) -> tuple[dict[str, list[Pair]], list[str]]:
-    """Find the usable pairs of each part, and messages for the user; faults of all parts are reported together.
+def _read(config: MaskFolderConfig) -> Photos:
+    """Find the pairs of each part.
 
     Raises:
-        UserError: a folder does not exist, some pairs cannot be used and are not to be skipped, or a part has none left.
+        UserError: a folder does not exist.
     """
     root = absolute(config.root, ROOT / "data")
-    faults, about = Faults(root), []
-    found: dict[tuple[str, str], tuple[Path, Path]] = {}  # by part and stem
-    passed: Counter[str] = Counter()
+    faults, passed, found = Faults(root), Counter[str](), dict[str, Pairs]()
     for part in ("train", held_out_folder(root, "one of them is expected") or "val", "test"):
         if part == "test" and not (root / part).is_dir():
             continue
         images, masks = (_files(root / part / name, faults, passed) for name in ("images", "masks"))
-        about += [root / part / name for name in ("images", "masks")]
         for stem in sorted(set(images) ^ set(masks)):
             there, lacks = (images[stem], "masks") if stem in images else (masks[stem], "images")
             faults.add(f"{there.relative_to(root)}: has no {lacks}/{stem}.* beside it in {part}/")
-        found |= {(part, stem): (images[stem], masks[stem]) for stem in images if stem in masks}
-    pairs = dict(enumerate(found.values()))
-    wrong: dict[int, str] = {}
-    both: list[int] = []
-    if config.check != "off":
-        damaged = find_corrupt({number: (str(image), None) for number, (image, _) in pairs.items()}, about, config.check, deep=True)
-        wrong = {number: f"{pairs[number][0].relative_to(root)}: {said}" for number, said in damaged.items()}
-        rest = {number: pair for number, pair in pairs.items() if number not in wrong}
-        odd = cached(partial(_fault, classes=len(config.classes)), rest, about, f"masks of {len(config.classes)} classes")
-        both = take_both(odd)
-        wrong |= {number: f"{pairs[number][1].relative_to(root)}: {said}" for number, said in odd.items()}
-    for _, said in sorted(wrong.items()):
-        faults.add(said)
-    faults.raise_or_report(config.skip_corrupt, usable=len(wrong) < len(pairs))
-    parts: dict[str, list[Pair]] = {path.parent.name: [] for path in about}
-    for number, ((part, _), (image, mask)) in enumerate(found.items()):
-        if number not in wrong:
-            parts[part].append(Pair(image, mask, image.relative_to(root).as_posix()))
-    for part, kept in parts.items():
-        if not kept:
-            raise UserError(f"data.root: {root / part} has no image with a mask to use.")
-        if config.check != "off":
-            _refuse_unlabelled(root / part, kept, len(config.classes), 2 if part == "train" else 1)
-    notes = note(root, [str(pairs[number][0].relative_to(root)) for number in both], config.exif, "masks")
-    notes += [visible(f"{root}: {said}")] if (said := passed_over(passed)) else []
-    names = dict.fromkeys(HELD_OUT, "val")
-    return {names.get(part, part): kept for part, kept in parts.items()}, notes
+        pairs = [(image, masks[stem]) for stem, image in images.items() if stem in masks]
+        known: dict[str, Any] = {"targets": torch.zeros(len(pairs)), "classes": len(config.classes), "exif": config.exif}
+        keys = [image.relative_to(root).as_posix() for image, _ in pairs]
+        found["val" if part in HELD_OUT else part] = Pairs(**known, keys=keys, source=root / part, pairs=pairs)
+    notes = [visible(f"{root}: {said}")] if (said := passed_over(passed)) else []
+    of = f"the images of {Path(found['val'].source).name}/"
+    return Photos(parts=found, classes=config.classes, of=of, faults=faults, notes=notes)
 
 
-def _refuse_unlabelled(part: Path, pairs: list[Pair], classes: int, least: int) -> None:
+def _refuse_unlabelled(pairs: Pairs, least: int) -> None:
     """Raise UserError where all masks of a part together have fewer than `least` classes; most often the first mask has them."""
     seen: set[int] = set()
-    for pair in pairs:
+    for position in pairs.positions:
         with contextlib.suppress(*UNREADABLE):  # named when it is read
-            seen |= set(read_mask(pair.mask, classes).unique().tolist())
-        if len(seen - {OUTSIDE}) >= min(least, classes):
+            seen |= set(read_mask(pairs.pairs[position][1], pairs.classes).unique().tolist())
+        if len(seen - {OUTSIDE}) >= min(least, pairs.classes):
             return
     values = ", ".join(map(str, sorted(seen)))
     meant = f", and {OUTSIDE} means no class. Where {OUTSIDE} stands for a class, write its number." if OUTSIDE in seen else "."
     raise UserError(
-        f"data.root: the masks of {part} have no pixel but of {values}; data.classes numbers the classes from 0 to {classes - 1}{meant}"
+        f"data.root: the masks of {pairs.source} have no pixel but of {values}; data.classes numbers the classes from 0 to "
+        f"{pairs.classes - 1}{meant}"
     )
 
 
@@ -191,16 +219,6 @@ def _files(folder: Path, faults: Faults, passed: Counter[str]) -> dict[str, Path
         elif (other := found.setdefault(one_form(path.stem), path)) != path:
             faults.add(f"{path}: has the stem of {other.name}; different stems are expected")
     return found
-
-
-def _fault(pair: tuple[Path, Path], classes: int) -> str:
-    """Return what is wrong with a pair; empty if nothing, and BOTH if its mask fits as shown and as stored, with different results."""
-    try:
-        read_mask(pair[1], classes)
-        fits, same = _fits(*pair)
-    except UNREADABLE as error:
-        return reason(error)
-    return BOTH if all(fits) and not same else ""
 
 
 def _fits(image_path: Path, mask_path: Path) -> tuple[tuple[bool, bool], bool]:
@@ -239,9 +257,8 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
     The seed makes a sample's augmentation independent of the process that prepares it.
     """
 
-    def __init__(self, pairs: list[Pair], config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
-        self.pairs, self.classes, self.exif, self.augment = pairs, len(config.classes), config.exif, train and config.augment
-        self.size = [config.image_size] * 2
+    def __init__(self, pairs: Pairs, config: MaskFolderConfig, fill: list[int], *, train: bool) -> None:
+        self.pairs, self.augment, self.size = pairs, train and config.augment, [config.image_size] * 2
         self.before = v2.RandomHorizontalFlip(config.horizontal_flip)
         self.scale = RandomScale(config.scale, self.fit, None, fill)
         self.after = v2.RandomPhotometricDistort(p=config.photometric)
@@ -252,23 +269,9 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
     def fit(self, _size: tuple[int, int]) -> tuple[int, int]:
         return self.size[0], self.size[1]
 
-    def shown(self, position: int) -> bool:
-        """Return whether a mask belongs to its image as a viewer shows both."""
-        return is_shown(_fits(*self.pairs[position][:2])[0], self.exif)
-
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor, int]:
-        position, seed = sample
-        image_path, mask_path, _ = self.pairs[position]
-        path = image_path
-        try:
-            with open_image(image_path, deep=True) as opened:
-                path = mask_path
-                shown = self.shown(position)
-                values = read_mask(mask_path, self.classes, shown=shown)
-                path = image_path
-                pixels = pil_to_tensor(in_rgb(whole_range(turned(opened, shown=shown), opened)))
-        except UNREADABLE as error:
-            raise unreadable(path, error) from None
+        index, seed = sample
+        pixels, values = self.pairs.pair(index)
         image, mask = tv_tensors.Image(pixels), tv_tensors.Mask(values)
         if self.augment:
             with seeded(seed):
@@ -276,17 +279,16 @@ class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):
                 image = self.after(image)
         else:
             image, mask = (resize(each, self.size, antialias=True) for each in (image, mask))
-        return image.as_subclass(Tensor), mask.as_subclass(Tensor), position
+        return image.as_subclass(Tensor), mask.as_subclass(Tensor), index
 
 
 class MaskFileLoader(WorkerLoader):
     """Batches on the device; they are copied as uint8 and normalised there."""
 
-    def __init__(self, pairs: list[Pair], config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
+    def __init__(self, pairs: Pairs, config: MaskFolderConfig, norm: Norm, device: torch.device, seed: int | None) -> None:
         fill = [round(value * 255) for value in norm.mean]
-        self.files = MaskFiles(pairs, config, fill, train=seed is not None)
-        super().__init__(self.files, config, device, seed)
-        self.pairs, self.keys = pairs, [pair.key for pair in pairs]
+        super().__init__(MaskFiles(pairs, config, fill, train=seed is not None), config, device, seed)
+        self.pairs, self.keys = pairs, pairs.keys
         self.mean, self.std = norm.on(device)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -296,5 +298,5 @@ class MaskFileLoader(WorkerLoader):
 
     def size(self, position: int) -> tuple[int, int]:
         """Return height and width of the mask, as shown or as stored."""
-        with open_any_mode(self.pairs[position].mask) as mask:
-            return sizes_of(mask)[0 if self.files.shown(position) else 1]
+        with open_any_mode(self.pairs.pairs[self.pairs.positions[position]][1]) as mask:
+            return sizes_of(mask)[0 if self.pairs.shown(position) else 1]
