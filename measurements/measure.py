@@ -9,23 +9,38 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from measuring import ROOT, Request
 
-MEASUREMENTS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
-    "losses": ("measure_losses", "bench-h200.json", ("--losses",), 1),
-    "linear": ("measure_losses", "linear-h100.json", ("--losses",), 1),
-    "objectives": ("measure_losses", "objectives-h200.json", (), 1),
-    "precision": ("measure_precision", "precision-h200.json", ("--small",), 1),
-    "language_model": ("measure_language_model", "language-model.json", ("--small",), 0),
-    "training": ("measure_training", "training-h200.json", ("--small",), 0),
-    "throughput": ("measure_throughput", "throughput-h100.json", ("--small", "--parts"), 1),
-    "detection": ("measure_detection", "detection.json", ("--small", "--parts", "--with"), 0),
-    "integrations": ("measure_integrations", "integrations.json", ("--small", "--parts"), 1),
-    "effects": ("measure_effects", "effects.json", ("--parts",), 0),
-    "several_gpus": ("measure_several_gpus", "several-gpus-h100.json", ("--small",), 2),
+
+class Measurement(NamedTuple):
+    """A measurement: a function of its name in `module`, which fills a file of results/.
+
+    options: further ones of OPTIONS. gpus: how many it needs without --small.
+    """
+
+    module: str
+    result: str
+    options: tuple[str, ...] = ()
+    gpus: int = 1
+
+
+MEASUREMENTS = {
+    "losses": Measurement("measure_losses", "bench-h200.json", ("--losses",)),
+    "linear": Measurement("measure_losses", "linear-h100.json", ("--losses",)),
+    "objectives": Measurement("measure_losses", "objectives-h200.json"),
+    "precision": Measurement("measure_precision", "precision-h200.json", ("--small",)),
+    "language_model": Measurement("measure_language_model", "language-model.json", ("--small",), gpus=0),
+    "training": Measurement("measure_training", "training-h200.json", ("--small",), gpus=0),
+    "throughput": Measurement("measure_throughput", "throughput-h100.json", ("--small", "--parts")),
+    "detection": Measurement("measure_detection", "detection.json", ("--small", "--parts", "--with"), gpus=0),
+    "integrations": Measurement("measure_integrations", "integrations.json", ("--small", "--parts")),
+    "effects": Measurement("measure_effects", "effects.json", ("--parts",), gpus=0),
+    "several_gpus": Measurement("measure_several_gpus", "several-gpus-h100.json", ("--small",), gpus=2),
+    "spread_vocabulary": Measurement("spread_vocabulary", "spread-vocabulary-h200.json", ("--small",), gpus=2),
+    "spread_contrastive": Measurement("spread_contrastive", "spread-contrastive-h100.json", ("--small",), gpus=2),
 }
-"""Of each: the module with a function of this name, the file in results/, further options, and the GPUs that it needs without --small."""
 OPTIONS = {
     "--small": {"action": "store_true", "help": "measure little, with or without a GPU: does it work?"},
     "--parts": {"nargs": "+", "default": (), "metavar": "PART", "help": "measure only these, and keep the others of the file"},
@@ -37,13 +52,15 @@ OPTIONS = {
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="measurements/measure.py", description="Measure what results/ holds.")
     commands = made.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for name, (module, result, options, _) in MEASUREMENTS.items():
-        about = ast.get_docstring(ast.parse((ROOT / "measurements" / f"{module}.py").read_text(encoding="utf-8"))) or ""
+    for name, each in MEASUREMENTS.items():
+        about = ast.get_docstring(ast.parse((ROOT / "measurements" / f"{each.module}.py").read_text(encoding="utf-8"))) or ""
         form = argparse.RawDescriptionHelpFormatter
         command = commands.add_parser(name, description=about, help=about.splitlines()[0], formatter_class=form)
-        command.add_argument("--out", type=Path, default=ROOT / "results" / result, metavar="FILE", help=f"instead of results/{result}")
+        command.add_argument(
+            "--out", type=Path, default=ROOT / "results" / each.result, metavar="FILE", help=f"instead of results/{each.result}"
+        )
         command.add_argument("--commit", help="the commit of the sources, where they are not a git checkout")
-        for option in options:
+        for option in each.options:
             command.add_argument(option, **OPTIONS[option])
     return made
 
@@ -56,12 +73,11 @@ def main(arguments: list[str]) -> int:
 
     from lossforge.bench.run import current_commit
 
-    file, _, _, needed = MEASUREMENTS[name]
-    found = torch.cuda.device_count()
-    if found < needed and not given.get("small"):
-        print(f"error: {name} needs {needed} CUDA GPU{'s' * (needed > 1)}; torch sees {found}", file=sys.stderr)
+    asked, found = MEASUREMENTS[name], torch.cuda.device_count()
+    if found < asked.gpus and not given.get("small"):
+        print(f"error: {name} needs {asked.gpus} CUDA GPU{'s' * (asked.gpus > 1)}; torch sees {found}", file=sys.stderr)
         return 1
-    module = import_module(file)
+    module = import_module(asked.module)
     if unknown := [part for part in given.get("parts", ()) if part not in module.PARTS]:
         parser().error(f"--parts {unknown[0]}: unknown; parts are {', '.join(module.PARTS)}")
     return getattr(module, name)(Request(**given | {"commit": given["commit"] or current_commit()}))

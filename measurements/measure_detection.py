@@ -9,18 +9,15 @@ process, and its time includes the scenes that it draws; --with gives it further
 """
 
 import functools
-import json
 import multiprocessing
 import os
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
-from measuring import ROOT, Request, Training, train
+from measuring import ROOT, Request, Training, measure_parts, train
 
 DETECTORS = tuple(f"model={name}_tiny" for name in ("retinanet", "fcos", "yolo", "detr"))
 SEEDS, VARIANT_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4)
@@ -92,19 +89,5 @@ def detector(small: bool, command: str, seed: int, own_process: bool = True) -> 
 
 
 def detection(request: Request) -> int:
-    found, about, failed = request.saved(), request.source("triton", "torchvision"), []
-    for part in request.parts or PARTS:
-        began, runs = time.monotonic(), []
-        try:
-            for done in measured(part, request):
-                runs.append(done)
-                found[part] = {**about, "runs": runs}
-                print(json.dumps(done), flush=True)
-                request.save(found)
-        except Exception:  # the other parts are still wanted
-            traceback.print_exc()
-            failed.append(part)
-        print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return int(bool(failed))
+    parts = {part: functools.partial(measured, part, request) for part in PARTS}
+    return int(bool(measure_parts(request, parts, request.source("triton", "torchvision"))[1]))

@@ -13,7 +13,6 @@ import gc
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import random
 import statistics
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 import reported
 import torch
 from measure_precision import STEP, exactly, logps_of
-from measuring import Request, free_memory, peak_mib, relative
+from measuring import Request, free_memory, measure_parts, peak_mib, relative
 from torch import Tensor
 from torch.utils import _pytree
 
@@ -114,17 +113,10 @@ class WrongError(RuntimeError):
 
 def integrations(request: Request) -> int:
     sizes, device = SMALL if request.small else FULL, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found, wrong = request.saved(), False
-    for part in request.parts or PARTS:
-        runs: list[Row] = []
-        for row in {"trl": trl, "trainer": trainer, "detectors": detectors, "open_clip": open_clip}[part](sizes, device):
-            runs.append(row)
-            wrong |= row["contender"] == "lossforge" and "failed" in row
-            print(json.dumps(row), flush=True)
-            found[part] = {**request.source("triton"), **versions(), "runs": runs}
-            request.save(found)
+    parts = {name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, detectors, open_clip), strict=True)}
+    rows, failed = measure_parts(request, parts, {**request.source("triton"), **versions()})
     print(reported.integrations(request.out))
-    return int(wrong)
+    return int(bool(failed) or any(row["contender"] == "lossforge" and "failed" in row for row in rows))
 
 
 def versions() -> dict[str, str]:

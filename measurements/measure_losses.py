@@ -24,10 +24,6 @@ from measuring import Request
 
 from lossforge.bench import check, contenders, inputs
 from lossforge.bench.cases import CASES, CONTENDERS, FUSED, Case
-from lossforge.bench.linear import check as linear_check
-from lossforge.bench.linear import contenders as linear_contenders
-from lossforge.bench.linear import inputs as linear_inputs
-from lossforge.bench.linear import measure_case as measure_fused_case
 from lossforge.bench.measure import Measurement, synchronize
 from lossforge.bench.report import Row, load
 from lossforge.bench.run import measure_case, new_report
@@ -126,13 +122,10 @@ def compile_part(suites: tuple[str, ...], losses: tuple[str, ...], number: int, 
 
 
 def call_once(case: Case, name: str, device: torch.device) -> None:
-    if case.suite in FUSED:
-        for contender in linear_contenders.contenders(case, device, {name}):
-            linear_check.step(contender, linear_inputs.make_inputs(case, device))
-    for contender in contenders.contenders(case, device, {name}) if case.suite not in FUSED else ():
+    for contender in contenders.contenders(case, device, {name}):
         if contender.installed:
             given = inputs.make_inputs(case, device)
-            check.step(contender, case, check.fresh(contender, given), given.others, check.upstream_of(case, given))
+            check.step(contender, case, check.fresh(contender, given), check.upstream_of(case, given))
 
 
 def measure_all(request: Request, phases: list[list[Share]]) -> int:
@@ -193,11 +186,10 @@ def measure(share: Share, left_out: list[str], where: str) -> None:
 
     for case in share.cases()[first:]:
         how = Measurement(FUSED_MILLISECONDS.get(case.suite, MILLISECONDS))
-        given = (case, names, device, report, how)
         try:
-            report.rows += measure_fused_case(*given, begin) if fused else measure_case(*given)
+            report.rows += measure_case(case, names, device, report, how, *([begin] if fused else []))
         except Exception as error:  # of the inputs or the reference
-            row = Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, "lossforge")
+            row = Row.of(case, "lossforge")
             row.fail(error)
             report.rows.append(row)
         end_if_broken(device)

@@ -12,7 +12,6 @@ finite. Cases that rounding alone drives further than TOLERANCE do not count.
 
 import copy
 import math
-import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,9 +20,8 @@ from typing import Any
 
 import timm
 import torch
-from measuring import Request, free_memory, groups, largest_difference, peak_mib, relative, window
-from torch import Tensor, nn
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from beside_fsdp import EndsInLoss, gradients, train_steps
+from measuring import Request, free_memory, groups, largest_difference, launched, peak_mib, relative, window
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.config.settings import load
@@ -35,7 +33,6 @@ from lab.run.machine import pick_device, seed_all
 from lab.tasks.classification.task import Classification
 from lab.training.assemble import assemble
 from lab.training.trainer import Trainer
-from lossforge.losses import linear_cross_entropy
 
 TOLERANCE = 1e-4  # largest relative difference of a step's loss
 GRADIENT = 1e-2  # largest difference of a gradient of bfloat16, relative by norm
@@ -195,34 +192,6 @@ def large(case: Case, given: Sizes, ranks: int) -> dict[str, Any]:
     return asdict(case) | {"gpus": ranks} | needs | {"peak_mib": highest_peak(trainer.device), "step_ms": ms, "losses": found}
 
 
-class Block(nn.Module):
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.LayerNorm(features), nn.Linear(features, 4 * features), nn.GELU(), nn.Linear(4 * features, features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x)
-
-
-class EndsInLoss(nn.Module):
-    """Its forward gives the loss, so that the head's weight is whole when the loss takes it."""
-
-    def __init__(self, blocks: int, features: int, classes: int) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*[Block(features) for _ in range(blocks)], nn.LayerNorm(features))
-        self.head = nn.Linear(features, classes, bias=False)
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return linear_cross_entropy(self.blocks(x), self.head.weight, target)
-
-
-def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
-    """Return the gradients of all parameters, whole where FSDP has them in parts."""
-    loss.backward()
-    found: list[Any] = [each.grad for each in model.parameters()]
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
-
-
 def fused(parallel: str, given: Sizes, ranks: int) -> dict[str, Any]:
     """Measure steps of a model that ends in a fused loss; on several GPUs its gradients, beside those of this GPU with the whole batch."""
     free_memory()
@@ -233,28 +202,18 @@ def fused(parallel: str, given: Sizes, ranks: int) -> dict[str, Any]:
         x = torch.randn(ranks * tokens, features, dtype=torch.bfloat16)
         target = torch.randint(classes, (ranks * tokens,))
     whole = copy.deepcopy(model)
-    exact = gradients(whole, whole(x, target)) if ranks > 1 else []
+    exact = gradients(whole, x, target) if ranks > 1 else []
     x, target = (each.chunk(ranks)[distributed.rank()].clone() for each in (x, target))
     trained = DistributedDataParallel(model) if parallel == "ddp" else model
     if parallel == "fsdp":
         shard(model, device)
-    differences = [relative(ours, of_whole) for ours, of_whole in zip(gradients(model, trained(x, target)), exact, strict=False)]
+    differences = [relative(ours, of_whole) for ours, of_whole in zip(gradients(trained, x, target), exact, strict=False)]
     del whole, exact
     free_memory()
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=device.type == "cuda")
 
-    def steps(number: int) -> float:
-        began = time.perf_counter()
-        for _ in range(number):
-            optimizer.zero_grad()
-            loss = trained(x, target)
-            loss.backward()
-            optimizer.step()
-        loss.item()
-        return (time.perf_counter() - began) / number
-
-    steps(given.warmup)
-    seconds = steps(given.timed)
+    train_steps(trained, optimizer, (x, target), given.warmup)
+    seconds = train_steps(trained, optimizer, (x, target), given.timed) / 1e3
     row = {"parallel": parallel, "gpus": ranks, "blocks": blocks, "tokens": tokens, "features": features, "classes": classes}
     row |= {"step_ms": seconds * 1e3, "tokens_per_second": ranks * tokens / seconds, "peak_mib": highest_peak(device)}
     return row | {"gradient_difference": max(differences)} if ranks > 1 else row
@@ -280,12 +239,10 @@ def worker(given: Sizes, folder: str) -> dict[str, Any]:
     return found
 
 
-def launched(processes: int, given: Sizes, folder: str) -> dict[str, Any]:
-    """Start workers as torchrun does, and return what the first one found."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1" if given.device == "cpu" else "8")
+def told(processes: int, given: Sizes, folder: str) -> dict[str, Any]:
+    """Return what the first of so many workers found."""
     began = time.monotonic()
-    alone = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
-    found = elastic_launch(LaunchConfig(nproc_per_node=processes, **alone), worker)(given, folder)[0]
+    found = launched(worker, processes, given, folder, threads=1 if given.device == "cpu" else 8)
     print(f"{processes} processes: {time.monotonic() - began:.0f} s", *found["fused"], *found["speed"], sep="\n", flush=True)
     return found
 
@@ -293,7 +250,7 @@ def launched(processes: int, given: Sizes, folder: str) -> dict[str, Any]:
 def several_gpus(request: Request) -> int:
     given = SMALL if request.small else Sizes()
     with tempfile.TemporaryDirectory() as folder:
-        one, several = (launched(processes, given, folder) for processes in (1, given.gpus))
+        one, several = (told(processes, given, folder) for processes in (1, given.gpus))
     rows = []
     for name, alone in one["losses"].items():
         together, disturbed = several["losses"][name], one["disturbed"][name]

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,6 +50,29 @@ class Request:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{len(os.sched_getaffinity(0))} CPU cores"
         versions = {name: import_module(name).__version__ for name in ("torch", *libraries)}
         return {"gpu": gpu, **versions, "commit": self.commit, "date": datetime.now(UTC).date().isoformat()}
+
+
+def measure_parts(
+    request: Request, parts: Mapping[str, Callable[[], Iterable[dict[str, Any]]]], about: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Measure the parts that were asked for, and write the file after each row; return all rows, and the parts that failed."""
+    found, rows, failed = request.saved(), list[dict[str, Any]](), []
+    for part in request.parts or parts:
+        began, runs = time.monotonic(), []
+        try:
+            for row in parts[part]():
+                runs.append(row)
+                found[part] = {**about, "runs": runs}
+                print(json.dumps(row), flush=True)
+                request.save(found)
+        except Exception:  # the other parts are still wanted
+            traceback.print_exc()
+            failed.append(part)
+        print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
+        rows += runs
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return rows, failed
 
 
 @dataclass(frozen=True)
@@ -109,6 +133,53 @@ def peak_mib() -> float | None:
     import torch
 
     return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+
+
+def launched(work: Callable[..., Any], processes: int, *given: Any, threads: int = 8) -> Any:
+    """Run `work` in processes as torchrun starts them, each with so many threads, and return what the first one returns."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    alone = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
+    return elastic_launch(LaunchConfig(nproc_per_node=processes, **alone), work)(*given)[0]
+
+
+def processes(request: Request, small: int = 2) -> int:
+    """Return how many processes measure: one a GPU, or a few on the CPU."""
+    import torch
+
+    return small if request.small else torch.cuda.device_count()
+
+
+def largest(value: float) -> float:
+    """Return the largest of the processes' values."""
+    from lab.processes.distributed import gathered
+
+    return max(gathered(value))
+
+
+class Timer:
+    """Measures milliseconds between marks, on a GPU by events."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.marks: list[Any] = []
+
+    def mark(self) -> None:
+        import torch
+
+        if self.device.type == "cuda":
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(time.perf_counter())
+
+    def between(self) -> list[float]:
+        from lossforge.bench.measure import synchronize
+
+        synchronize(self.device)
+        pairs = zip(self.marks, self.marks[1:], strict=False)
+        return [a.elapsed_time(b) if self.device.type == "cuda" else 1e3 * (b - a) for a, b in pairs]
 
 
 def groups(trainer: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ import json
 import statistics
 import string
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,6 +151,29 @@ def table(header: str, cells: str, rows: Iterable[dict[str, Any]]) -> str:
     return tables.markdown(titles, lines)
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of files of results, called with them.
+
+    Attributes:
+        header, cells: as of `table`.
+        rows: from what a file holds to the rows.
+        part: of a file, that has the figures.
+        about: from what the first file holds to the line above the table.
+    """
+
+    header: str
+    cells: str
+    rows: Callable[[Any], Iterable[dict[str, Any]]] = lambda found: found["rows"]
+    part: str = ""
+    about: Callable[[dict[str, Any]], str] | None = source
+
+    def __call__(self, *files: Path) -> str:
+        found = [each[self.part] if self.part else each for each in map(found_in, files)]
+        made = table(self.header, self.cells, (row for each in found for row in self.rows(each)))
+        return made if self.about is None else f"{self.about(found[0])}.\n\n{made}"
+
+
 def throughput(file: Path) -> str:
     parts, rows = found_in(file).values(), []
     for part in parts:
@@ -170,22 +194,25 @@ STEP, GRADIENTS = "{step_ms:,.1f} | {peak_mib:,.0f}", " | {gradient_difference:.
 COMMAND = "`uv run experiments/train.py`"
 
 
-def training(file: Path) -> str:
-    found = found_in(file)
-    found["commit"] = " and ".join(dict.fromkeys(each["commit"] for part in ("runs", "presets", "parity") for each in found[part]))
-    header = f"{COMMAND} | top-1, last epoch | loss, ms | peak MiB | s | loss computed by"
-    cells = "`{command}` | {top1:.2f} % | {loss_ms:,.2f} | {peak_mib:,.0f} | {seconds:,.0f} | {backend}"
-    rows = [each if each["whole"] else each | {"seconds": None} for each in found["runs"]]
-    return f"{source(found)}.\n\n{table(header, cells, rows)}"
+def _trained_at(found: dict[str, Any]) -> str:
+    commits = dict.fromkeys(each["commit"] for part in ("runs", "presets", "parity") for each in found[part])
+    return source(found | {"commit": " and ".join(commits)})
 
 
-def parity(file: Path) -> str:
-    return table("loss | largest difference | steps", "{loss} | {largest_difference:.1e} | {steps}", found_in(file)["parity"])
-
-
-def presets(file: Path) -> str:
-    cells = "`{command}` | {step_ms:,.1f} | {images_per_second:,.0f} | {data_wait_share:.1%}"
-    return table(f"{COMMAND} | step, ms | images/s | waiting for data", cells, found_in(file)["presets"])
+training = Table(
+    f"{COMMAND} | top-1, last epoch | loss, ms | peak MiB | s | loss computed by",
+    "`{command}` | {top1:.2f} % | {loss_ms:,.2f} | {peak_mib:,.0f} | {seconds:,.0f} | {backend}",
+    lambda found: (each if each["whole"] else each | {"seconds": None} for each in found["runs"]),
+    about=_trained_at,
+)
+parity = Table("loss | largest difference | steps", "{loss} | {largest_difference:.1e} | {steps}", list, "parity", None)
+presets = Table(
+    f"{COMMAND} | step, ms | images/s | waiting for data",
+    "`{command}` | {step_ms:,.1f} | {images_per_second:,.0f} | {data_wait_share:.1%}",
+    list,
+    "presets",
+    None,
+)
 
 
 def detection(file: Path) -> str:
@@ -240,27 +267,31 @@ def integrations(file: Path) -> str:
     return "\n\n".join(texts)
 
 
-def steps(part: str, header: str, cells: str, file: Path) -> str:
-    """Return what steps of detectors take, and how much of it loss and assignment do; a loss that is a setting is shown as code."""
-    found = found_in(file)[part]
-    rows = [run | {"loss": f"`{run['loss']}`"} if "=" in run["loss"] else run for run in found["runs"]]
-    for row in rows:
-        row["ours"] = row["loss_ms"] + row.get("match_ms", 0)
-        row["share"] = row["ours"] / row["step_ms"]
-    return f"{source(found, 'torchvision')}.\n\n{table(header, cells, rows)}"
+def _steps(found: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yield steps of detectors, and how much of each loss and assignment take; a loss that is a setting is shown as code."""
+    for run in found["runs"]:
+        ours = run["loss_ms"] + run.get("match_ms", 0)
+        loss = f"`{run['loss']}`" if "=" in run["loss"] else run["loss"]
+        yield run | {"loss": loss, "ours": ours, "share": ours / run["step_ms"]}
 
 
-detector_steps = partial(
-    steps,
-    "steps",
+def _with_torchvision(found: dict[str, Any]) -> str:
+    return source(found, "torchvision")
+
+
+detector_steps = Table(
     "detector | loss | images/s | peak MiB | step, ms | loss and assignment, ms | of a step | off by, of float64",
     "{model} | {loss} | {images_per_second:,.0f} | {peak_mib:,.0f} | {step_ms:,.1f} | {ours:,.2f} | {share:.1%} | {difference:.1e}",
+    _steps,
+    "steps",
+    _with_torchvision,
 )
-retinanet = partial(
-    steps,
-    "retinanet",
+retinanet = Table(
     "loss | step, ms | loss, ms | peak MiB | off by, of float64",
     "{loss} | {step_ms:,.1f} | {loss_ms:,.2f} | {peak_mib:,.0f} | {difference:.1e}",
+    _steps,
+    "retinanet",
+    _with_torchvision,
 )
 
 
@@ -316,12 +347,11 @@ def metric_learning(file: Path) -> str:
     return f"{tables.provenance(report)}.\n\n{linear.listed(report, 'features')}"
 
 
-def deviations(file: Path) -> str:
-    """Return what cross entropy fused with its layer takes by the spread of the logits, and how many rows are computed again."""
-    found = found_in(file)
-    header = "deviation of the logits | `logits=` | ms | errors: input's gradient | weight's | rows computed again"
-    cells = "{deviation:d} | {logits} | {ms:.2f} | {input_error:.1e} | {weight_error:.1e} | {computed_again:,d}"
-    return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
+# what cross entropy fused with its layer takes by the spread of the logits, and how many rows are computed again
+deviations = Table(
+    "deviation of the logits | `logits=` | ms | errors: input's gradient | weight's | rows computed again",
+    "{deviation:d} | {logits} | {ms:.2f} | {input_error:.1e} | {weight_error:.1e} | {computed_again:,d}",
+)
 
 
 NUMBERS = {2: "Two", 4: "Four"}
@@ -362,43 +392,33 @@ def _spread_vocabulary(file: Path) -> str:
     return "\n\n".join(tables)
 
 
-def spread_contrastive(file: Path) -> str:
-    """Return what contrastive losses of features spread over GPUs take, in a ring and gathered."""
-    found = found_in(file)
-    rows = [
+# what contrastive losses of features spread over GPUs take, in a ring and gathered
+spread_contrastive = Table(
+    "loss | form | forward, ms | backward, ms | both, ms | peak MiB a GPU | errors: loss | images | texts",
+    "{loss} | {form} | {forward_ms:.1f} | {backward_ms:.1f} | {ms:.1f} | {mib:,.0f} | {errors[0]:.1e} | {errors[1]:.1e} | {errors[2]:.1e}",
+    lambda found: (
         {"loss": loss.removesuffix(" again"), "form": form, **each}
         for loss, forms in found["losses"].items()
         for form, each in forms.items()
-    ]
-    header = "loss | form | forward, ms | backward, ms | both, ms | peak MiB a GPU | errors: loss | images | texts"
-    cells = (
-        "{loss} | {form} | {forward_ms:.1f} | {backward_ms:.1f} | {ms:.1f} | {mib:,.0f} | "
-        "{errors[0]:.1e} | {errors[1]:.1e} | {errors[2]:.1e}"
-    )
-    about = f"{source(found, gpus=NUMBERS[found['gpus']])}, {found['batch']:,} pairs of {found['width']} features."
-    return f"{about}\n\n{table(header, cells, rows)}"
+    ),
+    about=lambda found: f"{source(found, gpus=NUMBERS[found['gpus']])}, {found['batch']:,} pairs of {found['width']} features",
+)
 
 
-def hungarian(file: Path) -> str:
-    """Return the time of the Hungarian method on the GPU, beside that of scipy with the copies."""
-    found = found_in(file)["hungarian"]
-    header = "images × queries × boxes an image | costs, ms | assignment, ms | scipy with its copies, ms"
-    cells = "{images:d} × {queries:d} × {boxes:d} | {cost_ms:.3f} | {ms:.3f} | {scipy_ms:.1f}"
-    return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
-
-
-def criterion(file: Path) -> str:
-    """Return what DETR's criterion takes, ours beside that of transformers."""
-    found = found_in(file)["criterion"]
-    header = (
-        "layers × images × queries × boxes an image | by | operations | waits for the device | kernels, ms | step, ms | "
-        "errors of the gradients: logits | boxes"
-    )
-    cells = (
-        "{layers:d} × {images:d} × {queries:d} × {boxes:d} | {by} | {operations:,d} | {waits:d} | {kernels_ms:.2f} | {ms:.1f} | "
-        "{logits_error:.1e} | {boxes_error:.1e}"
-    )
-    return f"{source(found)}.\n\n{table(header, cells, found['rows'])}"
+# the time of the Hungarian method on the GPU, beside that of scipy with the copies
+hungarian = Table(
+    "images × queries × boxes an image | costs, ms | assignment, ms | scipy with its copies, ms",
+    "{images:d} × {queries:d} × {boxes:d} | {cost_ms:.3f} | {ms:.3f} | {scipy_ms:.1f}",
+    part="hungarian",
+)
+# what DETR's criterion takes, ours beside that of transformers
+criterion = Table(
+    "layers × images × queries × boxes an image | by | operations | waits for the device | kernels, ms | step, ms | "
+    "errors of the gradients: logits | boxes",
+    "{layers:d} × {images:d} × {queries:d} × {boxes:d} | {by} | {operations:,d} | {waits:d} | {kernels_ms:.2f} | {ms:.1f} | "
+    "{logits_error:.1e} | {boxes_error:.1e}",
+    part="criterion",
+)
 
 
 def several_gpus(*files: Path) -> str:
@@ -415,7 +435,7 @@ def _several_gpus(file: Path) -> str:
             equal = list(itertools.takewhile(lambda d: d <= found["tolerance"], differences))
             row += [f"{len(equal)} of {len(differences)}", f"{max(equal):.1e}"]
         rows.append(row)
-    gpus = {2: "Two", 4: "Four"}.get(found["gpus"], str(found["gpus"]))
+    gpus = NUMBERS.get(found["gpus"], str(found["gpus"]))
     about = f"NCCL {found['nccl']}; tolerance {found['tolerance']:g}, disturbance {found['disturbance']:.0e}"
     header = ("under", "updates that agree", "difference", "by rounding alone", "difference")
     return f"{source(found, gpus=gpus)}, {about}.\n\n{tables.markdown(header, rows)}"
@@ -424,14 +444,15 @@ def _several_gpus(file: Path) -> str:
 PARALLEL = {"none": "one process", "ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
 
 
-def on_gpus(part: str, header: str, cells: str, *files: Path) -> str:
-    """Return the figures of a part, without what only several GPUs have, where they are of one."""
-    rows = []
-    for found in map(found_in, files):
+def on_gpus(part: str) -> Callable[[dict[str, Any]], Iterable[dict[str, Any]]]:
+    """Return what yields the figures of a part, without what only several GPUs have, where they are of one."""
+
+    def rows(found: dict[str, Any]) -> Iterable[dict[str, Any]]:
         for each in found[part]:
             alone = {"scaling": None, "gradient_difference": None} if each["gpus"] == 1 else {}
-            rows.append({**each, **alone, "parallel": PARALLEL[each["parallel"]], "gpus": of_kind(each["gpus"], found)})
-    return table(header, cells, rows)
+            yield {**each, **alone, "parallel": PARALLEL[each["parallel"]], "gpus": of_kind(each["gpus"], found)}
+
+    return rows
 
 
 def of_kind(gpus: int, found: dict[str, Any]) -> str:
@@ -439,30 +460,32 @@ def of_kind(gpus: int, found: dict[str, Any]) -> str:
     return f"{gpus}×{found['gpu'].split()[1]}"
 
 
-speed = partial(
-    on_gpus,
-    "speed",
+def _large(found: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yield the figures of a model that one GPU cannot hold, under FSDP2."""
+    each = found["large"]
+    losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
+    yield each | {"billions": each["parameters"] / 1e9, "told": losses, "gpus": of_kind(each["gpus"], found)}
+
+
+speed = Table(
     "model | by | optimiser | GPUs | batch a GPU | images/s | scaling | step, ms | peak MiB a GPU",
     "{model} | {parallel} | {optimizer} | {gpus} | {batch} | {images_per_second:,.0f} | {scaling:,.2f} | " + STEP,
+    on_gpus("speed"),
+    about=None,
 )
-fused_on_several = partial(
-    on_gpus,
-    "fused",
+fused_on_several = Table(
     "by | GPUs | tokens a GPU × features × classes | tokens/s | scaling | step, ms | peak MiB a GPU | gradients differ by",
     "{parallel} | {gpus} | {tokens} × {features} × {classes} | {tokens_per_second:,.0f} | {scaling:,.2f} | " + STEP + GRADIENTS,
+    on_gpus("fused"),
+    about=None,
 )
-
-
-def large_model(*files: Path) -> str:
-    """Return the figures of models that one GPU cannot hold, under FSDP2."""
-    rows = []
-    for found in map(found_in, files):
-        each = found["large"]
-        losses = f"{each['losses'][0]:.4f} → {each['losses'][-1]:.4f} in {len(each['losses'])} steps"
-        rows.append(each | {"billions": each["parameters"] / 1e9, "told": losses, "gpus": of_kind(each["gpus"], found)})
-    header = "model | blocks | 10⁹ parameters | MiB needed | MiB of a GPU | peak MiB a GPU | GPUs | batch a GPU | step, ms | loss"
-    cells = "{model} | {depth} | {billions:.2f} | {needed_mib:,.0f} | {gpu_mib:,.0f} | {peak_mib:,.0f} | {gpus} | {batch} | "
-    return table(header, cells + "{step_ms:,.0f} | {told}", rows)
+large_model = Table(
+    "model | blocks | 10⁹ parameters | MiB needed | MiB of a GPU | peak MiB a GPU | GPUs | batch a GPU | step, ms | loss",
+    "{model} | {depth} | {billions:.2f} | {needed_mib:,.0f} | {gpu_mib:,.0f} | {peak_mib:,.0f} | {gpus} | {batch} | "
+    "{step_ms:,.0f} | {told}",
+    _large,
+    about=None,
+)
 
 
 def by(key: str, rows: Iterable[dict[str, Any]]) -> dict[str, Rows]:
@@ -493,14 +516,18 @@ def precision_of_peers(loss: str, file: Path) -> str:
     return f"{source(found['source'])}.\n\n{tables.markdown(header, rows)}{failed}"
 
 
-def language_model(file: Path) -> str:
-    found, rows = found_in(file), []
+def _of_language_model(found: dict[str, Any]) -> Iterable[dict[str, Any]]:
     for each in found["rows"]:
         size, losses = found["sizes"][each["dtype"]], each["losses"]
-        rows.append({**size, **each, "tokens": size["batch"] * size["length"], "first": losses[0], "last": losses[-1]})
-    header = "head, tokens × hidden → classes | loss | step, ms | peak MiB | loss | largest difference"
-    cells = "{tokens:,} × {width} → {vocabulary:,}, {dtype} | `{loss}` | {ms:,.1f} | {peak_mib:,.0f} | {first:.4f} → {last:.4f} | "
-    return f"{source(found)}.\n\n{table(header, cells + '{largest_difference:.1e}', rows)}"
+        yield {**size, **each, "tokens": size["batch"] * size["length"], "first": losses[0], "last": losses[-1]}
+
+
+language_model = Table(
+    "head, tokens × hidden → classes | loss | step, ms | peak MiB | loss | largest difference",
+    "{tokens:,} × {width} → {vocabulary:,}, {dtype} | `{loss}` | {ms:,.1f} | {peak_mib:,.0f} | {first:.4f} → {last:.4f} | "
+    "{largest_difference:.1e}",
+    _of_language_model,
+)
 
 
 METRICS = {
@@ -654,14 +681,15 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),
     "throughput": (throughput, RESULTS / "throughput-h100.json"),
-    **{make.__name__: (make, RESULTS / "training-h200.json") for make in (training, parity, presets)},
+    **{name: (make, RESULTS / "training-h200.json") for name, make in (("training", training), ("parity", parity), ("presets", presets))},
     "detection": (detection, DETECTION),
     "detectors": (detectors, DETECTION),
     "detector_steps": (detector_steps, DETECTION),
     "retinanet": (retinanet, DETECTION),
     "integrations": (integrations, RESULTS / "integrations.json"),
     "assignment": (problems, RESULTS / "assignment-h200.json"),
-    **{make.__name__: (make, RESULTS / "matching-h100.json") for make in (hungarian, criterion)},
+    "hungarian": (hungarian, RESULTS / "matching-h100.json"),
+    "criterion": (criterion, RESULTS / "matching-h100.json"),
     "metric learning": (metric_learning, RESULTS / "metric-learning-h200.json"),
     "self-distillation": (bench, RESULTS / "self-distillation-h200.json"),
     "detectors and masks": (bench, RESULTS / "detectors-and-masks-h200.json"),

@@ -1,35 +1,30 @@
 """Measure contrastive losses of features spread over GPUs: the ring of `group=` beside open_clip's gathered form.
 
-    torchrun --standalone --nproc-per-node 4 measurements/spread_contrastive.py
-
 BATCH pairs in all, of WIDTH features in bfloat16, with a learned scale in float32. Forward and backward are timed apart. A time is the
 median of CALLS calls, the slowest process's; the memory is what a call takes beside the features. Gradients are those that DDP averages:
 of open_clip's forms, whose gathers add up the gradients of all processes, and of the ring alike. The error is the largest difference from
 float64 of the loss, relative, and of the gradients of ROWS images and texts, relative to their largest entry.
-
-With --small, 64 pairs of 16 features on the CPU, through gloo.
+With --small, 64 pairs of 16 features on two processes of the CPU.
 """
 
 import json
-import os
 import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import reported
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import triton
+from measuring import Request, Timer, largest, launched, peak_mib, processes
 from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
+from lab.processes import distributed
+from lab.run.machine import pick_device
 from lossforge.losses import clip_loss_from_features, info_nce_loss, siglip_loss_from_features
 
-SMALL = "--small" in sys.argv[1:]
-BATCH, WIDTH = (64, 16) if SMALL else (65536, 512)
+BATCH, WIDTH, SMALL = 65536, 512, (64, 16)
 CALLS, WARM, ROWS = 7, 2, 16
 SCALE, BIAS = 20.0, -10.0
 Form = Callable[..., Tensor]
@@ -67,7 +62,7 @@ def gathered_siglip(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor) 
     return -F.logsigmoid(signs * logits).sum() / len(images)
 
 
-def forms() -> dict[str, dict[str, Form]]:
+def forms(small: bool) -> dict[str, dict[str, Form]]:
     """Return what computes each loss."""
     world = dist.group.WORLD
     ring: dict[str, Form] = {
@@ -83,33 +78,11 @@ def forms() -> dict[str, dict[str, Form]]:
     found = {}
     for name, others in gathered.items():
         found[name] = {"ring": ring[name]} | {f"{how}, eager": form for how, form in others.items()}
-        backend = "aot_eager" if SMALL else "inductor"  # which compiles C++ for the CPU
+        backend = "aot_eager" if small else "inductor"  # which compiles C++ for the CPU
         found[name] |= {f"{how}, torch.compile": torch.compile(form, dynamic=False, backend=backend) for how, form in others.items()}
     # last, because the whole matrix is in the memory of each GPU, and may not fit
     found["CLIP again"] = {"gathered, eager": lambda a, b, s, t: gathered_clip(a, b, s, t, False)}
     return found
-
-
-class Timer:
-    """Measures milliseconds, on the GPU by events."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        self.marks: list[Any] = []
-
-    def mark(self) -> None:
-        if self.on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append(event)
-        else:
-            self.marks.append(time.perf_counter())
-
-    def between(self) -> list[float]:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-            return [a.elapsed_time(b) for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        return [1e3 * (b - a) for a, b in zip(self.marks, self.marks[1:], strict=False)]
 
 
 def timed(form: Form, leaves: list[Tensor]) -> dict[str, Any]:
@@ -118,28 +91,30 @@ def timed(form: Form, leaves: list[Tensor]) -> dict[str, Any]:
     times, mib = [], 0.0
     for call in range(WARM + CALLS):
         dist.barrier()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+        before = memory(device)
         timer = Timer(device)
         timer.mark()
         loss = form(*leaves)
         timer.mark()
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         timer.mark()
-        spent = timer.between()
         if call >= WARM:
-            times.append(spent)
-            if device.type == "cuda":
-                mib = max(mib, (torch.cuda.max_memory_allocated() - before) / 2**20)
+            times.append(timer.between())
+            mib = max(mib, (peak_mib() or 0.0) - before)
         if call + 1 < WARM + CALLS:
             del loss, grads
-    figures = torch.tensor([*(statistics.median(t[i] for t in times) for i in (0, 1)), statistics.median(map(sum, times)), mib])
-    figures = figures.to(device)
-    dist.all_reduce(figures, dist.ReduceOp.MAX)
-    forward, backward, both, mib = figures.tolist()
-    return {"forward_ms": forward, "backward_ms": backward, "ms": both, "mib": mib, "loss": loss.detach(), "grads": grads}
+    forward, backward, both = (statistics.median(each) for each in zip(*((*t, sum(t)) for t in times), strict=True))
+    figures = {"forward_ms": forward, "backward_ms": backward, "ms": both, "mib": mib}
+    return {**{name: largest(value) for name, value in figures.items()}, "loss": loss.detach(), "grads": grads}
+
+
+def memory(device: torch.device) -> float:
+    """Return the MiB that are allocated on a GPU, and count the peak from now on."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated() / 2**20
 
 
 def expected(name: str, a: Tensor, b: Tensor, first: int) -> tuple[float, Tensor, Tensor]:
@@ -175,18 +150,18 @@ def expected(name: str, a: Tensor, b: Tensor, first: int) -> tuple[float, Tensor
     return (0.5 * (value + (lse_columns - pairs).mean()) if both else value).item(), parts[0], parts[1]
 
 
-def features(device: torch.device) -> tuple[Tensor, Tensor]:
+def features(batch: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the unit vectors of all processes, the same in each."""
     generator = torch.Generator(device).manual_seed(0)
-    images = torch.randn(BATCH, WIDTH, device=device, generator=generator)
-    texts = images + 2 * torch.randn(BATCH, WIDTH, device=device, generator=generator)
+    images = torch.randn(batch, width, device=device, generator=generator)
+    texts = images + 2 * torch.randn(batch, width, device=device, generator=generator)
     a, b = (F.normalize(t, dim=1).bfloat16() for t in (images, texts))
     return a, b
 
 
 def measure(name: str, of_name: dict[str, Form], a: Tensor, b: Tensor) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    each = BATCH // world
+    each = len(a) // world
     leaves = [t[rank * each : (rank + 1) * each].clone().requires_grad_() for t in (a, b)]
     leaves += [torch.tensor(v, device=a.device, requires_grad=True) for v in (SCALE, BIAS)]
     value, *right = expected(name, a, b, rank * each)
@@ -202,9 +177,7 @@ def measure(name: str, of_name: dict[str, Form], a: Tensor, b: Tensor) -> dict[s
         wrong = [abs(loss.item() / world - value) / abs(value)]
         for g, exact in zip(grads, right, strict=False):
             wrong.append(((g[:ROWS].double() / world - exact).abs().max() / exact.abs().max()).item())
-        errors = torch.tensor(wrong, device=a.device)
-        dist.all_reduce(errors, dist.ReduceOp.MAX)
-        found[how] = {**figures, "errors": errors.tolist()}
+        found[how] = {**figures, "errors": [*map(largest, wrong)]}
         if how == "ring":
             again = torch.autograd.grad(form(*leaves), leaves, allow_unused=True)
             same = all(g is None or torch.equal(g, h) for g, h in zip(grads, again, strict=True))
@@ -215,45 +188,22 @@ def measure(name: str, of_name: dict[str, Form], a: Tensor, b: Tensor) -> dict[s
     return found
 
 
-def report(found: dict[str, dict[str, Any]]) -> None:
-    """Print what was measured so far, and write it."""
-    whole = {
-        "gpu": "CPU" if SMALL else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": os.environ.get("COMMIT", ""),
-        "gpus": dist.get_world_size(),
-        "batch": BATCH,
-        "width": WIDTH,
-        "date": time.strftime("%Y-%m-%d"),
-        "losses": found,
-    }
-    print("loss, form | forward, ms | backward, ms | both | MiB | errors of loss, images, texts")
-    for name, of_name in found.items():
-        for how, each in of_name.items():
-            if "error" in each:
-                print(f"{name}, {how} | {each['error']}")
-                continue
-            figures = f"{each['forward_ms']:.2f} | {each['backward_ms']:.2f} | {each['ms']:.2f} | {each['mib']:.0f}"
-            print(f"{name}, {how} | {figures} | {', '.join(f'{e:.1e}' for e in each['errors'])}", flush=True)
-    if "OUT" in os.environ:
-        (Path(os.environ["OUT"]) / "spread-contrastive.json").write_text(json.dumps(whole, indent=1) + "\n")
-
-
-def main() -> None:
-    device = torch.device("cpu") if SMALL else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    if not SMALL:
-        torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if SMALL else "nccl")
-    a, b = features(device)
+def work(request: Request, batch: int, width: int) -> None:
+    """Measure as one of several processes; the first one writes what was measured so far."""
+    device = pick_device("cpu" if request.small else "auto")
+    distributed.start(device)
+    a, b = features(batch, width, device)
     found: dict[str, dict[str, Any]] = {}
-    for name, of_name in forms().items():
+    for name, of_name in forms(request.small).items():
         found[name] = measure(name, of_name, a, b)
-        if dist.get_rank() == 0:
-            report(found)
+        if distributed.rank() == 0:
+            request.save(request.source("triton") | {"gpus": distributed.ranks(), "batch": batch, "width": width, "losses": found})
     dist.barrier()
-    dist.destroy_process_group()
+    distributed.stop()
 
 
-if __name__ == "__main__":
-    main()
+def spread_contrastive(request: Request) -> int:
+    sizes = SMALL if request.small else (BATCH, WIDTH)
+    launched(work, processes(request), request, *sizes, threads=1 if request.small else 8)
+    print(reported.spread_contrastive(request.out))
+    return 0

@@ -1,34 +1,33 @@
 """Measure losses of a layer with their classes over several GPUs against one GPU: time, memory and error against float64.
 
-    torchrun --standalone --nproc-per-node 2 measurements/spread_vocabulary.py
-
 On four GPUs it also measures a model whose vocabulary lies over two of them, and FSDP2 over the other two (beside_fsdp.py).
 
 Each GPU computes the whole loss, then all of them their parts, in turns. A time is the slowest GPU's, the median of WINDOWS of CALLS calls.
 `share` is a GPU's part of the time that one GPU takes, over the time of all. Errors are those of a gradient's ROWS rows or CLASSES classes:
-the largest difference relative to the largest entry, and the norm of the difference relative to the norm. Where OUT is set, the figures
-are written to the file spread-vocabulary.json in that folder, too.
+the largest difference relative to the largest entry, and the norm of the difference relative to the norm. With --small, little on four
+processes of the CPU.
 """
 
 import functools
 import json
-import os
 import statistics
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import beside_fsdp
+import reported
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import triton
+from measuring import Request, Timer, largest, launched, processes
 from torch import Tensor
 
+from lab.processes import distributed
+from lab.run.machine import pick_device
+from lossforge.bench.measure import peak_mebibytes
 from lossforge.losses import LinearTeacher, linear_cross_entropy, linear_js_div, linear_kl_div
 
-SHAPES = ((8192, 4096, 128256), (8192, 2304, 256000))
+SHAPES, SMALL = ((8192, 4096, 128256), (8192, 2304, 256000)), ((64, 16, 256),)
 DEVIATION = 4.0  # of the logits
 FORMS: dict[str, dict[str, Any]] = {
     "scalar, three products": {},
@@ -45,43 +44,29 @@ def gradients(loss: Callable[..., Tensor], leaves: tuple[Tensor, Tensor], upstre
     return torch.autograd.grad(loss(*leaves, **options), leaves, upstream)
 
 
-def memory_of(call: Callable[[], Any]) -> float:
-    """Return the MiB that a call takes beside what is allocated."""
+def memory_of(call: Callable[[], Any], device: torch.device) -> float:
+    """Return the MiB that a call takes beside what is allocated, 0 on the CPU."""
     for _ in range(WARM):
         call()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return peak_mebibytes(call, device) if device.type == "cuda" else 0.0
 
 
-def window(call: Callable[[], Any]) -> float:
+def window(call: Callable[[], Any], device: torch.device) -> float:
     """Return milliseconds a call on this GPU."""
     dist.barrier()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
+    timer = Timer(device)
+    timer.mark()
     for _ in range(CALLS):
         call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / CALLS
+    timer.mark()
+    return timer.between()[0] / CALLS
 
 
-def of_all(value: float) -> list[float]:
-    """Return a number of each process."""
-    values = torch.zeros(dist.get_world_size(), device="cuda", dtype=torch.float64)
-    values[dist.get_rank()] = value
-    dist.all_reduce(values)
-    return values.tolist()
-
-
-def compared(one: Callable[[], Any], several: Callable[[], Any]) -> dict[str, Any]:
+def compared(one: Callable[[], Any], several: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     """Return time and memory of a call on one GPU, and of one on all of them."""
-    mib = [max(of_all(memory_of(call))) for call in (one, several)]
-    times = [(window(one), window(several)) for _ in range(WINDOWS)]
-    one_each, each = (of_all(statistics.median(t)) for t in zip(*times, strict=True))
+    mib = [largest(memory_of(call, device)) for call in (one, several)]
+    times = [(window(one, device), window(several, device)) for _ in range(WINDOWS)]
+    one_each, each = (distributed.gathered(statistics.median(t)) for t in zip(*times, strict=True))
     share = max(one_each) / dist.get_world_size() / max(each)
     return {"one_ms": max(one_each), "ms": max(each), "share": share, "one_ms_each": one_each, "one_mib": mib[0], "mib": mib[1]}
 
@@ -108,20 +93,19 @@ def errors_of(grads: tuple[Tensor, ...], right: tuple[Tensor, Tensor]) -> tuple[
 
 def row_of(one: Callable[[], Any], several: Callable[[], Any], right: tuple[Tensor, Tensor]) -> dict[str, Any]:
     """Return the figures of a loss by one GPU, and of the same by all of them; and whether the input's gradient is the same everywhere."""
-    found = compared(one, several)
+    found = compared(one, several, right[0].device)
     grads, again = several(), several()
     same = all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
     first = grads[0].clone()
     dist.broadcast(first, 0)
-    same = min(of_all(same and torch.equal(first, grads[0]))) == 1
+    same = all(distributed.gathered(same and torch.equal(first, grads[0])))
     pairs = [errors_of(g, right) for g in (one(), grads)]
     return {**found, "errors": [p[0] for p in pairs], "norm_errors": [p[1] for p in pairs], "same": same}
 
 
-def data(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+def data(shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     """Return input, weight and target, the same on each GPU."""
     rows, features, classes = shape
-    device = torch.device("cuda", torch.cuda.current_device())
     generator = torch.Generator(device).manual_seed(0)
     input = torch.randn(rows, features, device=device, generator=generator, dtype=torch.bfloat16) * (DEVIATION / features**0.5)
     weight = torch.randn(classes, features, device=device, generator=generator, dtype=torch.bfloat16)
@@ -134,8 +118,8 @@ def part_of(weight: Tensor) -> Tensor:
     return weight.detach().chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
-def cross_entropies(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    input, weight, target, _ = data(shape)
+def cross_entropies(shape: tuple[int, int, int], device: torch.device) -> list[dict[str, Any]]:
+    input, weight, target, _ = data(shape, device)
     part, spread = part_of(weight).requires_grad_(), {"group": dist.group.WORLD, "classes": len(weight)}
     upstream = torch.full((len(input),), 1 / len(input), device=input.device)
     right = expected(input, weight, lambda z, start, end: F.cross_entropy(z, target[start:end], reduction="sum") / len(input))
@@ -149,8 +133,8 @@ def cross_entropies(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     return found
 
 
-def divergences(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    input, weight, _, generator = data(shape)
+def divergences(shape: tuple[int, int, int], device: torch.device) -> list[dict[str, Any]]:
+    input, weight, _, generator = data(shape, device)
     part, dtype = part_of(weight).requires_grad_(), torch.float64
     spread = {"group": dist.group.WORLD, "classes": len(weight)}
     teacher = torch.randn(weight.shape, device=input.device, generator=generator, dtype=weight.dtype)
@@ -183,32 +167,23 @@ def shown(shape: tuple[int, int, int], form: str, figures: dict[str, Any]) -> di
     return row
 
 
-def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
-    world = dist.get_world_size()
-    rows = [row for shape in SHAPES for row in cross_entropies(shape)]
-    rows += divergences(SHAPES[0])
-    found: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": os.environ.get("COMMIT", ""),
-        "date": datetime.now(UTC).date().isoformat(),
-        "gpus": world,
-        "about": " ".join((__doc__ or "").split("\n\n")[-1].split()),
-        "rows": rows,
-    }
-    if world == 4:
-        found["beside_fsdp"] = beside_fsdp.measure()
-    if dist.get_rank() == 0:
-        for row in rows:
-            figures = "one {one_ms:.2f} ms, all {ms:.2f} ms, share {share:.1%}, MiB {one_mib:.0f} and {mib:.0f}".format(**row)
-            print(f"{row['rows']} × {row['features']} × {row['classes']}, {row['form']}: {figures}, {row['norm_errors']}, {row['same']}")
-        if folder := os.environ.get("OUT"):
-            Path(folder, "spread-vocabulary.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    dist.destroy_process_group()
+def work(request: Request) -> None:
+    """Measure as one of several processes; the first one writes the figures."""
+    device = pick_device("cpu" if request.small else "auto")
+    distributed.start(device)
+    shapes = SMALL if request.small else SHAPES
+    rows = [row for shape in shapes for row in cross_entropies(shape, device)] + divergences(shapes[0], device)
+    found: dict[str, Any] = {**request.source("triton"), "gpus": distributed.ranks(), "rows": rows}
+    found["about"] = " ".join((__doc__ or "").split("\n\n")[-1].split())
+    if distributed.ranks() == 4:
+        found["beside_fsdp"] = beside_fsdp.measured(device)
+    if distributed.rank() == 0:
+        request.save(found)
+    dist.barrier()
+    distributed.stop()
 
 
-if __name__ == "__main__":
-    main()
+def spread_vocabulary(request: Request) -> int:
+    launched(work, processes(request, small=4), request, threads=1 if request.small else 8)
+    print(reported.spread_vocabulary(request.out))
+    return 0

@@ -60,14 +60,14 @@ def test_losses_are_measured_alone(capsys, tmp_path):
 
 
 def test_a_case_without_a_reference_does_not_stop_the_others(small, share, monkeypatch):
-    found = measure_losses.measure_fused_case
+    found = measure_losses.measure_case
 
     def fail(case, *rest):
         if case == small.fused[0]:
             raise RuntimeError("out of memory")
         return found(case, *rest)
 
-    monkeypatch.setattr(measure_losses, "measure_fused_case", fail)
+    monkeypatch.setattr(measure_losses, "measure_case", fail)
     measure_losses.measure(share, [], "cpu")
     assert [row.status for row in load(share.file).rows] == ["failed: RuntimeError: out of memory"] + ["ok"] * 4
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lossforge.bench.cases import CASES, CONTENDERS, CPU_ELEMENTS, FUSED, OVERLAP, UnknownNameError, matching, select
+from lossforge.bench.cases import CASES, CONTENDERS, CPU_ELEMENTS, FUSED, RECORDS, UnknownNameError, matching, select
 
 
 def test_no_two_cases_have_one_name():
@@ -60,20 +60,19 @@ def test_a_cut_case_keeps_its_classes(case):
     cut = case.cut(CPU_ELEMENTS)
     assert math.prod(cut.shape) <= max(CPU_ELEMENTS, case.shape[1] if len(case.shape) > 1 else 1)
     assert math.prod(cut.shape) > CPU_ELEMENTS // 8 or cut.shape == case.shape
-    if case.loss in ("ce", "lovasz_softmax", *OVERLAP) and case.suite not in FUSED:
+    if (case.loss in ("ce", "lovasz_softmax") or RECORDS[case.loss].template == "overlap") and case.suite not in FUSED:
         assert cut.shape[1] == case.shape[1]
     elif len(case.shape) > 1:
         assert cut.shape[-1] == case.shape[-1]
 
 
-def test_every_measured_loss_is_ours_and_has_a_name():
-    from lossforge.bench.contenders import UNREGISTERED
-    from lossforge.bench.linear.losses import LOSSES as FUSED_LOSSES
-    from lossforge.bench.report.tables import LOSSES as NAMES
+def test_every_measured_loss_is_ours_and_its_uses_have_names():
     from lossforge.bench.report.tables import USES
-    from lossforge.losses.registry import LOSSES
 
-    assert {case.loss for case in CASES} == set(NAMES) <= {*LOSSES, *UNREGISTERED, *FUSED_LOSSES}
+    for record in RECORDS.values():
+        assert callable(record.plain if record.fused is None or record.eager else record.layer.plain)
+        assert record.cases[0].suite in FUSED or callable(record.public)
+        assert any(case.suite in FUSED for case in record.cases) == (record.fused is not None)
     assert {case.use for case in CASES if case.suite in ("losses", "linear", "features")} <= set(USES)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lossforge.bench.cases import CASES, FUSED, Case
-from lossforge.bench.inputs import Inputs, least_bytes, make_inputs
+from lossforge.bench.inputs import least_bytes, make_inputs
+from lossforge.bench.record import Inputs
 from lossforge.losses import probiou_loss, rotated_iou_loss
 
 CPU = torch.device("cpu")

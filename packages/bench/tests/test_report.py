@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from lossforge.bench import compare
+from lossforge.bench.cases import CASES, FUSED, RECORDS
 from lossforge.bench.report import Report, Row, SchemaError, linear, load, pictures, tables
-from lossforge.bench.report.targets import TARGETS, TEMPLATES, rivals, verdicts
+from lossforge.bench.report.targets import TEMPLATES, rivals, verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -126,7 +127,7 @@ def test_targets_scale_with_the_copy_rate():
 def test_targets_of_shares_and_of_others():
     fast = row(ms=0.28, forward_ms=0.1, forward_floor_ms=0.096)
     smooth = row(ms=0.31, case=("ce", "label smoothing", (8192, 32000), "bf16"))
-    found = {(v.target.case[1], v.target.figure): v for v in verdicts(report(fast, smooth))}
+    found = {(v.row.variant, v.target.figure): v for v in verdicts(report(fast, smooth))}
     assert found["", "forward_share"].met
     assert not found["label smoothing", "device_ms"].met
     assert found["label smoothing", "device_ms"].wanted == pytest.approx(0.308)
@@ -142,11 +143,17 @@ def test_a_wrong_row_meets_no_target():
 
 
 def test_targets_are_of_cases_that_exist():
-    from lossforge.bench.cases import CASES
+    for record in RECORDS.values():
+        keys = {case.key.removeprefix(f"{case.loss} ") for case in record.cases if case.suite not in FUSED}
+        layers = {f"{case.suite} {case.variant}".strip() for case in record.cases if case.suite in FUSED}
+        for target in record.targets:
+            assert target.case in (layers if target.case.split()[0] in FUSED else keys), (record.name, target)
+            assert {*target.use} <= {case.use for case in record.cases}
+            if isinstance(target.of, str) and "x" in target.of and target.case in keys:
+                assert target.of in keys, (record.name, target)
 
-    known = {(c.loss, c.variant, c.size, c.dtype) for c in CASES}
-    assert {t.case for t in TARGETS} <= known
-    near = {t.case[0] for t in TARGETS if t.template}
+
+def test_losses_that_are_not_held_to_a_template():
     alone = {
         "clip",
         "cosine_embedding",
@@ -159,16 +166,16 @@ def test_targets_are_of_cases_that_exist():
     }
     alone |= {"barlow_twins", "boundary", "dist", "dkd", "koleo", "nll", "silog", "vicreg"}
     alone |= {"multi_margin", "multilabel_margin", "ohem_ce", "seesaw", "triplet_margin", "two_way", "zlpr"}
-    assert {c.loss for c in CASES if c.suite == "losses"} - near == alone
-    assert {t.of for t in TARGETS if isinstance(t.of, tuple)} <= known
+    assert {c.loss for c in CASES if c.suite == "losses" and not RECORDS[c.loss].template} == alone
 
 
 def test_templates_are_those_of_the_registry():
     from lossforge.losses.registry import LOSSES
 
-    of = {loss: template for template, losses in TEMPLATES.items() for loss in losses}
-    for template in {loss.template for loss in LOSSES.values()}:
-        assert len({of[loss.name] for loss in LOSSES.values() if loss.template.name == template and loss.name in of}) <= 1
+    of = {name: RECORDS[name].template for name in LOSSES if name in RECORDS and RECORDS[name].template}
+    assert {record.template for record in RECORDS.values()} == {"", *TEMPLATES}
+    for template in {loss.template.name for loss in LOSSES.values()}:
+        assert len({held for name, held in of.items() if LOSSES[name].template.name == template}) <= 1, template
 
 
 def test_a_loss_is_held_to_the_best_of_its_template():
@@ -176,14 +183,14 @@ def test_a_loss_is_held_to_the_best_of_its_template():
         return replace(row(ms=ms, case=(loss, "", (2**22, 4), "fp32"), floor_ms=0.05), suite="losses", **more)
 
     found = report(box("iou", 0.1), box("box_l1", 0.0625), box("ciou", 0.0675), box("giou", 0.0625, status="wrong: the value"))
-    shares = {v.target.case[0]: v for v in verdicts(found) if v.target.template}
+    shares = {v.row.loss: v for v in verdicts(found) if v.template}
     assert {loss: v.met for loss, v in shares.items()} == {"iou": False, "box_l1": True, "ciou": True, "giou": False}
     assert all(v.wanted == pytest.approx(0.9 * 0.8) for v in shares.values())
     text = tables.targets(found)
     asked = "forward + backward, share of its floor | ≥ 0.9 × the best of its template = 0.72"
     assert f"| 2 of 4 boxes cases, fp32 | {asked} | 0.74 to 0.80 | met |" in text
     assert f"| IoU 4194304×4 fp32 | {asked} | 0.50 | **missed** |" in text
-    (alone,) = (v for v in verdicts(report(box("giou", 0.1, status="wrong: the value"))) if v.target.template)
+    (alone,) = (v for v in verdicts(report(box("giou", 0.1, status="wrong: the value"))) if v.template)
     assert not alone.met
 
 
@@ -255,7 +262,7 @@ def exact_case(ours, rounded, error, quack=None):
 )
 def test_exact_logits_cost_little_and_are_exact(given, met):
     made = report(*exact_case(*given))
-    assert [verdict.met for verdict in linear.verdicts(made)] == met
+    assert [verdict.met for verdict in verdicts(made, fused=True)] == met
     text = linear.listed(made, "exact")
     assert f'| `logits="weight"` | {given[1]:.2f} | 500 | 1.0e-06, 3.0e-02, 3.0e-02 |' in text
     assert "| its products alone | 11.00 | 500 |  |" in text
@@ -265,5 +272,5 @@ def test_an_objective_takes_its_products_and_itself():
     case = replace(row(case=("grpo", "", (8, 1024, 2048, 128256), "bf16")), suite="objectives", use="llama3-1b")
     times = {"lossforge": 19.0, "products": 17.7, "objective": 1.0}
     made = report(*(replace(case, contender=name, ms=ms) for name, ms in times.items()))
-    (verdict,) = linear.verdicts(made)
+    (verdict,) = verdicts(made, fused=True)
     assert (verdict.wanted, verdict.met) == (pytest.approx(19.054), True)

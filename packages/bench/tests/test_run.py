@@ -1,16 +1,16 @@
 """Contenders are right before they are fast, and who is wrong gets no speed."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from lossforge.bench import check, run
-from lossforge.bench.cases import CASES, CONTENDERS, FUSED, OVERLAP, Case
-from lossforge.bench.contenders import Contender, contenders
+from lossforge.bench.cases import CASES, CONTENDERS, FUSED, RECORDS, Case
+from lossforge.bench.contenders import Contender, by_names, contenders
 from lossforge.bench.inputs import make_inputs
 from lossforge.bench.measure import Measurement
-from lossforge.bench.plain import eager
 from lossforge.bench.report import Report
 from lossforge.bench.run import measure_case, new_report
 from lossforge.losses.functional import cross_entropy
@@ -41,11 +41,11 @@ def test_every_contender_computes_the_loss(case):
     found = [c for c in contenders(case, DEVICE, set(HERE)) if c.installed]
     assert {"lossforge", "torch"} <= {c.name for c in found}
     for contender in found:
-        if contender.name == "torch.compile" and case.loss in OVERLAP and case.dtype == "bf16":
+        if contender.name == "torch.compile" and RECORDS[case.loss].template == "overlap" and case.dtype == "bf16":
             continue  # Inductor's gradient of several of these losses is nan, on a CPU too: its speed is not shown
         if contender.name == "torch.compile" and case.loss == "multilabel_margin" and DEVICE.type == "cuda":
             continue  # Inductor's value is off by several times the value on a GPU, torch 2.11: its speed is not shown
-        assert not check.fault(case, *check.errors(contender, case, inputs, exact)), contender.name
+        assert not check.fault(case, check.errors(contender, case, inputs, exact)), contender.name
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -55,21 +55,21 @@ def test_relations_of_many_classes(dtype):
     inputs = make_inputs(case, DEVICE)
     exact = check.reference(case, inputs)
     for contender in contenders(case, DEVICE, {"lossforge", "torch"}):
-        assert not check.fault(case, *check.errors(contender, case, inputs, exact)), contender.name
+        assert not check.fault(case, check.errors(contender, case, inputs, exact)), contender.name
 
 
 def test_the_gradient_of_logits_that_are_overwritten():
     case = shrunk(next(c for c in CASES if c.loss == "ce"))
     inputs = make_inputs(case, DEVICE)
     exact = check.reference(case, inputs)
-    contender = Contender("in place", lambda *args, **options: cross_entropy(*args, inplace=True, **options), destroys=True)
-    x = check.fresh(contender, inputs)
+    contender = Contender("in place", by_names(partial(cross_entropy, inplace=True)), destroys=True)
+    given = check.fresh(contender, inputs)
     for _ in range(2):  # the second time autograd's graph says that they were overwritten
         with torch.no_grad():
-            x.copy_(inputs.x)
-        _, gradient = check.step(contender, case, x, inputs.others, None)
-        torch.testing.assert_close(gradient, exact.gradient)
-        assert gradient.data_ptr() == x.data_ptr()
+            given.x.copy_(inputs.x)
+        _, gradient = check.step(contender, case, given)
+        torch.testing.assert_close(gradient, exact.gradients[0])
+        assert gradient.data_ptr() == given.x.data_ptr()
 
 
 @pytest.mark.parametrize("inputs", ["classes", "class weights", "ignored", "pair", "probabilities"])
@@ -80,10 +80,10 @@ def test_the_reference_in_parts_is_the_whole(inputs, monkeypatch):
     parts = check.reference(case, made)
     wide = made.x.detach().double().requires_grad_()
     others = {k: t.double() if t.is_floating_point() else t for k, t in made.others.items()}
-    whole = eager("ce")(wide, others.pop("target"), **others, **case.options)
+    whole = RECORDS["ce"].plain(wide, others.pop("target"), **others, **case.options)
     whole.backward()
     torch.testing.assert_close(parts.value, whole.detach())
-    torch.testing.assert_close(parts.gradient, wide.grad.float())
+    torch.testing.assert_close(parts.gradients[0], wide.grad.float())
 
 
 def test_parts_of_a_batch_mean_are_the_whole(monkeypatch):
@@ -93,14 +93,14 @@ def test_parts_of_a_batch_mean_are_the_whole(monkeypatch):
     monkeypatch.setattr(check, "CHUNK", 18)
     parts = check.reference(case, made)
     torch.testing.assert_close(parts.value, whole.value)
-    torch.testing.assert_close(parts.gradient, whole.gradient)
+    torch.testing.assert_close(parts.gradients[0], whole.gradients[0])
 
 
 def test_the_cross_entropy_does_not_hide_a_wrong_dice_loss():
     case = next(shrunk(c) for c in CASES if c.loss == "dice_ce" and c.dtype == "fp32")
     inputs = make_inputs(case, DEVICE)
     other = check.reference(replace(case, options=case.options | {"lambda_dice": 1.02}), inputs)
-    assert check.fault(case, *check.errors(Contender("torch", eager("dice_ce")), case, inputs, other))
+    assert check.fault(case, check.errors(Contender("torch", by_names(RECORDS["dice_ce"].plain)), case, inputs, other))
 
 
 def wrong(case, spoil):
@@ -115,7 +115,7 @@ def wrong(case, spoil):
         def backward(ctx, g):
             return spoil(g.clone())
 
-    return Contender("torch", lambda x, target, **rest: eager(case.loss)(Spoilt.apply(x), target, **rest))
+    return Contender("torch", by_names(lambda x, target, **rest: RECORDS[case.loss].plain(Spoilt.apply(x), target, **rest)))
 
 
 def scaled(g):
@@ -146,10 +146,10 @@ def test_one_wrong_row_among_many_is_seen():
     """It is lost in the norm of the whole gradient."""
     case = Case("table", "ce", "test", (20000, 4), "bf16", "classes")
     inputs = make_inputs(case, DEVICE)
-    value, gradient, row = check.errors(wrong(case, row_lost), case, inputs, check.reference(case, inputs))
-    assert gradient < check.TOLERANCE["bf16"]
-    assert row > 0.9
-    assert "gradient of a row" in check.fault(case, value, gradient, row)
+    found = check.errors(wrong(case, row_lost), case, inputs, check.reference(case, inputs))
+    assert found["gradient"] < check.TOLERANCE["bf16"]
+    assert found["gradient of a row"] > 0.9
+    assert "gradient of a row" in check.fault(case, found)
 
 
 def rotated(loss, rows):
@@ -161,7 +161,7 @@ def test_our_probiou_is_right_in_each_of_many_boxes():
     case = rotated("probiou", 1000)
     inputs = make_inputs(case, DEVICE)
     (ours,) = contenders(case, DEVICE, {"lossforge"})
-    assert not check.fault(case, *check.errors(ours, case, inputs, check.reference(case, inputs)))
+    assert not check.fault(case, check.errors(ours, case, inputs, check.reference(case, inputs)))
 
 
 def in_float64(case, spoil=lambda g: g, factor=1.0):
@@ -176,7 +176,7 @@ def in_float64(case, spoil=lambda g: g, factor=1.0):
         def backward(ctx, g):
             return spoil(g).float()
 
-    return Contender("torch", lambda x, target, **rest: eager(case.loss)(Spoilt.apply(x), target.double(), **rest))
+    return Contender("torch", by_names(lambda x, target, **rest: RECORDS[case.loss].plain(Spoilt.apply(x), target.double(), **rest)))
 
 
 def times(factor, row, number=slice(None)):
@@ -200,7 +200,7 @@ def test_a_badly_conditioned_row_may_be_off_as_far_as_rounding_moves_it(monkeypa
     exact = check.reference(case, inputs)
 
     def of_worst_row(*how):
-        return check.errors(in_float64(case, *how), case, inputs, exact)[2]
+        return check.errors(in_float64(case, *how), case, inputs, exact)["gradient of a row"]
 
     rounded = 1 + 2**-24
     assert of_worst_row(times(1, 0), rounded) < ROW_BOUND
@@ -216,26 +216,28 @@ def test_pixels_and_radians_do_not_hide_each_other():
     case = rotated("gwd", 50)
     inputs = make_inputs(case, DEVICE)
     exact = check.reference(case, inputs)
-    row = int((exact.gradient[:, 4] / exact.gradient[:, 2]).abs().argmax())
-    assert 0.01 * exact.gradient[row, 2].abs() / exact.gradient[row].norm() < ROW_BOUND
-    assert check.errors(in_float64(case, times(1.01, row, 2)), case, inputs, exact)[2] > ROW_BOUND
+    row = int((exact.gradients[0][:, 4] / exact.gradients[0][:, 2]).abs().argmax())
+    assert 0.01 * exact.gradients[0][row, 2].abs() / exact.gradients[0][row].norm() < ROW_BOUND
+    assert check.errors(in_float64(case, times(1.01, row, 2)), case, inputs, exact)["gradient of a row"] > ROW_BOUND
 
 
 def test_a_wrong_value_gets_no_speed(monkeypatch):
     case = Case("table", "mae", "test", (5000,), "fp32", "dense")
-    shifted = Contender("torch", lambda x, target: eager("mae")(x, target) + 1e-3)
+    shifted = Contender("torch", by_names(lambda x, target: RECORDS["mae"].plain(x, target) + 1e-3))
     monkeypatch.setattr(run, "contenders", lambda *_: [shifted])
     (row,) = measure_case(case, ["torch"], DEVICE, report(), QUICK)
     assert row.status.startswith("wrong: the value")
 
 
 def test_a_contender_that_fails_says_why_and_the_others_go_on(monkeypatch):
-    def fail(x, target):
+    def fail(inputs):
         raise RuntimeError("no such luck\nand more")
 
     case = Case("table", "mae", "test", (500,), "fp32", "dense")
     absent = Contender("quack", fail, installed=False)
-    monkeypatch.setattr(run, "contenders", lambda *_: [Contender("liger", fail), absent, Contender("torch", eager("mae"))])
+    monkeypatch.setattr(
+        run, "contenders", lambda *_: [Contender("liger", fail), absent, Contender("torch", by_names(RECORDS["mae"].plain))]
+    )
     failed, missing, right = measure_case(case, [], DEVICE, report(), QUICK)
     assert failed.status == "failed: RuntimeError: no such luck"
     assert missing.status == "not installed"

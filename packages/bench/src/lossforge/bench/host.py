@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from lossforge.bench import check
 from lossforge.bench.cases import Case, select
 from lossforge.bench.contenders import Contender, contenders
-from lossforge.bench.inputs import Inputs, make_inputs
+from lossforge.bench.inputs import make_inputs
 from lossforge.bench.measure import host_microseconds
+from lossforge.bench.record import Inputs
 from lossforge.kernels import plans
 from lossforge.kernels.engine import launch
 from lossforge.losses.engine import autograd
@@ -57,11 +57,11 @@ def breakdown(contender: Contender, case: Case, inputs: Inputs, calls: int) -> d
     """Measure each stage of forward and backward, in microseconds a call."""
     clock = Clock()
     before = [(owner, name, getattr(owner, name)) for functions in STAGES.values() for owner, name in functions]
-    forward = clock.timed(CALL, check.call)
+    forward = clock.timed(CALL, contender.call)
 
     def call() -> None:
-        inputs.x.grad = None
-        value = forward(contender, case, inputs.x, inputs.others)
+        inputs.clear()
+        value = forward(inputs, **case.options)
         clock.timed(ENGINE, value.backward)()
 
     try:
@@ -91,8 +91,8 @@ def report(case: Case, device: torch.device, calls: int = 2000) -> None:
                 print(f"  {stage:38s} {spent:7.1f}")
 
         def call(contender: Contender = contender) -> None:
-            inputs.x.grad = None
-            check.call(contender, case, inputs.x, inputs.others).backward()
+            inputs.clear()
+            contender.call(inputs, **case.options).backward()
 
         print(f"  {contender.name:38s} {host_microseconds(call).median:7.1f}  whole")
 

@@ -50,9 +50,10 @@ def profile_call(contender: Contender, case: Case, device: torch.device, seed: i
     upstream = check.upstream_of(case, inputs)
 
     def step() -> None:
-        x = check.fresh(contender, inputs)
+        inputs.clear()
+        given = check.fresh(contender, inputs)
         with record_function(f"{case.key} {contender.name}"):
-            check.step(contender, case, x, inputs.others, upstream)
+            check.step(contender, case, given, upstream)
 
     for _ in range(2):
         step()

@@ -1,20 +1,25 @@
 """Measure cases: correctness first, then every figure that this machine can give."""
 
+import math
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from lossforge.bench import check, linear, measure
-from lossforge.bench.cases import CPU_ELEMENTS, FUSED, Case
-from lossforge.bench.check import Reference
-from lossforge.bench.contenders import DISTRIBUTIONS, Contender, contenders
-from lossforge.bench.inputs import Inputs, least_bytes, make_inputs
+from lossforge.bench import check, measure
+from lossforge.bench.cases import CPU_ELEMENTS, Case
+from lossforge.bench.check import OF_LAYER, OF_LOGITS, Reference
+from lossforge.bench.contenders import DISTRIBUTIONS, PARTS, Contender, contenders
+from lossforge.bench.inputs import least_bytes, make_inputs
 from lossforge.bench.measure import Measurement
+from lossforge.bench.record import Inputs
 from lossforge.bench.report import Report, Row, said
 
 HOST_BOUND_MS = 0.05
@@ -56,79 +61,109 @@ def cases_for(device: torch.device, cases: Sequence[Case]) -> list[Case]:
 def run(report: Report, cases: Sequence[Case], names: Sequence[str], device: torch.device, how: Measurement, progress: Progress) -> None:
     """Measure the cases and add their rows to the report after each one. `progress` gets how many are done, and the last one's rows."""
     for done, case in enumerate(cases, start=1):
-        rows = (linear.measure_case if case.suite in FUSED else measure_case)(case, names, device, report, how)
+        rows = measure_case(case, names, device, report, how)
         report.rows += rows
         progress(done, rows)
 
 
-def measure_case(case: Case, names: Sequence[str], device: torch.device, report: Report, how: Measurement) -> list[Row]:
+def measure_case(
+    case: Case,
+    names: Sequence[str],
+    device: torch.device,
+    report: Report,
+    how: Measurement,
+    begin: Callable[[str], object] = lambda name: None,
+) -> list[Row]:
+    """Measure every contender of a case. `begin` gets the name of each contender before it is called."""
     inputs = make_inputs(case, device, how.seed)
     exact = check.reference(case, inputs)
     rows = []
     for contender in contenders(case, device, set(names)):
-        row = Row(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, contender.name)
-        if report.copy_bytes_per_second and report.read_bytes_per_second:
+        row = Row.of(case, contender.name)
+        if report.copy_bytes_per_second and report.read_bytes_per_second and not case.fused:
             row.floor_ms = least_bytes(case, inputs, contender.floor) / report.copy_bytes_per_second * 1e3
             row.forward_floor_ms = least_bytes(case, inputs, "forward") / report.read_bytes_per_second * 1e3
         if not contender.installed:
             row.status = "not installed"
         else:
+            if case.fused:
+                _free(device)
+            begin(contender.name)
             try:
                 _measure(row, contender, case, inputs, exact, how)
             except Exception as error:
                 row.fail(error)
-        inputs.x.grad = None
+        inputs.clear()
         rows.append(row)
     del inputs, exact
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+    _free(device)
     return rows
 
 
+def _free(device: torch.device) -> None:
+    """Release memory, so that the next contender does not reuse it. A GPU that an earlier contender crashed is left as it is."""
+    if device.type == "cuda":
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+
+
 def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement) -> None:
-    x, device, others = check.fresh(contender, inputs), inputs.x.device, inputs.others
+    given, device = check.fresh(contender, inputs), inputs.x.device
 
     def step() -> None:
-        check.step(contender, case, x, others, exact.upstream)
+        check.step(contender, case, given, exact.upstream)
 
     def reset() -> None:
-        """Clear the gradient, so that none add up, and restore overwritten logits, so that no contender runs on zeros."""
-        x_leaf.grad = None
+        """Clear the gradients, so that none add up, and restore overwritten logits, so that no contender runs on zeros."""
+        inputs.clear()
         if contender.destroys:
             with torch.no_grad():
-                x.copy_(inputs.x)
+                given.x.copy_(inputs.x)
 
-    x_leaf = x if x.is_leaf else inputs.x
     row.first_ms = measure.first_milliseconds(step, device)
     reset()
-    row.value_error, row.gradient_error, worst = (None if e != e else e for e in check.errors(contender, case, inputs, exact))
-    numbers = [float("nan") if e is None else e for e in (row.value_error, row.gradient_error, worst)]
-    if fault := check.fault(case, *numbers):
-        row.status = fault
-        return
+    if contender.name not in PARTS:
+        found = check.errors(contender, case, inputs, exact)
+        for figure, what in zip(("value_error", "gradient_error", "weight_error"), OF_LAYER if case.fused else OF_LOGITS, strict=False):
+            setattr(row, figure, found[what] if math.isfinite(found.get(what, math.nan)) else None)
+        if fault := check.fault(case, found):
+            row.status = fault
+            return
     reset()
     if device.type == "cuda":
         row.peak_mib = measure.peak_mebibytes(step, device)
+        reset()
     row.put("ms", "", measure.times(step, device, how.milliseconds, reset))
-    if how.forward:
+    if not case.fused:
+        _measure_more(row, contender, case, inputs, given, exact, how)
 
-        def forward() -> None:
+
+def _measure_more(row: Row, contender: Contender, case: Case, inputs: Inputs, given: Inputs, exact: Reference, how: Measurement) -> None:
+    """Measure forward alone, the host's time, a CUDA graph and compilations. given: what the contender is called with."""
+    device = inputs.x.device
+
+    def step() -> None:
+        inputs.clear()
+        check.step(contender, case, given, exact.upstream)
+
+    def forward() -> None:
+        with torch.no_grad():
+            contender.call(given, **case.options)
+
+    def reset() -> None:
+        if contender.destroys:
             with torch.no_grad():
-                check.call(contender, case, x, others)
+                given.x.copy_(inputs.x)
 
+    if how.forward:
         reset()
         forward()
         row.put("ms", "forward_", measure.times(forward, device, how.milliseconds, reset))
     if device.type == "cuda":
         reset()
         if row.floor_ms is not None and row.ms is not None and row.floor_ms < HOST_BOUND_MS and row.ms < LONG * HOST_BOUND_MS:
-
-            def plain() -> None:
-                x_leaf.grad = None
-                step()
-
-            row.put("us", "host_", measure.host_microseconds(plain))
+            row.put("us", "host_", measure.host_microseconds(step))
         if how.graphs:
             _replay(row, contender, case, inputs, exact, how)
     if how.recompile and (case.other or case.suite == "small") and not contender.destroys:
@@ -140,19 +175,13 @@ def _replay(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: R
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        x = check.fresh(contender, inputs)
-
-        def step() -> None:
-            check.step(contender, case, x, inputs.others, exact.upstream)
-
-        def reset() -> None:
-            inputs.x.grad = None
-
+        inputs.clear()
+        step = partial(check.step, contender, case, check.fresh(contender, inputs), exact.upstream)
         try:
             if measure.waits(step):
                 row.graph_status = "waits for the device"
                 return
-            graph = measure.graph_of(step, reset)
+            graph = measure.graph_of(step, inputs.clear)
         except Exception as error:
             row.graph_status = said(error)
             return
@@ -165,15 +194,13 @@ def _recompile(row: Row, contender: Contender, case: Case, inputs: Inputs, exact
     n = len(inputs.x)
     with measure.compilations() as names:
         for rows in (n // 2, n - 1):
-            part = inputs.rows(0, rows)
-            check.step(contender, case, part.x, part.others, None if exact.upstream is None else exact.upstream[:rows])
+            check.step(contender, case, inputs.rows(0, rows), None if exact.upstream is None else exact.upstream[:rows])
     row.recompiled_batch = len(names)
     if not case.other:
         return
     with measure.compilations() as names:
-        inputs.x.grad = None
-        other = Case(case.suite, case.loss, case.use, case.shape, case.dtype, case.inputs, case.variant, case.options | case.other)
-        check.step(contender, other, inputs.x, inputs.others, exact.upstream)
+        inputs.clear()
+        check.step(contender, replace(case, options=case.options | case.other), inputs, exact.upstream)
     row.recompiled_options = len(names)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from lossforge.bench.files import write_text
 from lossforge.bench.measure import times
+from lossforge.bench.report import write_text
 from lossforge.bench.run import current_commit, new_report
 from lossforge.kernels import trial
 from lossforge.kernels.boxes.calls import BoxesCall

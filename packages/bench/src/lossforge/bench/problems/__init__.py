@@ -1,4 +1,4 @@
-"""Measure what is no loss of one tensor of logits or boxes: problems that contenders solve, each compared before it is timed."""
+"""Measure what is not a loss of one tensor of logits or boxes: problems that contenders solve, each compared before it is timed."""
 
 import json
 import time
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lossforge.bench import measure
-from lossforge.bench.files import write_text
+from lossforge.bench.report import write_text
 from lossforge.bench.run import current_commit, new_report
 
 MILLISECONDS = 200.0
@@ -30,7 +30,7 @@ class Problem:
     Attributes:
         name: of the problem, with its sizes.
         contenders: each one's call, by name. The first is the one that the others are compared with.
-        agrees: from two results to how far they agree. A result that is no tensor is not compared: it follows other rules.
+        agrees: from two results to how far they agree. A result that is not a tensor is not compared: it follows other rules.
         leaves: tensors that the calls take and whose gradients are wanted: then a call returns a loss, and forward and backward are
             measured. Value and gradients are compared with the first contender's in float64.
         least_bytes: the fewest bytes between memory and chip, 0 where they are not the limit.

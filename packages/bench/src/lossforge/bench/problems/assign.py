@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossforge.bench.plain import eager
+from lossforge.bench.cases import RECORDS
 from lossforge.bench.problems import Found, Problem, main, relative
 from lossforge.losses import (
     atss_assign,
@@ -327,7 +327,7 @@ def of_rotated_pairs(n: int, m: int, device: torch.device) -> Problem:
     def boxes(several: int) -> Tensor:
         return torch.rand(several, 5, device=device) * torch.tensor([200.0, 200.0, 60.0, 60.0, 3.1], device=device) + 5
 
-    boxes1, boxes2, one_by_one = boxes(n), boxes(m), eager("rotated_iou")
+    boxes1, boxes2, one_by_one = boxes(n), boxes(m), RECORDS["rotated_iou"].plain
 
     def plain(a: Tensor, b: Tensor) -> Tensor:
         pairs = a.repeat_interleave(len(b), 0), b.repeat(len(a), 1)

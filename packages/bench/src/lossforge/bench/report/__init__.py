@@ -6,9 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from lossforge.bench.files import write_text
+from lossforge.bench.record import Case
 
 SCHEMA = 1
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text beside the file and rename it, so that neither a reader nor an interrupt meets half of it; a link is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    with draft.open("x", encoding="utf-8") as file:  # refuses a link
+        file.write(text)
+    draft.replace(path)
 
 
 def said(error: Exception) -> str:
@@ -69,6 +79,11 @@ class Row:
     recompiled_batch: int | None = None
     recompiled_options: int | None = None
 
+    @classmethod
+    def of(cls, case: Case, contender: str) -> "Row":
+        """Return a row without figures."""
+        return cls(case.suite, case.loss, case.variant, case.use, list(case.shape), case.dtype, contender)
+
     @property
     def case(self) -> tuple[str, str, str, str]:
         return self.loss, self.variant, "x".join(map(str, self.shape)), self.dtype
@@ -119,11 +134,11 @@ class Report:
     def save(self, path: Path) -> None:
         write_text(path, json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n")
 
-    def by_case(self, suite: str = "*") -> dict[tuple[str, str, str, str], dict[str, Row]]:
-        """Group the rows by case and contender, in their order."""
+    def by_case(self, *suites: str) -> dict[tuple[str, str, str, str], dict[str, Row]]:
+        """Group the rows of these suites, or of all, by case and contender, in their order."""
         found: dict[tuple[str, str, str, str], dict[str, Row]] = {}
         for row in self.rows:
-            if suite in ("*", row.suite):
+            if not suites or row.suite in suites:
                 found.setdefault(row.case, {})[row.contender] = row
         return found
 

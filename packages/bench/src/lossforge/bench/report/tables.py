@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from lossforge.bench.cases import RECORDS
 from lossforge.bench.report import Report, Row
-from lossforge.bench.report.targets import Verdict, figure, rivals, verdicts
+from lossforge.bench.report.targets import By, Verdict, figure, rivals, verdicts
 
 PEERS = ("torchvision", "timm", "liger", "quack")
 USES = {
@@ -45,62 +46,7 @@ USES = {
     "llama2": "Llama 2",
     "gpt2": "GPT-2",
 }
-LOSSES = {"ce": "cross entropy", "focal": "focal", "mae": "mean absolute error", "bce": "binary cross entropy"}
-LOSSES |= {"preference_bce": "preference-weighted BCE", "mse": "mean squared error", "huber": "Huber", "smooth_l1": "smooth L1"}
-LOSSES |= {"asymmetric": "asymmetric", "poly_bce": "Poly-1 BCE", "bce_smoothed": "smoothed BCE", "siglip": "SigLIP"}
-LOSSES |= {
-    "quality_focal": "quality focal",
-    "varifocal": "varifocal",
-    "mal": "matchability-aware",
-    "ia_bce": "IoU-aware BCE",
-    "gaussian_focal": "Gaussian focal",
-    "distribution_focal": "distribution focal",
-    "preference_bce_probability": "preference-weighted BCE of probabilities",
-    "bce_probability": "BCE of probabilities",
-    "kl_div": "KL divergence of log-probabilities",
-    "nll": "negative log-likelihood",
-}
-LOSSES |= {
-    "asymmetric_single_label": "asymmetric, one class",
-    "softmax_focal": "softmax focal",
-    "poly_ce": "Poly-1 cross entropy",
-    "generalized_ce": "generalised cross entropy",
-}
-LOSSES |= {"logit_adjusted_ce": "logit-adjusted cross entropy", "selective_log_softmax": "log-probability of tokens", "clip": "CLIP"}
-LOSSES |= {"grpo_on_policy": "GRPO on policy", "gspo": "GSPO", "weighted_ce": "cross entropy with a weight a token"}
-LOSSES |= {"hard_kl": "KL divergence with a hard part", "hard_js": "Jensen-Shannon with a hard part"}
-LOSSES |= {"dpo": "DPO", "grpo": "GRPO", "info_nce": "InfoNCE of features"}
-LOSSES |= {"clip_features": "CLIP of features", "siglip_features": "SigLIP of features"}
-LOSSES |= {"gaussian_nll": "Gaussian likelihood", "poisson_nll": "Poisson likelihood", "soft_margin": "soft margin"}
-LOSSES |= {"hinge_embedding": "hinge embedding", "multi_margin": "multi-class margin", "triplet_margin": "triplet margin"}
-LOSSES |= {"multilabel_soft_margin": "multi-label soft margin"}
-LOSSES |= {"kl": "KL divergence", "js": "Jensen-Shannon", "total_variation": "total variation", "topk_kl": "KL of 64 classes"}
-LOSSES |= {
-    "iou": "IoU",
-    "giou": "GIoU",
-    "diou": "DIoU",
-    "ciou": "CIoU",
-    "eiou": "EIoU",
-    "box_l1": "box L1",
-    "box_smooth_l1": "box smooth L1",
-}
-LOSSES |= {"arcface": "ArcFace", "cosface": "CosFace", "siou": "SIoU", "seesaw": "Seesaw", "ohem_ce": "cross entropy of hard rows"}
-LOSSES |= {"probiou": "ProbIoU", "gwd": "GWD", "kld": "KLD", "kfiou": "KFIoU", "rotated_iou": "rotated IoU"}
-LOSSES |= {"log_cosh": "log-cosh", "quantile": "quantile", "general_robust": "general robust"}
-LOSSES |= {"total_variation_probability": "total variation of probabilities", "margin_ranking": "margin ranking"}
-LOSSES |= {"multilabel_margin": "multi-label margin", "cosine_embedding": "cosine embedding", "zlpr": "ZLPR", "two_way": "two-way"}
-LOSSES |= {"distribution_balanced": "distribution-balanced", "jsd": "Jensen-Shannon of views + cross entropy"}
-LOSSES |= {"taylor_ce": "Taylor cross entropy", "symmetric_ce": "symmetric cross entropy", "load_balancing": "load balancing"}
-LOSSES |= {"lovasz_softmax": "Lovász-softmax", "lovasz_hinge": "Lovász hinge"}
-LOSSES |= {"nt_xent": "NT-Xent of features", "supcon": "supervised contrastive of features"}
-LOSSES |= {"dice": "Dice", "jaccard": "Jaccard", "tversky": "Tversky", "focal_tversky": "focal Tversky", "dice_ce": "Dice + cross entropy"}
-LOSSES |= {"dino": "DINO", "dkd": "decoupled distillation", "channel_wise_kl_div": "channel-wise KL divergence", "dist": "DIST"}
-LOSSES |= {"boundary": "boundary, maps given", "silog": "scale-invariant log", "koleo": "KoLeo", "vicreg": "VICReg"}
-LOSSES |= {"barlow_twins": "Barlow Twins", "info_nce_labels": "InfoNCE with labels", "info_nce_decoupled": "InfoNCE decoupled"}
-LOSSES |= {"gist_embed": "GISTEmbed", "multi_similarity": "multi-similarity", "circle": "circle", "proxy_anchor": "proxy anchor"}
-LOSSES |= {"generalized_dice": "generalised Dice", "mcc": "Matthews correlation"}
-
-
+LARGE = ("table", "losses", "variants")
 ASKED = {
     "device_ms": "forward + backward, ms",
     "share": "forward + backward, share of its floor",
@@ -122,7 +68,6 @@ def provenance(report: Report) -> str:
 
 def bench(report: Report) -> str:
     """Format one line for each case: ours beside torch, torch.compile and the best of the peers."""
-    large = [by for suite in ("table", "losses", "variants") for by in report.by_case(suite).values()]
     small = list(report.by_case("small").values())
     work = ("forward + backward", "shape", "dtype")
     header = (
@@ -136,7 +81,7 @@ def bench(report: Report) -> str:
         "of its floor",
         "MiB: ours, torch",
     )
-    parts = [markdown(header, map(_large, large))]
+    parts = [markdown(header, map(_large, report.by_case(*LARGE).values()))]
     if small:
         host = (*work, "ours, µs", "torch", "torch.compile", "best peer", "ours in a CUDA graph")
         parts += [
@@ -154,20 +99,20 @@ def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
         ours, peer = by["lossforge"], best_peer(by, "device_ms")
         layer = ["linear layer"] if ours.suite == "linear" else []
         cells = [_both(by.get(name)) for name in ("torch", "torch.compile")]
-        rows.append([", ".join([*layer, *_what(ours)]), f"**{_both(ours)}**", *cells, f"{peer.contender} {_both(peer)}" if peer else "–"])
+        rows.append([", ".join([*layer, *what(ours)]), f"**{_both(ours)}**", *cells, f"{peer.contender} {_both(peer)}" if peer else "–"])
     return markdown(("loss", "ours: ms, MiB", "torch", "torch.compile", "best peer"), rows)
 
 
 def _both(row: Row | None) -> str:
     if figure(row, "device_ms") is None:
         return "–"
-    return f"{_number(row, 'device_ms', '{:.2f}')}, {_number(row, 'peak_mib', '{:,.0f}')}"
+    return f"{number(row, 'device_ms', '{:.2f}')}, {number(row, 'peak_mib', '{:,.0f}')}"
 
 
 def targets(report: Report) -> str:
     """Format each target beside its figure, and list the cases where another library is faster."""
     found = verdicts(report)
-    rows = [[_case(v.target.case), *_outcome(v)] for v in found if v.target.template is None] + list(_templates(found))
+    rows = [_line(v) for v in found if not v.template] + list(_templates(found))
     met = sum(v.met for v in found)
     lines = [
         f"{met} of {len(found)} targets met. Times in ms are for a copy rate of 4.30 TB/s, scaled to this run's.",
@@ -175,9 +120,7 @@ def targets(report: Report) -> str:
     ]
     slower = rivals(report)
     if slower:
-        cells = [
-            [*_what(ours), _number(ours, "device_ms"), f"{theirs.contender} {_number(theirs, 'device_ms')}"] for ours, theirs in slower
-        ]
+        cells = [[*what(ours), number(ours, "device_ms"), f"{theirs.contender} {number(theirs, 'device_ms')}"] for ours, theirs in slower]
         lines += [
             f"Another implementation is faster than ours in {len(slower)} cases (ms, forward + backward):",
             markdown(("loss", "shape", "dtype", "ours", "the fastest"), cells),
@@ -190,7 +133,7 @@ def targets(report: Report) -> str:
 
 def standing(report: Report) -> str:
     """Say how near the cases are to the floor, and how many are slower than another implementation."""
-    rows = [by["lossforge"] for suite in ("table", "losses", "variants") for by in report.by_case(suite).values() if "lossforge" in by]
+    rows = [by["lossforge"] for by in report.by_case(*LARGE).values() if "lossforge" in by]
     shares = [share for row in rows if (share := row.share()) is not None]
     near, far = sum(share >= 0.8 for share in shares), sum(share < 0.5 for share in shares)
     return (
@@ -200,48 +143,55 @@ def standing(report: Report) -> str:
     )
 
 
-def best_peer(by: dict[str, Row], name: str) -> Row | None:
+def best_peer(by: By, name: str) -> Row | None:
     """Return the peer with the least of a figure."""
     rows = [row for peer in PEERS if (row := by.get(peer)) is not None and figure(row, name) is not None]
     return min(rows, key=lambda row: figure(row, name) or 0.0, default=None)
 
 
-def _what(row: Row) -> list[str]:
-    variant = f", {row.variant}" if row.variant else ""
+def called(row: Row) -> str:
+    return RECORDS[row.loss].title + (f", {row.variant}" if row.variant else "")
+
+
+def size(row: Row) -> str:
+    return "×".join(map(str, row.shape))
+
+
+def what(row: Row) -> list[str]:
     use = f", {USES[row.use]}" if row.use in USES else ""
-    return [f"{LOSSES[row.loss]}{variant}{use}", "×".join(map(str, row.shape)), row.dtype]
+    return [f"{called(row)}{use}", size(row), row.dtype]
 
 
-def _large(by: dict[str, Row]) -> list[str]:
+def _large(by: By) -> list[str]:
     ours = by["lossforge"]
     peer = best_peer(by, "device_ms")
-    memory = [_number(by.get(name), "peak_mib", "{:,.0f}") for name in ("lossforge", "torch")]
+    memory = [number(by.get(name), "peak_mib", "{:,.0f}") for name in ("lossforge", "torch")]
     return [
-        *_what(ours),
-        _number(ours, "device_ms", "**{:.3f}**"),
+        *what(ours),
+        number(ours, "device_ms", "**{:.3f}**"),
         _percent(ours.share()),
-        _number(by.get("torch"), "device_ms"),
-        _number(by.get("torch.compile"), "device_ms"),
-        f"{peer.contender} {_number(peer, 'device_ms')}" if peer else "–",
-        _number(ours, "forward_ms"),
+        number(by.get("torch"), "device_ms"),
+        number(by.get("torch.compile"), "device_ms"),
+        f"{peer.contender} {number(peer, 'device_ms')}" if peer else "–",
+        number(ours, "forward_ms"),
         _percent(ours.forward_share()),
         ", ".join(memory),
     ]
 
 
-def _small(by: dict[str, Row]) -> list[str]:
+def _small(by: By) -> list[str]:
     ours, peer = by["lossforge"], best_peer(by, "host_us")
     return [
-        *_what(ours),
-        _number(ours, "host_us", "**{:.0f}**"),
-        _number(by.get("torch"), "host_us", "{:.0f}"),
-        _number(by.get("torch.compile"), "host_us", "{:.0f}"),
+        *what(ours),
+        number(ours, "host_us", "**{:.0f}**"),
+        number(by.get("torch"), "host_us", "{:.0f}"),
+        number(by.get("torch.compile"), "host_us", "{:.0f}"),
         f"{peer.contender} {peer.host_us:.0f}" if peer else "–",
         f"{1e3 * ours.graph_ms:.0f}" if ours.graph_ms is not None else "–",
     ]
 
 
-def _number(row: Row | None, name: str, form: str = "{:.3f}") -> str:
+def number(row: Row | None, name: str, form: str = "{:.3f}") -> str:
     value = figure(row, name)
     return "–" if value is None else form.format(value)
 
@@ -250,41 +200,33 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}".replace("%", " %")
 
 
-def _case(case: tuple[str, str, str, str]) -> str:
-    loss, variant, size, dtype = case
-    return f"{LOSSES[loss]}{f', {variant}' if variant else ''} {size.replace('x', '×')} {dtype}"
+def _line(v: Verdict) -> list[str]:
+    return [f"{called(v.row)} {size(v.row)} {v.row.dtype}", ASKED[v.target.figure], _limit(v), _shown(v, v.found), outcome(v)]
 
 
-def _outcome(v: Verdict) -> list[str]:
-    return [ASKED[v.target.figure], _limit(v), _figure(v), "met" if v.met else "**missed**"]
+def outcome(v: Verdict) -> str:
+    return "met" if v.met else "**missed**"
 
 
 def _templates(found: Sequence[Verdict]) -> Iterable[list[str]]:
     """Yield one line for all losses of a template that reach their target share, and one for each that does not."""
     grouped: dict[tuple[str, str], list[Verdict]] = {}
     for v in found:
-        if v.target.template is not None:
-            grouped.setdefault((v.target.template, v.target.case[3]), []).append(v)
+        if v.template:
+            grouped.setdefault((v.template, v.row.dtype), []).append(v)
     for (template, dtype), each in grouped.items():
         if shares := [v.found for v in each if v.met and v.found is not None]:
             span = f"{min(shares):.2f} to {max(shares):.2f}"
             yield [f"{len(shares)} of {len(each)} {template} cases, {dtype}", ASKED["share"], _limit(each[0]), span, "met"]
-        yield from ([_case(v.target.case), *_outcome(v)] for v in each if not v.met)
+        yield from (_line(v) for v in each if not v.met)
 
 
 def _limit(v: Verdict) -> str:
-    t = v.target
-    if t.of is not None:
-        of = t.of if isinstance(t.of, str) else "the plain case" if t.case[1] else f"{t.of[2].replace('x', '×')}'s"
-        return f"≤ {'' if t.limit == 1 else f'{t.limit:g} × '}{of}" + ("" if v.wanted is None else f" = {_shown(v.wanted, t.figure)}")
-    if t.template is not None:
-        return f"≥ {t.limit:g} × the best of its template" + ("" if v.wanted is None else f" = {_shown(v.wanted, t.figure)}")
-    return f"{'≥' if t.at_least else '≤'} {t.limit:g}"
+    sign, limit, of = "≥" if v.target.at_least else "≤", v.target.limit, "the best of its template" if v.template else v.target.said
+    if not of:
+        return f"{sign} {limit:g}"
+    return f"{sign} {'' if limit == 1 else f'{limit:g} × '}{of}" + ("" if v.wanted is None else f" = {_shown(v, v.wanted)}")
 
 
-def _figure(v: Verdict) -> str:
-    return "–" if v.found is None else _shown(v.found, v.target.figure)
-
-
-def _shown(value: float, name: str) -> str:
-    return {"device_ms": f"{value:.3f}", "share": f"{value:.2f}", "forward_share": f"{value:.2f}", "host_us": f"{value:.0f}"}[name]
+def _shown(v: Verdict, value: float | None) -> str:
+    return "–" if value is None else {"device_ms": "{:.3f}", "host_us": "{:.0f}"}.get(v.target.figure, "{:.2f}").format(value)

@@ -1,84 +1,16 @@
-"""Targets for ours: times on an H200 whose copy rate was 4.30 TB/s, shares of the floor, and other libraries' times."""
+"""Judge the targets of the records: times on an H200 whose copy rate was 4.30 TB/s, shares of the floor, other contenders' figures."""
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
-from lossforge.bench.cases import CASES, OVERLAP, Case
+from lossforge.bench.cases import CONTENDERS, FUSED, RECORDS, SUITES
+from lossforge.bench.record import Target
 from lossforge.bench.report import Report, Row
 
-H200_COPY_RATE = 4.30e12
-
-
-Key = tuple[str, str, str, str]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A limit on one figure of ours.
-
-    Attributes:
-        case: (loss, variant, size, dtype).
-        figure: device_ms, share, forward_share, or host_us.
-        limit: a number (ms at H200_COPY_RATE; a share; µs), or a factor on another figure, if `of` or `template` is given.
-        of: the factor is on this contender's figure for the same case, or on ours for this other case.
-        template: the factor is on the best figure among the cases of TEMPLATES[template] in the same dtype.
-    """
-
-    case: Key
-    figure: str
-    limit: float
-    of: str | Key | None = None
-    template: str | None = None
-
-    @property
-    def at_least(self) -> bool:
-        return self.figure in ("share", "forward_share")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    target: Target
-    found: float | None
-    wanted: float | None
-
-    @property
-    def met(self) -> bool:
-        if self.found is None or self.wanted is None:
-            return False
-        return self.found >= self.wanted if self.target.at_least else self.found <= self.wanted
-
-
-def _ce(size: str, dtype: str, variant: str = "") -> Key:
-    return "ce", variant, size, dtype
-
-
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "element-wise": (
-        *("mae", "mse", "huber", "smooth_l1", "bce", "preference_bce", "preference_bce_probability", "bce_smoothed", "focal"),
-        *("asymmetric", "poly_bce", "quality_focal", "varifocal", "mal", "ia_bce", "gaussian_focal", "siglip", "bce_probability"),
-        "kl_div",
-        *("multilabel_soft_margin", "log_cosh", "quantile", "general_robust", "total_variation_probability"),
-    ),
-    "pointwise": ("gaussian_nll", "poisson_nll", "soft_margin", "hinge_embedding", "margin_ranking"),
-    "row-wise": (
-        "ce",
-        "softmax_focal",
-        "poly_ce",
-        "asymmetric_single_label",
-        "generalized_ce",
-        "logit_adjusted_ce",
-        "selective_log_softmax",
-        "topk_kl",
-        "arcface",
-        "cosface",
-        "taylor_ce",
-        "symmetric_ce",
-    ),
-    "boxes": ("iou", "giou", "diou", "ciou", "eiou", "siou", "box_l1", "box_smooth_l1"),
-    "rotated": ("probiou", "gwd", "kld", "kfiou", "rotated_iou"),
-    "overlap": OVERLAP,
-    "divergence": ("kl", "js", "total_variation", "dino", "channel_wise_kl_div"),
-}
+COPY_RATE = 4.30e12
+NEAR = 0.9
+"""The least share of the floor of a case of the suite `losses`, over the best of its template."""
+TEMPLATES = ("element-wise", "pointwise", "row-wise", "boxes", "rotated", "overlap", "divergence")
 """Losses with the same passes over memory.
 
 The similarity loss, the distribution focal loss, the losses of margins, of vectors, of several labels, of views and of routers are not
@@ -86,70 +18,35 @@ among them: few have the same passes. Nor are the losses of features and of dept
 these are several launches; the boundary loss reads maps as large as its logits. nll and the distribution-balanced loss have no kernel,
 Seesaw makes a tensor of shifted logits first; the cross entropy of hard rows reads all of them to choose, and the Lovász losses sort.
 """
+By = dict[str, Row]
+"""The rows of a case, by contender."""
 
 
-def _key(case: Case) -> Key:
-    return case.loss, case.variant, case.size, case.dtype
+@dataclass(frozen=True)
+class Verdict:
+    """A target that was measured.
 
+    Attributes:
+        target: what was wanted.
+        row: a row of the case.
+        found: the figure.
+        wanted: the most that it may be in this run, or the least share.
+        factor: on the figure that it is compared with.
+        template: the losses whose best share it is compared with.
+    """
 
-def _same_template(template: str, dtype: str) -> list[Key]:
-    """Return the cases among which a template's best is found. All are large enough to measure shares of the floor."""
-    return [_key(c) for c in CASES if c.suite in ("table", "losses") and c.loss in TEMPLATES[template] and c.dtype == dtype]
+    target: Target
+    row: Row
+    found: float | None
+    wanted: float | None
+    factor: float
+    template: str = ""
 
-
-def _near_the_best() -> Iterable[Target]:
-    """Yield a target for each loss of suite "losses": at least 0.9 of the best share of the floor in its template."""
-    for template, losses in TEMPLATES.items():
-        for case in CASES:
-            if case.suite == "losses" and case.loss in losses:
-                yield Target(_key(case), "share", 0.9, template=template)
-
-
-ANCHORS, LARGE, TOKENS, PAIRS = "16x120087x80", str(2**28), "8192x32000", f"{2**22}x4"
-TARGETS = (
-    *(
-        Target(_ce(size, dtype), "device_ms", limit)
-        for size, dtype, limit in (
-            ("16384x1000", "fp32", 0.036),
-            ("8192x32000", "bf16", 0.29),
-            ("8192x50304", "fp32", 0.90),
-            ("8192x128256", "bf16", 1.15),
-            ("4096x262144", "bf16", 1.25),
-        )
-    ),
-    *(
-        Target(_ce(size, dtype), "forward_share", 0.95)
-        for size, dtype in (("8192x32000", "bf16"), ("8192x50304", "fp32"), ("8192x128256", "bf16"), ("4096x262144", "bf16"))
-    ),
-    *(
-        Target((loss, variant, size, dtype), "device_ms", limit)
-        for loss, variant, size, dtype, limit in (
-            ("focal", "class index", ANCHORS, "fp32", 0.33),
-            ("focal", "class index", ANCHORS, "bf16", 0.23),
-            ("focal", "dense", ANCHORS, "fp32", 0.46),
-            ("focal", "dense", ANCHORS, "bf16", 0.29),
-            ("mae", "", LARGE, "fp32", 0.79),
-            ("mae", "", LARGE, "bf16", 0.40),
-            ("preference_bce", "", LARGE, "fp32", 1.07),
-            ("preference_bce", "", LARGE, "bf16", 0.56),
-            ("kl", "", TOKENS, "fp32", 0.92),
-            ("kl", "", TOKENS, "bf16", 0.46),
-            ("giou", "", PAIRS, "fp32", 0.11),
-            ("diou", "", PAIRS, "fp32", 0.11),
-            ("ciou", "", PAIRS, "fp32", 0.11),
-        )
-    ),
-    *(
-        Target(_ce("8192x32000", "bf16", variant), "device_ms", 1.1, _ce("8192x32000", "bf16"))
-        for variant in ("label smoothing", "class weights", "mixup pair")
-    ),
-    Target(_ce("8192x50257", "bf16"), "device_ms", 1.1, _ce("8192x50304", "bf16")),
-    Target(_ce("16384x1001", "fp32"), "device_ms", 1.1, _ce("16384x1000", "fp32")),
-    Target(_ce("256x1000", "fp32"), "host_us", 1.0, "torch"),
-    Target(_ce("64x10", "fp32"), "host_us", 1.0, "torch"),
-    Target(("focal", "", "8x900x256", "fp32"), "host_us", 110.0),
-    *_near_the_best(),
-)
+    @property
+    def met(self) -> bool:
+        if self.found is None or self.wanted is None:
+            return False
+        return self.found >= self.wanted if self.target.at_least else self.found <= self.wanted
 
 
 def figure(row: Row | None, name: str) -> float | None:
@@ -160,26 +57,67 @@ def figure(row: Row | None, name: str) -> float | None:
     return value if value is None else float(value)
 
 
-def verdicts(report: Report) -> list[Verdict]:
-    """Evaluate every target whose case was measured. A limit in ms is scaled by the run's copy rate."""
-    rows, found = report.by_case(), []
-    rate = H200_COPY_RATE / report.copy_bytes_per_second if report.copy_bytes_per_second else None
-    for target in TARGETS:
-        by = rows.get(target.case)
-        if by is None:
-            continue
-        wanted: float | None = target.limit
-        if target.of is not None:
-            other = by.get(target.of) if isinstance(target.of, str) else rows.get(target.of, {}).get("lossforge")
-            against = figure(other, target.figure)
-            wanted = None if against is None else target.limit * against
-        elif target.template is not None:
-            others = [figure(rows.get(key, {}).get("lossforge"), target.figure) for key in _same_template(target.template, target.case[3])]
-            best = max((f for f in others if f is not None), default=None)
-            wanted = None if best is None else target.limit * best
-        elif target.figure == "device_ms":
-            wanted = None if rate is None else target.limit * rate
-        found.append(Verdict(target, figure(by.get("lossforge"), target.figure), wanted))
+def verdicts(report: Report, fused: bool = False) -> list[Verdict]:
+    """Judge every target whose case was measured, of the losses fused with their layer or of the others."""
+    found = []
+    for suites in [[suite] for suite in FUSED] if fused else [[suite for suite in SUITES if suite not in FUSED]]:
+        cases = {row.label: by for by in report.by_case(*suites).values() for row in by.values()}
+        for by in cases.values():
+            first = next(iter(by.values()))
+            case = f"{first.suite} {first.variant}".strip() if fused else first.label.removeprefix(f"{first.loss} ")
+            for target in RECORDS[first.loss].targets:
+                if target.case == case and (not target.use or first.use in target.use) and target.contender in by:
+                    against = _against(target, first, by, cases)
+                    factor = target.below[1] if (against or math.inf) < target.below[0] else target.limit
+                    wanted = _wanted(target, factor, against, by, report)
+                    if wanted is not None or not target.optional:
+                        found.append(Verdict(target, first, figure(by[target.contender], target.figure), wanted, factor))
+    if fused:
+        return found
+    losses = [*dict.fromkeys(row.loss for row in report.rows)]
+    found.sort(key=lambda v: (_part(v.target), losses.index(v.row.loss), RECORDS[v.row.loss].targets.index(v.target)))
+    return found + _near_the_best(report)
+
+
+def _part(target: Target) -> int:
+    """Return the part of the table that has a target: times and shares, those beside another case, the host's time."""
+    return 2 if target.figure == "host_us" else 1 if target.of else 0
+
+
+def _against(target: Target, first: Row, by: By, cases: dict[str, By]) -> float | None:
+    """Return the figure that a limit is a factor on."""
+    names = (target.of,) if isinstance(target.of, str) else target.of
+    other = f"{first.loss} {names[0].format(size='x'.join(map(str, first.shape)))}"
+    rows = [by.get(name) for name in names] if names[0] in CONTENDERS else [cases.get(other, {}).get("lossforge")]
+    return min((value for row in rows if (value := figure(row, target.figure)) is not None), default=None)
+
+
+def _wanted(target: Target, factor: float, against: float | None, by: By, report: Report) -> float | None:
+    if not target.of and target.figure == "device_ms":
+        against = COPY_RATE / report.copy_bytes_per_second if report.copy_bytes_per_second else None
+    elif not target.of:
+        against = 1.0
+    plus = figure(by.get(target.plus), target.figure) if target.plus else 0.0
+    if target.plus == "weight":
+        plus = math.prod(next(iter(by.values())).shape[-2:]) * 2 / 2**20
+    return None if against is None or plus is None else factor * against + plus
+
+
+def _near_the_best(report: Report) -> list[Verdict]:
+    """Judge each case of suite "losses" by the best share of the floor in its template and dtype."""
+    shares: dict[tuple[str, str], list[float]] = {}
+    held = []
+    for by in report.by_case("table", "losses").values():
+        row = by.get("lossforge", next(iter(by.values())))
+        if template := RECORDS[row.loss].template:
+            share = figure(by.get("lossforge"), "share")
+            shares.setdefault((template, row.dtype), []).extend([] if share is None else [share])
+            held += [(template, row, share)] if row.suite == "losses" else []
+    found = []
+    for template, row, share in sorted(held, key=lambda each: TEMPLATES.index(each[0])):
+        best = max(shares[template, row.dtype], default=None)
+        wanted = None if best is None else NEAR * best
+        found.append(Verdict(Target(row.label, "share", NEAR), row, share, wanted, NEAR, template))
     return found
 
 
