@@ -4,6 +4,7 @@ import json
 import os
 import re
 import unicodedata
+from math import cos, pi, sin
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +282,17 @@ def test_difficult_objects_turned_boxes_and_a_size_of_0(tmp_path):
     assert file.crowd[file.rows(position)].tolist() == [True]
     file, position = parts["001"]
     torch.testing.assert_close(file.boxes[file.rows(position)], torch.tensor([[25.0, 20, 10, 20]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("angle", [pi / 6, -pi / 6, 5 * pi / 6, -5 * pi / 6], ids=str)
+def test_the_box_around_a_turned_box_by_its_corners(angle, tmp_path):
+    root = kaggle_voc(tmp_path)
+    turned = f"<robndbox><cx>32</cx><cy>31</cy><w>20</w><h>8</h><angle>{angle}</angle></robndbox>"
+    (root / "annotations/001.xml").write_text(re.sub("<bndbox>.*</bndbox>", turned, xml("wrong.png", [(1, 1, 1, 9, 9)])))
+    corners = [(x * cos(angle) - y * sin(angle), x * sin(angle) + y * cos(angle)) for x in (-10, 10) for y in (-4, 4)]
+    across, down = (max(values) for values in zip(*corners, strict=True))
+    ((box,), _) = boxes_of(load(root))["001"]
+    assert box == pytest.approx([32 - across, 31 - down, 2 * across, 2 * down])
 
 
 def boxes_of(data):

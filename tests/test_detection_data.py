@@ -405,11 +405,28 @@ def test_a_damaged_image_is_found_before_the_run_or_named_in_it(coco, workers):
 def test_borders_are_clipped_and_areas_kept(coco):
     coco.trees["val"]["annotations"][0] |= {"bbox": [-2, 20, 30, 41.5], "area": 100.5}
     del coco.trees["val"]["annotations"][1]["area"]
+    coco.trees["val"]["annotations"][2]["area"], coco.trees["val"]["annotations"][3]["area"] = 0, -5
     coco.write()
     file = coco.load().val.file
     assert file.boxes[:2].tolist() == [[0, 20, 28, 40], [60, 10, 20, 40]]
-    assert file.areas[:2].tolist() == [100.5, 800]
+    assert file.areas[:4].tolist() == [100.5, 800, 720, 384]
     assert file.crowd.tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "box"),
+    [
+        ([-2, -3, 30, 30], [0, 0, 28, 27]),
+        ([60, -10, 20, 40], [60, 0, 20, 30]),
+        ([70, 40, 40, 30], [70, 40, 30, 20]),
+        ([-5, -5, 110, 70], [0, 0, 100, 60]),
+    ],
+    ids=str,
+)
+def test_a_box_across_the_borders_keeps_its_part_inside(coco, given, box):
+    coco.trees["val"]["annotations"][0]["bbox"] = given
+    coco.write()
+    assert coco.load().val.file.boxes[0].tolist() == box
 
 
 def test_odd_pixel_formats(coco):

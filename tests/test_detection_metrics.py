@@ -166,6 +166,17 @@ def test_all_none_and_broken_detections(coco):
     assert all(math.isnan(value) for value in counts_of(data).result().values.values()), "no image was evaluated"
 
 
+def test_a_detection_across_the_borders_is_cut_off(coco):
+    data = load(coco)
+    each = next(iter(data.val))
+    found = [{"boxes": torch.tensor([[-9.0, -5, 999, 888]]), "scores": torch.ones(1), "labels": torch.zeros(1)} for _ in range(len(each))]
+    counts = counts_of(data)
+    counts.add(found, each)
+    for position, rows in zip(each.index.tolist(), counts.rows, strict=True):
+        height, width = data.val.file.sizes[position]
+        assert rows[0, :4].tolist() == [0, 0, width, height]
+
+
 def test_detections_in_a_crowd_are_no_mistakes(coco):
     data = load(coco)
     file = data.val.file
@@ -236,6 +247,13 @@ def test_a_confusion_matrix_counts_each_box_once(coco):
     for label in range(classes):
         expected[label, (label + 1) % classes] = true[label]
     assert torch.equal(counts, expected)
+    even = replace(file, boxes=file.boxes.div(2).floor().mul(2).clamp(min=2))
+    half = torch.tensor([1.0, 1.0, 0.5, 1.0], dtype=torch.float64)
+    halves = {
+        image_id: Found(even.boxes[file.rows(i)] * half, found[image_id].scores, found[image_id].labels) for i, image_id in enumerate(found)
+    }
+    missed = confusion_of(replace(result, found=halves), even, 0.3, 0.5)[:-1, -1].sum()
+    assert missed < 0.1 * true.sum()  # an overlap of one half is enough
     none = {image_id: Found(each.boxes, each.scores * 0, each.labels) for image_id, each in found.items()}
     assert torch.equal(confusion_of(replace(result, found=none), file, 0.3)[:-1, -1], true)
     far = {image_id: Found(torch.tensor([[-500.0, -500, 20, 20]]), torch.ones(1), torch.tensor([1])) for image_id in found}

@@ -92,18 +92,19 @@ CALLS = {f"names {each.replace(' ', '.')}, and": f"c{each.replace(' ', chr(10))}
     "cannot be read": b"\x96" + (2**40).to_bytes(8, "little") + b".",  # a bytearray of a length that is not there
     "a storage is not described as one": EMPTY_TENSOR.replace(b"ctorch\nFloatStorage\n", b"ctorch\nfloat16\n") + b".",
     "a storage of 9 elements has 8 bytes": EMPTY_TENSOR.replace(b"cpuK\x02t", b"cpuK\x09t") + b".",
+    "a storage of 1 elements has 8 bytes": EMPTY_TENSOR.replace(b"cpuK\x02t", b"cpuK\x01t") + b".",
     "a tensor is not described as one": b"ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\0K\x02\x85K\x01\x85\x89NtR.",
     "a key is neither a text nor a number": b"}K\x01\x85" + b"q\0h\0\x86" * 60 + b"K\x01s.",
 }
 
 
-@pytest.mark.parametrize("name", ["data.pkl", "Data.pkl"])
 @pytest.mark.parametrize("said", CALLS)
-def test_a_checkpoint_names_only_what_it_needs(tmp_path, said, name):
+def test_a_checkpoint_names_only_what_it_needs(tmp_path, said):
     """8 bytes here, and as many as a stranger likes elsewhere; torch finds the pickle by its name in any letters."""
-    path = repacked(tmp_path / "call.pt", {"x": torch.zeros(2)}, b"\x80\x02" + CALLS[said], name)
-    with pytest.raises(UserError, match=re.escape(said if name == "data.pkl" else f"a part {name!r}")):
-        read_checkpoint(path, "checkpoint")
+    for name, needed in (("data.pkl", said), ("Data.pkl", "a part 'Data.pkl'")):
+        path = repacked(tmp_path / name, {"x": torch.zeros(2)}, b"\x80\x02" + CALLS[said], name)
+        with pytest.raises(UserError, match=re.escape(needed)):
+            read_checkpoint(path, "checkpoint")
 
 
 def test_what_torch_saves_of_tensors_is_read(tmp_path):
@@ -136,6 +137,17 @@ def test_an_archive_of_other_parts_is_not_read(tmp_path):
     ):
         with pytest.raises(UserError, match=said):
             read_checkpoint(path, "checkpoint")
+
+
+def test_a_part_that_differs_from_its_checksum_is_named(tmp_path):
+    """One bit of the weights, which torch would read as another number."""
+    path = tmp_path / "flipped.pt"
+    checkpoint.save({"model": {"x": torch.full((64,), 3.0)}}, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.full((64,), 3.0).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="the checksum of its part data/0 is wrong"):
+        checkpoint.load(path)
 
 
 def test_an_archive_after_other_bytes_is_refused(tmp_path):

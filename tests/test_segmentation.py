@@ -95,6 +95,7 @@ def test_losses_and_gradients_against_float64(make, words, wanted):
     (1.5 * truth).backward()
     torch.testing.assert_close(loss.double(), truth.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(task.loss(logits, batch, 4 * task.normalizer(batch)), loss.detach() / 4)  # of an accumulated batch
 
 
 BESIDE = ["generalized_dice", "mcc", "boundary", "hausdorff"]

@@ -277,6 +277,21 @@ def test_each_held_out_sample_counts_once():
     assert result.values["ece"] == pytest.approx(wanted, abs=1e-6)
 
 
+def test_the_five_likeliest_and_the_mean_recall_of_classes_that_occur():
+    """Ranks of the true class 1, 5, 6, 7 and 2; the last two classes do not occur."""
+    counts = ClassificationCounts(7, 10, 0, torch.device("cpu"))
+    probability = torch.arange(7.0, 0, -1).expand(5, 7) / 28
+    order = torch.tensor(
+        [[0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 0, 5, 6], [2, 3, 4, 5, 6, 1, 0], [4, 5, 6, 1, 2, 3, 0], [4, 3, 0, 1, 2, 5, 6]]
+    )
+    target = torch.tensor([0, 0, 1, 0, 3])
+    counts.add(torch.zeros(5, 7).scatter(1, order, probability), target, None, torch.tensor(5.0), torch.tensor(5.0))
+    values = counts.result().values
+    assert values["top1"] == pytest.approx(1 / 5)
+    assert values["top5"] == pytest.approx(3 / 5)
+    assert values["balanced_accuracy"] == pytest.approx((1 / 3 + 0 + 0) / 3)
+
+
 def test_device_names_are_checked(make_trainer):
     with pytest.raises(UserError, match="auto, cpu"):
         make_trainer("trainer.device=cudda")

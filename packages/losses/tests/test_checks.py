@@ -1,14 +1,17 @@
 """Mistakes stop before any launch, with an error that names the argument, what came and what is accepted."""
 
+import math
 import re
 from inspect import signature
 
+import numpy as np
 import pytest
 import torch
 
 from lossforge import losses
 from lossforge.kernels import launch_counts
 from lossforge.losses import CrossEntropyLoss, SigmoidFocalLoss, cross_entropy, preference_bce_with_logits, sigmoid_focal_loss
+from lossforge.losses.base import checks
 from lossforge.losses.registry import LOSSES
 
 EACH = pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template.by_rows], ids=lambda loss: loss.name)
@@ -248,3 +251,73 @@ def test_torch_compile_counts_the_graphs_of_each_function():
         shapes[name] = torch.compile(getattr(losses, name), fullgraph=True, backend="eager")(*given).shape
     pairs = torch.Size([3, 3])
     assert shapes == {name: pairs if name.endswith("iou") else torch.Size([]) for name in columns}
+
+
+TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38
+GRADED = torch.ones(3, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "value"),
+    [
+        (lambda: checks.number("a", 1.0, 0.0, 1.0), 1.0),
+        (lambda: checks.number("a", 0, 0.0, 1.0), 0.0),
+        (lambda: checks.number("a", -2.5), -2.5),
+        (lambda: checks.number("a", TINY), TINY),
+        (lambda: checks.number("a", -HUGE), -HUGE),
+        (lambda: checks.number("a", torch.tensor(2)), 2.0),
+        (lambda: checks.number("a", np.float32(0.5)), 0.5),
+        (lambda: checks.factor("a", math.inf), None),
+        (lambda: checks.factor("a", -HUGE), None),
+        (lambda: checks.whole_number("a", -(2**63)), -(2**63)),
+        (lambda: checks.whole_number("a", np.int32(7)), 7),
+        (lambda: checks.flag("a", np.True_), True),
+        (lambda: torch.no_grad()(checks.without_gradient)("a", GRADED), None),
+        (lambda: checks.to_read(torch.ones(2), None), True),
+        (lambda: checks.expands(torch.ones(2, 1), (3, 2, 5)), True),
+        (lambda: checks.in_range("a", torch.tensor([2, 4, -100]), 2, 5, -100), None),
+    ],
+)
+def test_what_a_check_accepts(accepted, value):
+    found = accepted()
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused", "message"),
+    [
+        (ValueError, lambda: checks.number("a", 0.0, 0.0, exclusive=True), "a must be finite and above 0, got 0.0"),
+        (ValueError, lambda: checks.number("a", 1.0, 0.0, 1.0, below=True), "at least 0 and below 1, got 1.0"),
+        (ValueError, lambda: checks.number("a", TINY / 2), "a must be 0 or of a size from 1.18e-38 to 3.4e[+]38"),
+        (ValueError, lambda: checks.number("a", -1e39), "the range of float32, got -1e[+]39"),
+        (ValueError, lambda: checks.factor("a", -1e39), "a must be at most 3.4e[+]38 in size"),
+        (TypeError, lambda: checks.whole_number("a", True), "a must be a whole number, got bool"),
+        (ValueError, lambda: checks.whole_number("a", 2**63), "a whole number of 64 bits, got 9223372036854775808"),
+        (ValueError, lambda: checks.without_gradient("a", GRADED), "a has no gradient, got a tensor that requires grad: detach it"),
+        (ValueError, lambda: checks.broadcasts("a", torch.ones(1, 2), torch.ones(2)), r"a must broadcast to the shape of input, \(2,\)"),
+        (IndexError, lambda: checks.in_range("a", torch.tensor([2, 5]), 2, 5, None), "a must hold 2 to 4, got 5 at row 1"),
+        (IndexError, lambda: checks.in_range("a", torch.tensor([1, 4]), 2, 5, None), "a must hold 2 to 4, got 1 at row 0"),
+        (TypeError, lambda: checks.strided("a", torch.ones(2).to(torch.float8_e4m3fn)), "a must be float64, float32, bfloat16 or float16"),
+        (TypeError, lambda: checks.integer("a", torch.ones(2) > 0), "a must be of an integer dtype, got torch.bool"),
+        (TypeError, lambda: checks.bound("f", ["a"], ["a"], [], [1], {"a": 2}), "got a twice, by position and by name"),
+        (ValueError, lambda: checks.with_values("a", torch.ones(2, device="meta")), "a must hold values, got a tensor on meta"),
+    ],
+)
+def test_what_a_check_refuses(kind, refused, message):
+    with pytest.raises(kind, match=message):
+        refused()
+
+
+def test_flags_of_numpy_become_flags_by_position_and_by_name():
+    flags = {"a": checks.Flag(0, False), "b": checks.Flag(1, True), "c": checks.Flag(2, False)}
+    named = {"c": np.False_}
+    args = checks.with_flags(flags, [np.True_, None], named)
+    assert [args, named] == [[True, None], {"c": False}]
+    assert args[0] is True
+    assert named["c"] is False
+    named = {"c": np.True_}
+    assert checks.with_flags(flags, [], named) == []
+    assert named["c"] is True
+    with pytest.raises(TypeError, match="c must be True or False, got int"):
+        checks.with_flags(flags, [True, None], {"c": 1})

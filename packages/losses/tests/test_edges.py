@@ -155,6 +155,22 @@ def test_index_out_of_range_unchecked_is_nan_in_its_row_alone(loss, index, mode,
     assert reference[good].isfinite().all()
 
 
+@pytest.mark.parametrize("output", ["lse", "entropy"])
+def test_further_results_of_an_ignored_row_of_nan_that_nothing_uses(output, device):
+    x, target = logits(4, 6, device=device), torch.tensor([1, -100, 4, 0], device=device)
+    x[1], kept = NAN, [0, 2, 3]
+
+    def loss(x, rows):
+        found = cross_entropy(x, target[rows], **{f"return_{output}": True})
+        return found.loss + 0.3 * getattr(found, output)[[rows.index(i) for i in kept]].sum()
+
+    value, g = gradient_of(loss, x, [0, 1, 2, 3])
+    expected, g_expected = gradient_of(loss, x[kept], kept)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(g[kept], g_expected)
+    assert not g[1].any()
+
+
 def with_infinite_logits(device):
     """A row of one class of +inf; one whose target is -inf; one with another class of -inf; two finite ones."""
     x = logits(5, 6, device=device)
@@ -319,7 +335,7 @@ def test_groups(device):
     """Each element's weight is its preference times its group's; a group that does not exist is an error, or nan where unchecked."""
     x, y = torch.randn(6, 4, device=device), torch.rand(6, 4, device=device)
     group = torch.tensor([0, 1, 2, 2, 1, 0], device=device)[:, None]
-    weights = torch.tensor([0.5, 2.0, 0.0], device=device)
+    weights = torch.tensor([0.5, 7.0, 2.0, 7.0, 0.0], device=device)[::2]
     preference = torch.rand(6, 4, device=device)
     value, g = gradient_of(preference_bce_with_logits, x, y, preference, group=group, group_weight=weights)
     exact, g_exact = gradient_of(

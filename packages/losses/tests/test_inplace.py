@@ -115,3 +115,15 @@ def test_accuracy_with_the_loss(head, features, device):
     assert result.correct.tolist() == [False, True, True, True]
     leaf = head(features).detach().requires_grad_()
     assert torch.equal(logits.detach(), torch.autograd.grad(cross_entropy(leaf, target), leaf)[0])
+
+
+@LOSSES
+def test_holes_and_overlaps_are_refused_and_any_order_is_taken(loss, target, device):
+    target, leaf = target.to(device), torch.randn(4, 10, device=device, requires_grad=True)
+    holes, overlap = (leaf * 1.0)[:, ::2], (leaf * 1.0)[:1, :5].expand(4, 5)
+    for logits, strides in ((holes, r"\(10, 2\)"), (overlap, r"\(0, 1\)")):
+        with pytest.raises(ValueError, match=rf"inplace=True needs logits without holes or overlaps in memory, .* with strides {strides}"):
+            loss(logits, target, inplace=True)
+    (expected,) = torch.autograd.grad(loss(leaf[:, :5], target), leaf)
+    turned = (leaf[:, :5].T * 1.0).contiguous().T
+    torch.testing.assert_close(torch.autograd.grad(loss(turned, target, inplace=True), leaf)[0], expected)

@@ -57,3 +57,16 @@ def test_no_call_of_other_templates_keeps_its_tensors(device):
             gone.append(weakref.ref(logits))
             del logits
         assert [logits() for logits in gone] == [None] * len(calls)
+
+
+def test_in_place_a_gradient_of_forward_is_all_that_is_kept(device):
+    """What the mode needs no more: nothing of the targets and weights."""
+    leaf, weight = torch.randn(6, 7, device=device, requires_grad=True), torch.rand(7, device=device)
+    target = torch.randn(6, 7, device=device).softmax(1)
+    for _ in range(2):
+        given = target.clone(), weight.clone()
+        loss = cross_entropy(leaf * 1.0, given[0], given[1], inplace=True, gradient="forward")
+        gone = [weakref.ref(t) for t in given]
+        del given
+        assert [t() for t in gone] == [None, None]
+        loss.backward()

@@ -121,6 +121,19 @@ def test_tensors_and_arguments_that_change(loss, pair, device):
         loss(x, y[:, :4])
 
 
+def test_layouts_that_no_kernel_addresses(device):
+    """Four dimensions that none of can be joined: copied at each call, the gradient copied back, a weight that broadcasts as well."""
+    weight = torch.rand(3, 1, 3, 1, device=device)
+    for _ in range(3):
+        x, y = (torch.rand(6, 6, 6, 6, device=device)[::2, ::2, ::2, ::2] for _ in range(2))
+        x.requires_grad_()
+        value = binary_cross_entropy_with_logits(x, y, weight)
+        wide = x.detach().double().requires_grad_()
+        exact = torch.nn.functional.binary_cross_entropy_with_logits(wide, y.double(), weight.double())
+        assert error(value, exact) < 3e-6
+        assert error(*(torch.autograd.grad(2 * v, t)[0] for v, t in ((value, x), (exact, wide)))) < 3e-6
+
+
 def test_one_tensor_as_two_arguments(device, paths):
     """Which argument a tensor is follows from its place, not from being the same."""
     x = torch.randn(6, 7, device=device)
@@ -139,6 +152,14 @@ def test_hyper_parameters_and_their_types(pair):
     for _ in range(2):
         with pytest.raises(TypeError, match="label_smoothing must be a number, got str"):
             cross_entropy(x, y, label_smoothing="1")
+
+
+def test_a_refused_type_is_refused_after_equal_values_were_kept(pair):
+    x, y = pair
+    for _ in range(2):
+        cross_entropy(x, y, inplace=False)
+    with pytest.raises(TypeError, match="inplace must be True or False, got int"):
+        cross_entropy(x, y, inplace=0)
 
 
 def test_changed_logits_are_noticed(pair):

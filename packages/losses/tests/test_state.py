@@ -70,6 +70,23 @@ def test_tasks_that_overlap(is_plain):
     assert not is_plain()
 
 
+def test_a_context_within_another_ends_nothing_for_compiled_functions(device):
+    torch._dynamo.reset()
+    x = torch.zeros(2, 3, device=device)
+    chosen = []
+
+    def backend(graph, _):
+        chosen.append(any("lossforge" in str(node.target) for node in graph.graph.nodes))
+        return graph
+
+    compiled = torch.compile(lambda: mse_loss(x, x + 2), fullgraph=True, backend=backend)
+    with plain_torch():
+        with plain_torch():
+            assert compiled() == 4
+        assert compiled() == 4
+    assert True not in chosen
+
+
 def test_compiled_functions(device):
     """Entered inside what is compiled, around it, and in one thread of two: the choice is guarded."""
     torch._dynamo.reset()

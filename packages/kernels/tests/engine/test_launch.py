@@ -55,6 +55,17 @@ def test_count_and_scale(launches, offset):
             assert (x == 3).all()
 
 
+def test_a_key_says_what_triton_specialises_on():
+    """Of a tensor its alignment, too, but not its address."""
+    memory = torch.zeros(64, device=DEVICE)
+    x = memory[:16]
+    assert call_key("mse", "f", [x], [1.0]) == call_key("mse", "f", [memory[32:48]], [1.0])
+    others = (memory[1:17], memory[:15], memory[:32:2], x.to(torch.float16), x.view(4, 4), None)
+    keys = {call_key("mse", "f", [each], [1.0]) for each in (x, *others)}
+    keys |= {call_key("mse", "f", [x], [2.0]), call_key("mse", "g", [x], [1.0]), call_key("l1", "f", [x], [1.0])}
+    assert len(keys) == 10
+
+
 def test_plans_are_bounded(monkeypatch):
     """Shapes may vary without end; the first made go first."""
     monkeypatch.setattr(plans, "MOST_PLANS", 3)

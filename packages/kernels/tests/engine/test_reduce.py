@@ -1,5 +1,7 @@
 """Sums in a fixed order, divisors, and scaling in place."""
 
+import functools
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from lossforge.kernels import launch_counts, scale_
 from lossforge.kernels.call import Formulas
 from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.kernels.elements.elementwise.launch import forward
+from lossforge.kernels.engine import launch
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.regression import l1
 
@@ -18,6 +21,27 @@ def test_sum_over_many_programs_is_exact_and_repeatable():
     x = torch.randint(0, 8, (50_001,), generator=torch.Generator().manual_seed(0)).float().to(DEVICE)
     for _ in range(3):
         assert forward(ElementwiseCall("l1", x, torch.zeros_like(x)), Formulas(l1), [None], False)[0] == x.sum()
+
+
+def test_a_group_of_programs_leaves_its_count_at_zero(monkeypatch):
+    """The next launch of a stream counts in the same memory."""
+    kept = functools.cache(lambda programs, device, second=False: launch._new_workspace(programs, device))
+    monkeypatch.setattr(launch, "workspace", kept)
+    x = torch.ones(300_000, device=DEVICE)
+    for size in (300_000, 200_000, 300_000):
+        call = ElementwiseCall("l1", x[:size], torch.zeros_like(x[:size]))
+        assert forward(call, Formulas(l1), [None], False)[0] == size
+
+
+@pytest.mark.parametrize("divisor", [0.0, 4.0])
+def test_a_divisor_in_device_memory(divisor):
+    x, to = torch.full((3, 4), 2.0, device=DEVICE), torch.empty(3, 4, device=DEVICE)
+    for empty in (False, True):
+        call = ElementwiseCall("l1", x, torch.zeros_like(x), normalizer=torch.tensor(divisor, device=DEVICE), empty_is_zero=empty)
+        value = forward(call, Formulas(l1), [to], False)[0]
+        factor = 1 / divisor if divisor else 0.0 if empty else float("inf")
+        assert value == 24 * factor
+        assert torch.equal(to, torch.full_like(to, factor))
 
 
 def test_count():

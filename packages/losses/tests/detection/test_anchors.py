@@ -221,6 +221,34 @@ def test_a_box_that_is_not_finite_counts_as_padding(value, device):
         assert found.foreground[0].any()
 
 
+ON_EDGES = [[4.0, 8.0], [8.0, 4.0], [12.0, 8.0], [8.0, 12.0], [8.0, 8.0]]
+"""On the four sides of the box from 4 to 12, and at its centre."""
+
+
+def test_an_anchor_on_a_side_of_a_box_is_outside(device):
+    targets, labels = torch.tensor([[[4.0, 4, 12, 12]]], device=device), torch.tensor([[1]], device=device)
+    anchors, strides = torch.tensor(ON_EDGES, device=device), torch.full((5,), 8.0, device=device)
+    given = torch.full((1, 5, 3), 0.5, device=device), targets.expand(1, 5, 4), anchors, strides, labels, targets
+    assert rtmdet_assign(*given).box_index.tolist() == [[-1, -1, -1, -1, 0]]
+    assert simota_assign(*given, radius=0.0).box_index.tolist() == [[-1, -1, -1, -1, 0]]
+    far = torch.tensor([[8.0, 24.0], [8.0, 23.9]], device=device)  # two strides from the centre, and less
+    given = given[0][:, :2], targets.expand(1, 2, 4), far, strides[:2], labels, targets
+    assert simota_assign(*given, radius=2.0).box_index.tolist() == [[-1, 0]]
+
+
+def test_the_center_of_an_anchor_lies_further_than_the_margin_inside(device):
+    """ATSS, of one anchor a level, which is its own threshold."""
+    targets, labels = torch.tensor([[[4.0, 4, 12, 12]]], device=device), torch.tensor([[1]], device=device)
+    for x, y in ON_EDGES:
+        for margin, distance in ((0.0, 0.0), (1.0, 1.0)):
+            step = [distance if v == 4 else -distance if v == 12 else 0.0 for v in (x, y)]
+            center = torch.tensor([x + step[0], y + step[1]], device=device)
+            anchor = torch.cat([center - 4, center + 4])[None]
+            found = atss_assign(anchor, [1], labels, targets, margin=margin).foreground.item()
+            assert found == ((x, y) == (8.0, 8.0)), (x, y, margin)
+            assert atss_assign(anchor, [1], labels, targets, margin=max(margin - 0.5, 0.0)).foreground.item() == (found or margin > 0)
+
+
 def test_iou_of_anchors_in_float16(device):
     """Their areas are beyond float16."""
     anchors = torch.tensor([[0, 0, 400, 400], [500, 500, 1000, 1000.0]], device=device)

@@ -231,6 +231,19 @@ def test_plain_torch_chooses_as_a_stable_sort(style, iou, at_once, monkeypatch):
             assert (index >= 0).sum() > 5
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@STYLES
+def test_an_anchor_on_a_side_of_a_box_is_outside(style, turned, device):
+    anchors = torch.tensor([[4.0, 8.0], [8.0, 4.0], [12.0, 8.0], [8.0, 12.0], [8.0, 8.0]], device=device)
+    box = [8.0, 8, 8, 8, 0] if turned else [4.0, 4, 12, 12]
+    targets = torch.tensor([[box]], device=device)
+    predicted = targets.expand(1, 5, len(box))
+    given = torch.full((1, 5, 2), 0.5, device=device), predicted, anchors, torch.ones(1, 1, 1, dtype=torch.int64, device=device), targets
+    for function in (task_aligned_assign, plain_torch()(task_aligned_assign)):
+        found = function(*given, torch.ones(1, 1, 1, device=device), topk=5, style=style, iou="probiou" if turned else "iou")
+        assert found.box_index.tolist() == [[-1, -1, -1, -1, 0]]
+
+
 @STYLES
 def test_ties_go_to_the_first(style, device):
     """Anchors that predict the same: the first k; boxes that are the same: the first."""

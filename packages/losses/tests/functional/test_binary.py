@@ -15,6 +15,7 @@ from lossforge.losses import (
     PolyBinaryCrossEntropy,
     asymmetric_loss_multi_label,
     binary_cross_entropy_with_logits,
+    plain_torch,
     poly_binary_cross_entropy,
     sigmoid_focal_loss,
     smoothed_binary_cross_entropy,
@@ -154,6 +155,20 @@ def test_alpha_and_pos_weight_of_each_class(device):
             torch.testing.assert_close(g[:, c], g_one)
 
 
+@pytest.mark.parametrize("function", [sigmoid_focal_loss, poly_binary_cross_entropy])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_an_alpha_of_0_or_1_takes_one_kind_alone(function, alpha, device):
+    """By kernels, and by plain PyTorch as it computes float64; a negative alpha takes both kinds whole."""
+    x, y = torch.randn(20, device=device), (torch.arange(20, device=device) % 2).float()
+    whole, slope = gradient_of(function, x.double(), y.double(), alpha=-1.0, gamma=1.5, reduction="none")
+    counts = (y == alpha).double()
+    for given in (x, x.double()):
+        value, g = gradient_of(function, given, y.to(given.dtype), alpha=alpha, gamma=1.5, reduction="none")
+        torch.testing.assert_close(value.double(), whole * counts, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(g.double(), slope * counts, rtol=1e-5, atol=1e-6)
+        assert value.count_nonzero() == 10
+
+
 @pytest.mark.parametrize(
     ("function", "options", "kind", "message"),
     [
@@ -265,9 +280,20 @@ def test_background_ignored_rows_and_pixels(mode, device):
     exact = F.binary_cross_entropy_with_logits(wide, y, reduction="none")[kept].sum() / (target != -2).sum()
     (g_exact,) = torch.autograd.grad(exact, wide)
     x[~kept] = float("nan")
-    value, g = gradient_of(smoothed_binary_cross_entropy, x, target, dim=1, sum_classes=True, gradient=mode)
-    assert error(value, exact.detach()) < 1e-6
-    assert error(g, g_exact) < 3e-6
+    for function in (smoothed_binary_cross_entropy, plain_torch()(smoothed_binary_cross_entropy)):
+        value, g = gradient_of(function, x, target, dim=1, sum_classes=True, gradient=mode)
+        assert error(value, exact.detach()) < 1e-6
+        assert error(g, g_exact) < 3e-6
+
+
+def test_the_first_dimension_may_be_that_of_the_classes(device):
+    x, target = torch.randn(5, 3, device=device), torch.tensor([0, 4, -1], device=device)
+    expected = sigmoid_focal_loss(x.T, target).T
+    for dim in (0, -2):
+        torch.testing.assert_close(sigmoid_focal_loss(x, target, dim=dim), expected)
+    for dim in (-3, 2):
+        with pytest.raises(ValueError, match=r"dim must be at least -2 and below 2 for inputs of shape \(5, 3\)"):
+            sigmoid_focal_loss(x, target, dim=dim)
 
 
 def test_scores_are_smoothed_too(device):

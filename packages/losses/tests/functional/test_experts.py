@@ -99,6 +99,25 @@ def test_of_equal_logits_the_lower_expert_comes_first(device):
     torch.testing.assert_close(load_balancing_loss(x, 2), 4 * (p[0] + p[1]))
 
 
+def test_logits_of_0_and_of_minus_0_are_equal(device):
+    x = torch.tensor([[-0.0, 0.0, -1.0, 0.0]], device=device).repeat(3, 1)
+    for function in (load_balancing_loss, plain_torch()(load_balancing_loss)):
+        value, g = gradient_of(function, x, 2)
+        expected, g_expected = gradient_of(function, x + 0.0, 2)
+        assert torch.equal(value, expected)
+        assert torch.equal(g, g_expected)
+    p = x[0].softmax(0)
+    torch.testing.assert_close(value, 4 * (p[0] + p[1]))
+
+
+@MODES
+def test_without_a_z_loss_its_squares_may_be_infinite(mode, device):
+    x = torch.tensor([[1e30, 0.0, 0.0], [0.0, 1e30, 0.0]], device=device)
+    value, g = gradient_of(load_balancing_loss, x, 1, gradient=mode)
+    assert value == 1.5
+    assert not g.any()
+
+
 def with_one_expert_left(device):
     x = torch.full((4, 4), -INF, device=device)
     x[:, 0] = 1.0

@@ -146,7 +146,7 @@ def test_a_flipped_box_is_an_empty_one(loss, format, device):
                     assert (g[:, 2:] < 0)[turned].all()
 
 
-@pytest.mark.each
+@pytest.mark.each("format")
 @FLIPPED
 @pytest.mark.parametrize("format", ["xyxy", "cxcywh"])
 def test_validate_refuses_a_flipped_box(loss, format, device):
@@ -159,6 +159,9 @@ def test_validate_refuses_a_flipped_box(loss, format, device):
     with pytest.raises(ValueError, match=r"boxes2 must hold boxes .* at pair \(0, 3\)"):
         loss.module(format=format, validate=True)(boxes2[None].clone().fill_(1), boxes2[None])
     assert loss.function(boxes1[:1], boxes2[:1], format=format, validate=True).isfinite()
+    if format == "cxcywh":  # which are far wider than their centre is large, or far narrower
+        upright = torch.tensor([[0.5, 40.0, 30.0, 2.0]], device=device)
+        assert loss.function(upright, upright, format=format, validate=True).isfinite()
 
 
 FROM = [[0.4, 0.2, 0.2, 0.4], [0.2, 0.4, 0.4, 0.2], [0.5, 0.5, 0.1, 0.1], [0.6, 0.2, 0.05, 0.3], [0.3, 0.55, 0.2, 0.25]]

@@ -153,6 +153,10 @@ def test_shares_and_weights_broadcast(device):
         weight = torch.rand(shape, device=device)
         value = fuse_linear(focal)(*leaves[:2], target, bias=leaves[2], loss_weight=weight, reduction="sum")
         assert error(value, focal(logits, target, weight=weight, reduction="sum")) < 1e-5, shape
+    for shape in ((2, 7), (7,), (2, 1), (1, 7), ()):
+        weight = torch.rand(shape, device=device)
+        value = linear_cross_entropy(*leaves[:2], target, leaves[2], token_weight=weight)
+        assert error(value, cross_entropy(logits.mT, target, token_weight=weight.expand(2, 7))) < 1e-5, shape
 
 
 SKIPPED = [
@@ -219,6 +223,13 @@ def test_shifted_targets(options, name, shift, device):
     assert torch.equal(found[0], expected[0]) or (found[0].isnan() and expected[0].isnan())
     for got, right in zip(found[1], expected[1], strict=True):
         assert torch.equal(got, right)
+
+
+@pytest.mark.parametrize("lead", [(8,), (2, 3, 4)], ids=str)
+def test_a_sequence_is_the_last_dimension(lead, device):
+    (x, w, b), target = model(device, lead)
+    moved = torch.cat([target[..., 1:], torch.full_like(target[..., :1], -100)], -1)
+    assert torch.equal(linear_cross_entropy(x, w, target, b, shift=1), linear_cross_entropy(x, w, moved, b))
 
 
 def test_refused_shifts(device):
@@ -309,6 +320,22 @@ def test_hard_and_soft_distillation(function, teacher, gradient, device):
     assert error(found.entropy, expected.entropy.view(2, 7)) < 1e-5
     exact = torch.autograd.grad(3 * (0.6 * soft + 0.4 * hard), wide)
     for got, right in zip(torch.autograd.grad(3 * found.loss, leaves), exact, strict=True):
+        assert error(got, right) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "function", [linear_kl_div, linear_js_div, linear_total_variation, linear_cosine_distance], ids=lambda f: f.__name__
+)
+def test_labels_of_more_classes_than_a_tile(function, device):
+    """Beside a teacher: the value of each part, and the gradients, against float64."""
+    (x, w, b), labels = model(device, (3,), classes=9001)
+    teacher, options = torch.randn(3, 9001, device=device), {"labels": labels, "hard_weight": 0.4, "reduction": "mean"}
+    given, wide = [t.requires_grad_() for t in (x, w, b)], [t.detach().double().requires_grad_() for t in (x, w, b)]
+    hard = F.cross_entropy(F.linear(*wide), labels)
+    soft = function(wide[0], wide[1], teacher.double(), wide[2], **{**options, "hard_weight": 0.0})
+    found, expected = function(x, w, teacher, b, **options), 0.6 * soft + 0.4 * hard
+    assert error(found, expected) < 1e-5
+    for got, right in zip(torch.autograd.grad(3 * found, given), torch.autograd.grad(3 * expected, wide), strict=True):
         assert error(got, right) < 1e-5
 
 
@@ -414,6 +441,14 @@ def test_log_probabilities_of_tokens(several, device):
     entropy = linear_entropy(*leaves, **options)
     rows = log_p(*(t.detach().double() for t in leaves))
     assert error(entropy, -(rows.exp() * rows).sum(-1)) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (2, 7, 3, 1), (2,), (7, 2, 3)], ids=str)
+def test_tokens_have_the_rows_of_the_input(shape, device):
+    (x, w, _), _ = model(device)
+    index = torch.zeros(shape, dtype=torch.long, device=device)
+    with pytest.raises(ValueError, match=r"index must have shape \(2, 7\), or \(2, 7, K\) for K tokens a row, got"):
+        linear_selective_log_softmax(x, w, index)
 
 
 MODULES = [getattr(losses, name) for name in losses.__all__ if name.startswith("Linear") and name.endswith("Loss")]

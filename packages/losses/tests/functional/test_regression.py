@@ -102,6 +102,8 @@ def test_legacy_arguments_and_their_order(device):
         torch.testing.assert_close(SmoothL1Loss(False, None, "mean", 0.5)(x, y), F.smooth_l1_loss(x, y, reduction="sum", beta=0.5))
     with pytest.warns(UserWarning, match="size_average and reduce"):
         torch.testing.assert_close(MSELoss(None, False)(x, y), F.mse_loss(x, y, reduction="none"))
+    with pytest.warns(UserWarning, match="size_average and reduce"):
+        assert mse_loss(x, y, False, False).shape == F.mse_loss(x, y, False, False).shape == (6,)
     torch.testing.assert_close(HuberLoss("sum", 0.5)(x, y), F.huber_loss(x, y, "sum", 0.5))
 
 

@@ -225,6 +225,23 @@ def test_iou_along_shared_edges(device):
             torch.testing.assert_close(rotated_iou_loss(*pair), torch.full_like(angle, wanted), rtol=0, atol=1e-6)
 
 
+def test_gradients_of_upright_boxes(device):
+    """Their edges are parallel to the axes, exactly; the derivatives are those of the formula of boxes that are not turned."""
+    boxes1 = torch.tensor([[0.0, 0, 4, 2, 0]], device=device).expand(4, 5)
+    boxes2 = torch.tensor([[0.5, 0.2, 2, 1, 0], [3, 1, 4, 2, 0], [-1.5, 0.4, 2, 1.5, 0], [0.3, 0.1, 5, 1, 0]], device=device)
+
+    def upright(b1, b2):
+        low = torch.maximum(b1[:, :2] - b1[:, 2:4] / 2, b2[:, :2] - b2[:, 2:4] / 2)
+        high = torch.minimum(b1[:, :2] + b1[:, 2:4] / 2, b2[:, :2] + b2[:, 2:4] / 2)
+        shared = (high - low).clamp(min=0).prod(1)
+        return 1 - shared / (b1[:, 2:4].prod(1) + b2[:, 2:4].prod(1) - shared)
+
+    exact = results(upright, boxes1.double(), boxes2.double())
+    for dtype in (torch.float32, torch.float64):
+        for got, wanted in zip(results(rotated_iou_loss, boxes1.to(dtype), boxes2.to(dtype)), exact, strict=True):
+            torch.testing.assert_close(got[..., :4].double(), wanted[..., :4], rtol=1e-5, atol=1e-6)
+
+
 def test_sides_below_eps(device):
     """Count as eps, and a negative side as its absolute value: finite values, and gradients as in float64."""
     boxes1 = torch.tensor([[0.0, 0, 0, 2, 0.5], [0, 0, 0, 0, 0.5], [1, 2, -3, 2, 0.5]], device=device)

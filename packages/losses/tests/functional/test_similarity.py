@@ -214,7 +214,10 @@ def test_by_hand(device):
     torch.testing.assert_close(info_nce_loss(a, a, temperature=1.0, reduction="none").cpu(), torch.full((2,), once))
     torch.testing.assert_close(clip_loss_from_features(a, a, reduction="none").cpu(), torch.full((2,), once))
     torch.testing.assert_close(siglip_loss_from_features(a, a, reduction="none").cpu(), torch.full((2,), once + math.log(2)))
-    assert supervised_contrastive_loss(a, torch.tensor([0, 1], device=device)) == 0
+    features = torch.randn(4, 3, device=device)
+    for function in (supervised_contrastive_loss, plain_torch()(supervised_contrastive_loss)):
+        assert function(a, torch.tensor([0, 1], device=device)) == 0
+        assert not function(features, torch.arange(4, device=device), reduction="none").any()
     views = torch.cat([a, a])
     value = supervised_contrastive_loss(views, torch.tensor([0, 1, 0, 1], device=device), 1.0, None, "none")
     torch.testing.assert_close(value.cpu(), torch.full((4,), math.log(1 + 2 * math.exp(-1))))

@@ -50,6 +50,8 @@ def test_dice(shape, kind, more, reduction):
         ("DiceLoss", {**INDICES, "weight": WEIGHT, "batch": True}, "indices"),
         ("DiceLoss", {**INDICES, "weight": WEIGHT[1:], "include_background": False}, "indices"),
         ("DiceLoss", {**INDICES, "weight": 2.0}, "indices"),
+        ("DiceLoss", {"sigmoid": True, "squared_pred": True, "smooth_nr": 0.5, "smooth_dr": 0.7}, "soft"),
+        ("DiceLoss", {"sigmoid": True, "jaccard": True, "smooth_nr": 0.5, "smooth_dr": 0.7}, "masks"),
         ("DiceLoss", {**INDICES, "ignore_index": 255}, "partial"),
         ("DiceCELoss", {**INDICES, "lambda_ce": 2.0}, "indices"),
         ("DiceFocalLoss", {**INDICES}, "indices"),

@@ -248,10 +248,22 @@ class OwnLoss(transformers.LlamaForCausalLM):
         )
 
 
+class Zeroing(transformers.LlamaForCausalLM):
+    """A model whose logits are 0."""
+
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        logits = 0.0 * self.lm_head(self.model(input_ids=input_ids).last_hidden_state)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(self.loss_function(logits, labels, 53), logits)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [(Doubling, r"does something else: 0 → 1\.5, 1 → 2\.5"), (OwnLoss, r"this model computes its loss itself$")],
-    ids=["scale", "loss"],
+    [
+        (Doubling, r"does something else: 0 → 1\.5, 1 → 2\.5"),
+        (Zeroing, r"does something else: 0 → 0, 1 → 0"),
+        (OwnLoss, r"this model computes its loss itself$"),
+    ],
+    ids=["offset", "zero", "loss"],
 )
 def test_a_model_that_does_more_to_its_logits_is_refused(kind, said):
     model = kind(transformers.LlamaConfig(**SIZES, **TOKENS)).train()

@@ -230,6 +230,18 @@ def test_autocast(loss, mode, device):
             assert error(got, right) < 2 * error(theirs, right) + roundings * 2.0**-9
 
 
+def test_a_call_that_is_kept_follows_autocast(device):
+    (x, w, b), target = layer(64, device), normal(64, CLASSES, device=device).softmax(1)  # indices would be checked at each call
+    wide, cast = [], []
+    for _ in range(2):
+        wide.append(linear_cross_entropy(x, w, target, b))
+        with torch.autocast(device, torch.bfloat16):
+            cast.append(linear_cross_entropy(x, w, target, b))
+    assert torch.equal(*wide)
+    assert torch.equal(*cast)
+    assert wide[0] != cast[0]
+
+
 @EACH
 def test_scaled_float16(loss, device):
     """Small gradients are not rounded to 0 before the scale of a gradient scaler arrives."""

@@ -98,6 +98,24 @@ def test_rows_a_chunk(rows, classes, options, spare, saved, expected, a_call):
 
 
 @pytest.mark.parametrize(
+    ("accumulate", "together", "expected"),
+    [
+        (1, 1, (8192, False)),  # all, in the memory of the sum of 4 bytes that one chunk needs not
+        (0, 1, (1024, False)),  # a sum in half precision
+        (0, 1000, (1000, False)),
+        (0, 300, (900, False)),
+        (0, 2000, (0, False)),
+    ],
+)
+def test_rows_of_chunks(accumulate, together, expected, a_call):
+    call = a_call(8192, 128256)
+    call.x.accumulate = accumulate
+    weight = torch.empty(128256, 4096, dtype=torch.bfloat16, device="meta")
+    assert engine.rows_of_chunks(call, weight, False, together) == expected
+    assert engine.rows_of_chunks(call, None, False, together) == engine.rows_of_chunks(a_call(8192, 128256), None, False, together)
+
+
+@pytest.mark.parametrize(
     ("rows", "classes", "options", "spare", "saved", "expected"),
     [
         (8192, 128256, {"free": 100 * GIB}, 0, 0, 1408),  # 1 GiB of logits and their gradient
@@ -344,6 +362,16 @@ def test_logits_are_not_rounded_by_default(call, mode, dtype, way, device):
         assert error(got, right) < 6e-3
 
 
+def test_a_written_gradient_is_multiplied_in_float32(way, device):
+    """By a gradient scaler's factor that float16 does not hold."""
+    leaves, target = [t.detach() / 8 for t in layer(16, device)], FUSED[0].targets(16, device)
+    half = [t.half().requires_grad_() for t in leaves]
+    exact = exactly(FUSED[0], half, *target, upstream=2.0**17)
+    found = gradients(FUSED[0].ours, half, *target, gradient="forward", chunk=4, upstream=2.0**17)
+    for got, right in zip(found, exact, strict=True):
+        assert error(got, right) < 4e-3
+
+
 def test_an_unknown_dtype_of_logits_is_refused(device):
     leaves, targets = layer(8, device), FUSED[0].targets(8, device)
     with pytest.raises(ValueError, match="logits must be"):
@@ -374,6 +402,18 @@ def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device
         assert error(got, right) <= allowed * error(plain, right)
 
 
+def test_precision_of_a_sum_over_chunks_of_classes(device):
+    """The input's gradient is summed in float32, and rounded once: 512 chunks of classes cost no digit beside one chunk."""
+    leaves, target = of_bfloat16(32, 64, 4096, device)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    (exact,) = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide[:1])
+    errors = []
+    for chunk in (1, None):
+        value = linear_cross_entropy(*leaves, target, chunk=chunk, gradient="backward", logits="weight")
+        errors.append(error(torch.autograd.grad(value, leaves[:1])[0], exact))
+    assert errors[0] <= 1.05 * errors[1]
+
+
 @pytest.mark.parametrize("logits", [None, "weight"])
 @pytest.mark.parametrize(
     ("dtype", "accumulate", "chunk", "shared"),
@@ -394,6 +434,7 @@ def test_a_chunk_lies_in_the_memory_of_the_weights_gradient(dtype, accumulate, c
     def observed(self):
         found = memory(self)
         if self.weight is not None:
+            assert self.summed == (chunk < 20 and dtype == torch.bfloat16 and accumulate != "weight")
             seen.append([t.untyped_storage().data_ptr() == self.weight.untyped_storage().data_ptr() for t in found])
         return found
 

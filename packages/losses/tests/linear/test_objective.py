@@ -86,6 +86,31 @@ def test_value_and_gradients(name, way, chunk, device, by_exponentials):
     assert by_exponentials() == (way == "exponentials" and in_forward) * (1 if chunk is None else 2)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_infinite_slope_at_an_ignored_token_reaches_nothing(way, device, by_exponentials):
+    dtype, options, most = WAYS[way]
+    leaves, index = layer(device, dtype)
+    root = lambda logps: (-logps).sqrt().sum()  # noqa: E731
+    found = linear_objective(leaves[0], leaves[1], index, root, leaves[2], independent="tokens", chunk=T, **options)
+    expected, gradients = exact(leaves, index, root, False)
+    assert error(found, expected) < most / 10
+    for got, right in zip(torch.autograd.grad(3 * found, leaves), gradients, strict=True):
+        assert error(got, right) < most
+    assert by_exponentials() == (way == "exponentials") * N
+
+
+@pytest.mark.parametrize("name", ["gspo", "dpo"])
+def test_a_chunk_parts_no_sequence_and_no_pair(name, device):
+    """Of 20 tokens in sequences of 5: chunks of 10 in place of 11."""
+    (x, w, b), index = layer(device)
+    independent, objective = objectives(device)[name]
+    found = linear_objective(x, w, index, objective, b, independent=independent, chunk=2 * T + 1)
+    expected, gradients = exact((x, w, b), index, objective, False)
+    assert error(found, expected) < 2e-6
+    for got, right in zip(torch.autograd.grad(3 * found, (x, w, b)), gradients, strict=True):
+        assert error(got, right) < 2e-5
+
+
 def test_softened_logits(device, by_exponentials):
     (x, w, b), index = layer(device, torch.bfloat16)
     _, objective = objectives(device)["grpo"]

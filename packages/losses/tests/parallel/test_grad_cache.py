@@ -1,5 +1,6 @@
 """Gradients of encoders chunk by chunk are those of the whole batch. test_contrastive.py has those of several processes."""
 
+import contextlib
 import functools
 
 import pytest
@@ -101,6 +102,36 @@ def test_an_encoder_that_writes_into_its_input(device):
     halved = lambda x: encoder(x.mul_(0.5) * 2)  # noqa: E731
     grad_cache_backward(info_nce_loss, [halved, halved], [x, x], 2)
     close(gradients(encoder), [*exact])
+
+
+class Averaging(nn.Module):
+    """A module that averages gradients over processes as DistributedDataParallel does: in each backward outside of no_sync."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.alone, self.averages = module, False, []
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.alone = True
+        yield
+        self.alone = False
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.averages.append(not self.alone)
+        return self.module(x)
+
+
+def test_gradients_are_averaged_once_after_the_last_chunk_of_an_encoder(device):
+    """Also of an encoder of both inputs, whose gradients are complete after the second one alone."""
+    inputs = [drawn(5, 6, device=device) for _ in range(2)]
+    both, other = (Averaging(Encoder().to(device)) for _ in range(2))
+    grad_cache_backward(info_nce_loss, [both, both], inputs, 2)
+    assert both.averages == [False] * 5 + [True]
+    both.averages.clear()
+    grad_cache_backward(info_nce_loss, [both, other], inputs, 2)
+    assert both.averages == other.averages == [False, False, True]
 
 
 def test_a_scaled_loss(device):

@@ -389,7 +389,7 @@ def _fit(probes: Tensor, found: Tensor, model: Any) -> tuple[float, float | None
     expected = scale * probes if softcap is None else softcap * torch.tanh(scale * probes / softcap)
     other = ~torch.isclose(found, expected, rtol=1e-5, atol=1e-9)
     if not scale > 0 or other.any():
-        shown = slice(len(PROBES)) if other[: len(PROBES)].any() else other
+        shown = slice(len(PROBES)) if other[: len(PROBES)].any() or not other.any() else other
         made = ", ".join(f"{x:g} → {y:g}" for x, y in list(zip(probes[shown].tolist(), found[shown].tolist(), strict=True))[: len(PROBES)])
         _refuse(model, f"knows a scale and a softcap of logits, and this model's forward does something else: {made}")
     return scale, softcap
