@@ -50,21 +50,21 @@ def changed(documented, **facts):
 
 def test_an_argument_without_a_line_is_named_with_its_loss_and_file():
     without = FOCAL.definition.__doc__.replace("        gamma: ", "        exponent: ")
-    with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss does not say what gamma means"):
+    with pytest.raises(MissingError, match=r"definitions/classes/binary\.py: sigmoid_focal_loss does not say what gamma means"):
         check(changed(without))
     beside = FOCAL.definition.__doc__.replace("        gamma: ", "        exponent: x.\n        gamma: ")
-    with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no argument exponent"):
+    with pytest.raises(MissingError, match=r"definitions/classes/binary\.py: sigmoid_focal_loss has no argument exponent"):
         check(changed(beside))
 
 
 def test_a_loss_without_an_example_is_named():
-    with pytest.raises(MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss has no example"):
+    with pytest.raises(MissingError, match=r"definitions/classes/binary\.py: sigmoid_focal_loss has no example"):
         check(changed(FOCAL.definition.__doc__, docs=LINEAR))
 
 
 def test_a_loss_without_a_source_is_named():
     with pytest.raises(
-        MissingError, match=r"definitions/binary\.py: sigmoid_focal_loss names no source: give its @loss a paper, .* or .* like"
+        MissingError, match=r"definitions/classes/binary\.py: sigmoid_focal_loss names no source: give its @loss a paper, .* or .* like"
     ):
         check(changed(FOCAL.definition.__doc__, facts={"targets": "dense"}))
 
@@ -110,7 +110,7 @@ def test_without_ruff_the_cure_is_named():
 
 def test_a_line_that_is_too_long_for_the_help_is_named():
     long = FOCAL.definition.__doc__.replace("        gamma: ", "        gamma: " + "of " * 30)
-    with pytest.raises(MissingError, match=r"definitions/binary\.py: the first sentence on gamma of sigmoid_focal_loss has"):
+    with pytest.raises(MissingError, match=r"definitions/classes/binary\.py: the first sentence on gamma of sigmoid_focal_loss has"):
         in_short(changed(long), "gamma")
 
 
