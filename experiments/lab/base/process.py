@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 from lab.base.errors import UserError
@@ -44,6 +45,10 @@ def ending_signals() -> list[signal.Signals]:
     return [number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
+NOTHING = contextlib.nullcontext()
+"""The context of a wait in which signals act as around it."""
+
+
 class StoppedError(Exception):
     """The run has ended on request; it can be resumed."""
 
@@ -75,6 +80,15 @@ class Stop:
     def status(self) -> int:
         """Return the exit status of a process that a signal ended, as in shells: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP."""
         return 128 + (self.signal or signal.SIGINT)
+
+    @contextlib.contextmanager
+    def unlike_now(self, ignored: bool) -> Iterator[None]:
+        """Let signals have an effect in a block, or none, whatever holds around it."""
+        around, self.ignored = self.ignored, ignored
+        try:
+            yield
+        finally:
+            self.ignored = around
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -106,8 +106,22 @@ class Run:
             tags["error"] = _one_line(self.failure)
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
+        # signals are ignored but while this waits, so that the record is whole, and one says what is missing
+        heard = self.stop.ignored
+        with self.stop.unlike_now(True):
+            unwritten = self._write_end(tags)
+            rows = {"run folder": os.path.relpath(self.folder.path)}
+            if self.uploader:
+                rows["MLflow"] = self.uploader.closed(self.stop.unlike_now(heard))
+                if unwritten:
+                    self.uploader.end(self.status, _one_line(self.failure or unwritten), self.folder.now())
+            for writer in self.writers:
+                rows[writer.name] = writer.close(self.patience, self.stop.unlike_now(heard))
+        return rows
+
+    def _write_end(self, tags: dict[str, str]) -> UserError | None:
+        """Write the last records; return why the folder could not be written."""
         unwritten: UserError | None = None
-        ignored, self.stop.ignored = self.stop.ignored, True  # signals are ignored while the end is written, so that the record is whole
         try:
             if tags:
                 self.folder.record("tags", values=tags)
@@ -120,17 +134,9 @@ class Run:
             self.folder.close(self.status)
         except UserError as error:
             unwritten = error
-        finally:
-            self.stop.ignored = ignored
         if unwritten:
             self.status, self.failure = "FAILED", self.failure or unwritten
-        rows = {"run folder": os.path.relpath(self.folder.path)}
-        if self.uploader:
-            rows["MLflow"] = self.uploader.closed()
-            if unwritten:
-                self.uploader.end(self.status, _one_line(self.failure or unwritten), self.folder.now())
-        rows |= {writer.name: writer.close(self.patience) for writer in self.writers}
-        return rows
+        return unwritten
 
     def exit_status(self) -> int:
         """Report a failure, and return 0 after the end of the work, `Stop.status` after a signal, else 1.

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import entry_points
 from itertools import groupby, islice
@@ -19,7 +20,7 @@ from lab.base.errors import UserError
 from lab.base.files import read_text, try_lock, write_text
 from lab.base.formats import MASK, markdown_code, masked, visible
 from lab.base.paths import sqlite_uri
-from lab.base.process import Background
+from lab.base.process import NOTHING, Background
 from lab.base.records import NAME, identity_of, lines_of
 from lab.config.schema import TrackingConfig
 from lab.config.user import VARIABLES, chosen_uri, has_key, is_sealed, seal
@@ -166,19 +167,20 @@ class MlflowUploader(Background):
         set_environment(self.uri, writes=True)
         super().start()
 
-    def close(self) -> str | None:
+    def close(self, waiting: AbstractContextManager[None] = NOTHING) -> str | None:
         """Wait until all has been sent, or nothing more for `patience` seconds; return what went wrong and what to do, else None.
 
-        A signal ends the wait.
+        A signal ends the wait. waiting: what holds while this waits: there a signal must not be ignored.
         """
         closed = time.monotonic()
         self.ended.set()
         try:
-            if not self._over_within(SILENT_SECONDS):
-                why = f" ({self.error})" if self.error else ""
-                self.say(f"waiting for MLflow at {self.place}{why}; Ctrl-C ends the wait, and experiments/sync.py sends the rest later")
-            while not self._over_within(0.2) and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
-                pass
+            with waiting:
+                if not self._over_within(SILENT_SECONDS):
+                    why = f" ({self.error})" if self.error else ""
+                    self.say(f"waiting for MLflow at {self.place}{why}; Ctrl-C ends the wait, and experiments/sync.py sends the rest later")
+                while not self._over_within(0.2) and time.monotonic() < max(closed, self.progress) + self.patience + SLOWEST_ANSWER:
+                    pass
         except KeyboardInterrupt:
             self.interrupted = not self.complete
             with self.writing:  # the process may end soon, and must not do so while the thread writes a file
@@ -195,9 +197,9 @@ class MlflowUploader(Background):
             time.sleep(0.01)
         return self.over.is_set()
 
-    def closed(self) -> str:
-        """Close, and return a line for a table: where the run is, or why it is not complete."""
-        problem = self.close()
+    def closed(self, waiting: AbstractContextManager[None] = NOTHING) -> str:
+        """Close, and return a line for a table: where the run is, or why it is not complete. waiting: as of `close`."""
+        problem = self.close(waiting)
         return f"incomplete: {problem}" if problem else f"{self.place}, run {self.run_id}{not_taken(self.aside)}"
 
     def pages(self) -> tuple[str, str] | None:

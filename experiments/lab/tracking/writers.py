@@ -5,13 +5,14 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from lab.base.errors import UserError
 from lab.base.files import read_text, write_text
 from lab.base.formats import markdown_text, masked
-from lab.base.process import Background
+from lab.base.process import NOTHING, Background
 from lab.config.schema import TrackingConfig
 from lab.tracking.uploader import print_now, records_from, run_key
 
@@ -141,11 +142,15 @@ class WriterThread(Background):
             self.error = masked(f"{type(error).__name__}: {error}")
             self.say(f"{self.name} fails: {self.error}; the run goes on, and experiments/sync.py writes what is missing")
 
-    def close(self, seconds: float) -> str:
-        """Wait until all is written, for at most so many seconds; return where it is, or what went wrong, for a table."""
+    def close(self, seconds: float, waiting: AbstractContextManager[None] = NOTHING) -> str:
+        """Wait until all is written, for at most so many seconds; return where it is, or what went wrong, for a table.
+
+        waiting: what holds while this waits, as of the uploader.
+        """
         self.ended.set()
         try:
-            self.join(seconds)
+            with waiting:
+                self.join(seconds)
         except KeyboardInterrupt:
             self.error = "interrupted"
         if self.is_alive() or self.error:
