@@ -1,0 +1,127 @@
+"""Cases of test_two_processes, each run by the processes of a group: a few of those that test_parallel and test_contrastive run."""
+
+import importlib.util
+import os
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from parallel import several_processes as classes
+from parallel import spread_features as features
+from torch.distributed.device_mesh import init_device_mesh
+
+from lossforge.losses import cross_entropy, linear_kl_div, plain_torch
+from lossforge.losses.engine.parallel.shards import SummedGradient
+
+
+def rows(group):
+    layout = classes.layouts()["uneven"]
+    classes.check_rows(layout, "uneven", group, ("by entropy, outputs", "pair, smoothed", "weights of rows", "another ignored class"))
+    classes.check_rows(classes.layouts()["padding alone"], "padding alone", group, ("smoothing alone", "probabilities of rows"))
+
+
+def edges(group):
+    """Compare equal logits of two processes, of which the first is the largest, and classes of probability 0, also all of a process."""
+    layout = classes.layouts()["uneven"]
+    x, target = torch.randn(4, layout.classes), torch.randint(layout.classes, (4,))
+    x[0] = 1.0
+    excluded = x.clone()
+    excluded[1, target[1]] = -torch.inf
+    halved = x.clone()
+    halved[2, : layout.classes // 2 + 1], halved[3, layout.classes // 2 + 1 :] = -torch.inf, -torch.inf
+    target[2], target[3] = layout.classes - 1, 0
+    for given, options in (
+        (x, {"outputs": ("correct", "argmax")}),
+        (excluded, {"token_weight": "probability"}),
+        (halved, {"outputs": ("lse", "entropy")}),
+    ):
+        whole, own = given.double().requires_grad_(), layout.part(given, 1).requires_grad_()
+        expected = cross_entropy(whole, target, reduction="none", **options)
+        found = cross_entropy(own, target, reduction="none", **options, group=group, classes=layout.classes)
+        (wanted,) = classes.grads_of(expected, [whole])
+        classes.compare(str(options), found, expected, classes.grads_of(found, [own]), [layout.of_own(wanted, 1)])
+
+
+def without_kernels(group):
+    layout = classes.layouts()["uneven"]
+    with plain_torch():
+        classes.check_rows(layout, "plain", group, ("mean",))
+        features.check_losses(group, [3, 5], ("both sides", "siglip"), ("mean",))
+    x, w, bias, teacher = (torch.randn(n, dtype=torch.float64) for n in ((4, 5), (layout.classes, 5), layout.classes, (4, layout.classes)))
+    bias[1] = teacher[:, 1] = -torch.inf  # a class that neither has
+    whole = linear_kl_div(x, w, teacher, bias, outputs=("entropy",))
+    own = layout.part(w), layout.part(teacher, 1), layout.part(bias)
+    found = linear_kl_div(x, *own, outputs=("entropy",), group=group, classes=layout.classes)
+    torch.testing.assert_close(found.loss, whole.loss)
+    torch.testing.assert_close(found.entropy, whole.entropy)
+
+
+def summed_gradient(group):
+    """Add up three processes' gradients in half precision: 1 and twice 2⁻⁸, of which a sum in bfloat16 would lose each."""
+    x = torch.zeros(9, dtype=torch.bfloat16, requires_grad=True)
+    own = torch.where(torch.arange(9) % 3 == dist.get_rank(), 1.0, 2.0**-8).bfloat16()
+    (found,) = torch.autograd.grad(SummedGradient.apply(x, group), x, own)
+    assert torch.equal(found, torch.full_like(found, 1 + 2.0**-7))
+
+
+def tokens(group):
+    classes.check_tokens(classes.layouts()["uneven"], "uneven", group)
+
+
+def divergences(group):
+    classes.check_divergences(classes.layouts()["uneven"], "uneven", group, ("js of rows", "kl and labels", "js in backward"))
+
+
+def three_products(group):
+    classes.check_three_products(group, slice(4, 5), (1.0,))
+
+
+def dtensors(group):
+    mesh = init_device_mesh("cpu", (2,))
+    classes.check_dtensors(mesh)
+    classes.check_errors(mesh)
+
+
+def losses(group):
+    features.check_losses(group, [3, 5], ("both sides", "siglip", "supcon", "supcon without labels"), ("mean", "none"))
+
+
+EACH = (
+    rows,
+    edges,
+    tokens,
+    divergences,
+    three_products,
+    classes.check_precision,
+    without_kernels,
+    summed_gradient,
+    dtensors,
+    losses,
+)
+CHECKS = {each.__name__: each for each in EACH}
+
+
+def quicken() -> None:
+    """Give Triton's interpreter its memory, as conftest.py does."""
+    spec = importlib.util.spec_from_file_location("quick_interpreter", Path(__file__).parents[4] / "quick_interpreter.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.quicken()
+
+
+def in_process(check: str, rank: int, world: int, folder: Path) -> None:
+    """Run a check as one process of a group, and write what went wrong."""
+    try:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        torch.use_deterministic_algorithms(True, warn_only=True)  # memory that torch.empty hands out is nan
+        quicken()
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        CHECKS[check](dist.group.WORLD)
+        dist.barrier()  # who ends earlier closes its connections
+    except BaseException:
+        (folder / f"error_{rank}").write_text(traceback.format_exc(), encoding="utf-8")
+    os._exit(0)  # gloo's threads are left as they are
