@@ -99,6 +99,22 @@ def test_a_call_that_is_more_than_launches_is_not_replayed():
     assert not PLANS
 
 
+def test_launches_of_a_plan_are_a_part_of_the_one_around_it():
+    """Also where the inner ones have a plan already: those of the outer one make them again."""
+    PLANS.clear()
+
+    def doubled_twice(x, factor):
+        scale(x, factor)
+        scale(x, factor)
+
+    factor = torch.full((), 2.0, device=DEVICE)
+    scale(torch.ones(7, device=DEVICE), factor)
+    for _ in range(3):
+        x = torch.ones(7, device=DEVICE)
+        by_plan(("twice", *layouts((x, factor))), (x, factor), doubled_twice, lambda x=x: (x, factor))
+        assert (x == 4).all()
+
+
 def test_one_tensor_as_two_is_not_replayed():
     """Which of them a launch takes would follow from their being the same."""
     x = torch.ones(7, device=DEVICE)

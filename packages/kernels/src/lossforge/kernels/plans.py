@@ -16,7 +16,7 @@ MOST_PLANS = 4096
 """How many plans a table keeps: shapes and hyper-parameters may vary without end."""
 
 
-class Table(dict[Key | None, Any]):
+class Table(dict[Key, Any]):
     """Plans by their keys. Where there are too many, the first made go first."""
 
     def keep(self, key: Key, plan: Any) -> None:
@@ -110,11 +110,11 @@ def by_plan(key: Key | None, given: Sequence[Tensor | None], function: Callable[
         function: gives new tensors, some of those given, or None.
         arguments: returns the function's.
     """
+    if key is None or _current.recording is not None:
+        return function(*arguments())
     plan = PLANS.get(key)
     if plan is not None:
         return plan(given)
-    if key is None or _current.recording is not None:
-        return function(*arguments())
     done: list[Done] = []
     _current.recording = done
     try:
