@@ -106,7 +106,7 @@ class Run:
             tags["error"] = _one_line(self.failure)
         if self.status == "KILLED" and self.resumable:
             tags["resumable"] = "true"
-        # signals are ignored but while this waits, so that the record is whole, and one says what is missing
+        # A signal acts only while this waits: the end's record is written whole, and a wait that is ended says what is missing.
         heard = self.stop.ignored
         with self.stop.unlike_now(True):
             unwritten = self._write_end(tags)
