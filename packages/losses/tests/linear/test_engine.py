@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_calls import FUSED, Watched, exactly, gradients, indices, layer, normal, teacher_layer
+from linear_calls import FUSED, Watched, exactly, gradients, indices, launches_of, layer, normal, teacher_layer
 
+from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
+from lossforge.kernels.plans import PLANS, Plan
 from lossforge.losses import (
     fuse_linear,
     linear_cosine_distance,
@@ -20,6 +22,7 @@ from lossforge.losses import (
     linear_total_variation,
     sigmoid_focal_loss,
 )
+from lossforge.losses.engine.calls import CallPlan
 from lossforge.losses.engine.linear import engine
 from lossforge.losses.testing import error
 
@@ -59,10 +62,11 @@ def test_chunks_change_nothing(loss, mode, way, device):
 
 @pytest.fixture
 def a_call(monkeypatch):
-    """Makes a call of rows and classes in half precision, or in float32. free: bytes of a GPU; without it on a CPU."""
+    """Makes a call of rows and classes in half precision, or in float32. free: bytes of a GPU, of all that it has; without it on a CPU."""
 
-    def make(rows, classes, half=True, free=None, chunk=0, teacher=None):
+    def make(rows, classes, half=True, free=None, chunk=0, teacher=None, whole=0):
         monkeypatch.setattr(engine, "free_memory", lambda device: free)
+        monkeypatch.setattr(engine, "whole_memory", lambda device: whole)
         size, dtype = (2, torch.bfloat16) if half else (4, torch.float32)
         x = SimpleNamespace(shape=(rows, 8), element_size=lambda: size, is_cuda=free is not None, is_meta=False, device="cuda", dtype=dtype)
         return SimpleNamespace(
@@ -95,6 +99,16 @@ def a_call(monkeypatch):
 )
 def test_rows_a_chunk(rows, classes, options, spare, saved, expected, a_call):
     assert engine.rows_a_chunk(a_call(rows, classes, **options), spare, saved, False) == expected
+
+
+@pytest.mark.parametrize(
+    ("whole", "free", "expected"),
+    [(140, 100, 14720), (140, 8, 8192), (80, 60, 10240), (24, 20, 4096)],  # a 32nd of the GPU, a quarter of what is free, 1 GiB
+)
+def test_rows_a_chunk_of_exponentials(whole, free, expected, a_call):
+    call = a_call(2**17, 128256, whole=whole * GIB, free=free * GIB)
+    assert engine.rows_a_chunk(call, 0, 0, False, True) == pytest.approx(expected, rel=0.15)
+    assert engine.rows_a_chunk(call, 0, 0, False) < 4200
 
 
 @pytest.mark.parametrize(
@@ -468,3 +482,33 @@ def test_peak_memory(loss, mode, accumulate):
     given = 2 * (w.numel() + x.numel() + b.numel()) + (4 * w.numel() if accumulate == "float32" else 0)
     assert used <= 1.05 * (logits + given) + 2**20 * 16
     assert used < rows * classes * 2 * (2 if loss.name == "kl" else 1) / 3  # a third of all logits, of the teacher's too
+
+
+@EACH
+@MODES
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("given", [{}, {"reduction": "none"}, {"accumulate": "weight"}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exponentials", [False, True])
+def test_an_equal_call_is_made_by_its_plan(loss, mode, chunk, given, dtype, exponentials, device, monkeypatch):
+    """It has the bits of a call that is made anew: every product, copy and sum is a step of the plan."""
+    if exponentials:
+        launches_of("linear_finish_kernel", device, monkeypatch)
+        monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 0)
+    mode = "backward" if given.get("reduction") == "none" else mode
+
+    def call(seed):
+        leaves = [t.detach().mul(1 + seed / 4).requires_grad_() for t in layer(10, device, dtype, hidden=8)]
+        targets = [t - seed if t.is_floating_point() else t.roll(seed, 0) for t in loss.targets(10, device)]
+        return gradients(loss.ours, leaves, *targets, gradient=mode, chunk=chunk, **given)
+
+    PLANS.clear()
+    expected = call(1)
+    launches = [plan for plan in PLANS.values() if not isinstance(plan, CallPlan)]
+    assert launches
+    assert all(isinstance(plan, Plan) for plan in launches), "a launch that cannot be recorded"
+    PLANS.clear()
+    call(0)
+    number = len(PLANS)
+    assert all(a.equal(b) for a, b in zip(call(1), expected, strict=True))
+    assert len(PLANS) == number

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from lossforge.kernels.plans import narrowed
+
 Shape = tuple[Sequence[int], torch.dtype] | Tensor | None
 FLOAT = torch.float32
 LEAST = 2.0**-126
@@ -94,10 +96,10 @@ class Head(NamedTuple):
         return Head(input, self.weight, self.bias, self.chunk, self.accumulate, self.logits)
 
     def of_rows(self, start: int, end: int) -> "Head":
-        return self.with_input(self.input[start:end])
+        return self.with_input(narrowed(self.input, 0, start, end))
 
     def of_classes(self, start: int, end: int) -> "Head":
-        return Head(self.input, self.weight[start:end], None if self.bias is None else self.bias[start:end])
+        return Head(self.input, narrowed(self.weight, 0, start, end), None if self.bias is None else narrowed(self.bias, 0, start, end))
 
 
 Logits = Tensor | Head

@@ -4,9 +4,10 @@
 calls, which say what of a call was checked, are kept here, too: lossforge.losses.engine.calls makes them.
 """
 
+import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -54,6 +55,28 @@ class Computed(NamedTuple):
         pool.append(self.function(*[pool[place] for place in self.places]))
 
 
+class Applied(NamedTuple):
+    """A function of torch that writes into tensors of a plan, and the places of its arguments."""
+
+    function: Callable[..., Any]
+    places: Sequence[int]
+
+    def start(self, pool: list[Any], device: int) -> None:
+        """Write."""
+        self.function(*[pool[place] for place in self.places])
+
+
+class Freed(NamedTuple):
+    """Tensors of a plan that no later step takes."""
+
+    places: Sequence[int]
+
+    def start(self, pool: list[Any], device: int) -> None:
+        """Forget them."""
+        for place in self.places:
+            pool[place] = None
+
+
 class Plan:
     """The launches of a call, to be made again for equal calls.
 
@@ -72,7 +95,7 @@ class Plan:
 
 
 PLANS = Table()
-"""The plans of all launches that were recorded, and of public calls."""
+"""The plans of all launches that were recorded, and of public calls. None of launches that do more than their steps."""
 
 
 class Done(NamedTuple):
@@ -99,10 +122,41 @@ def note(again: Callable[[Sequence[int]], Step] | None, taken: Sequence[Tensor],
         _current.recording.append(Done(again, taken, added))
 
 
+def computed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return what a function of torch makes of tensors, as a step of the plan that is recorded: a new tensor, or a view of one."""
+    found = function(*tensors)
+    note(functools.partial(Computed, function), tensors, [found])
+    return found
+
+
+def applied(function: Callable[..., Any], *tensors: Tensor) -> None:
+    """Call a function of torch that writes into some of the tensors, as a step of the plan that is recorded."""
+    function(*tensors)
+    note(functools.partial(Applied, function), tensors, ())
+
+
+def narrowed(t: Tensor, axis: int, start: int, end: int) -> Tensor:
+    """Return the part of a tensor from start to end, as a step of the plan that is recorded; the tensor itself where that is all of it."""
+    return t if end - start == t.shape[axis] else computed(functools.partial(_narrowed, axis, start, end), t)
+
+
+def _narrowed(axis: int, start: int, end: int, t: Tensor) -> Tensor:
+    return t.narrow(axis, start, end - start)
+
+
+Optional = TypeVar("Optional", Tensor, Tensor | None)
+
+
+def in_order(t: Optional) -> Optional:
+    """Return a contiguous tensor, the same where it is."""
+    return t if t is None or t.is_contiguous() else computed(Tensor.contiguous, t)
+
+
 def by_plan(key: Key | None, given: Sequence[Tensor | None], function: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> Any:
     """Return what a function gives that launches: by the plan of its key, else by a call of it, whose launches are recorded.
 
-    Launches within those of another key are a part of that plan. Launches that do more than their steps get none.
+    Launches within those of another key are a part of that plan. Launches that do more than their steps get none. Steps are launches and
+    what torch does by `computed` and `applied`. The function must read and write no tensor otherwise.
 
     Args:
         key: all that the launches follow from but the addresses of the tensors; None where they are not to be recorded as one.
@@ -112,8 +166,10 @@ def by_plan(key: Key | None, given: Sequence[Tensor | None], function: Callable[
     """
     if key is None or _current.recording is not None:
         return function(*arguments())
-    plan = PLANS.get(key)
-    if plan is not None:
+    plan = PLANS.get(key, UNKNOWN)
+    if plan is None:
+        return function(*arguments())
+    if plan is not UNKNOWN:
         return plan(given)
     done: list[Done] = []
     _current.recording = done
@@ -121,27 +177,52 @@ def by_plan(key: Key | None, given: Sequence[Tensor | None], function: Callable[
         results = function(*arguments())
     finally:
         _current.recording = None
-    plan = _plan(done, given, results)
-    if plan is not None:
-        PLANS.keep(key, plan)
+    if _all_differ(given):
+        PLANS.keep(key, _plan(done, given, results))
     return results
 
 
+UNKNOWN = object()
+
+
+def _all_differ(given: Sequence[Tensor | None]) -> bool:
+    """Return whether no tensor is given twice: a plan tells them apart."""
+    present = [id(t) for t in given if t is not None]
+    return len({*present}) == len(present)
+
+
 def _plan(done: Sequence[Done], given: Sequence[Tensor | None], results: Sequence[Tensor | None] | None) -> Plan | None:
-    """Return the plan of launches; None where they are more than their steps, or where two of the tensors given are one."""
-    present = [t for t in given if t is not None]
-    if len({*map(id, present)}) < len(present):
-        return None
+    """Return the plan of launches; None where they are more than their steps."""
     places = {id(t): i for i, t in enumerate(given) if t is not None}
     count = len(given)
     steps: list[Step] = []
+    taken_by: list[list[int]] = []
     try:
         for again, taken, added in done:
             if again is None:
                 return None
-            steps.append(again([places[id(t)] for t in taken]))
+            taken_by.append([places[id(t)] for t in taken])
+            steps.append(again(taken_by[-1]))
             places |= {id(t): count + i for i, t in enumerate(added)}
             count += len(added)
-        return Plan(steps, [None if t is None else places[id(t)] for t in results or ()])
+        found = [None if t is None else places[id(t)] for t in results or ()]
     except KeyError:  # a tensor that is neither given nor of a step
         return None
+    return Plan(_freeing(steps, taken_by, {*range(len(given)), *found}), found)
+
+
+def _freeing(steps: Sequence[Step], taken: Sequence[Sequence[int]], kept: Container[int | None]) -> list[Step]:
+    """Return the steps with what forgets a tensor after the last that takes it, so that a plan holds no more memory than its launches did.
+
+    taken: the places that each step takes. kept: places that are not forgotten.
+    """
+    last = {place: i for i, places in enumerate(taken) for place in places if place not in kept}
+    free: dict[int, list[int]] = {}
+    for place, i in last.items():
+        free.setdefault(i, []).append(place)
+    found: list[Step] = []
+    for i, step in enumerate(steps):
+        found.append(step)
+        if i in free and i < len(steps) - 1:
+            found.append(Freed(free[i]))
+    return found

@@ -18,10 +18,11 @@ import triton.language as tl
 from lossforge.kernels.call import Formulas
 from lossforge.kernels.classes.calls import MarginsCall
 from lossforge.kernels.elements.elementwise.kernel import Formula
-from lossforge.kernels.engine.launch import Launch, in_order, sum_slots
+from lossforge.kernels.engine.launch import Launch, sum_slots
 from lossforge.kernels.engine.layout import END, Strided, as_strided, constants
 from lossforge.kernels.engine.reduce import finish, scales
 from lossforge.kernels.engine.template import Launches, OneLaunch, Wanted
+from lossforge.kernels.plans import in_order
 from lossforge.kernels.tiles import PROGRAMS, margin_tiles
 
 PART = tl.constexpr(32)

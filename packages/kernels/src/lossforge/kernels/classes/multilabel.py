@@ -26,11 +26,12 @@ from torch import Tensor
 from lossforge.kernels.call import scale_of
 from lossforge.kernels.classes.calls import MultilabelCall
 from lossforge.kernels.classes.rowwise.rows import LOWEST
-from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, Tensors, as_strided, matrix_address, stepped
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.math import LOG2E, exp2, log, logistic
+from lossforge.kernels.plans import computed
 
 
 class Temperatures(NamedTuple):

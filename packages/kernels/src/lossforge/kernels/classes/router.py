@@ -18,11 +18,12 @@ from torch import Tensor
 
 from lossforge.kernels.call import FLOAT
 from lossforge.kernels.classes.calls import RouterCall
-from lossforge.kernels.engine.launch import Launch, in_order, new_like
+from lossforge.kernels.engine.launch import Launch, new_like
 from lossforge.kernels.engine.layout import Tensors, as_strided, load_matrix, matrix_address
 from lossforge.kernels.engine.reduce import over
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.math import LOG2E, exp2, log
+from lossforge.kernels.plans import in_order
 
 TAKEN = tl.constexpr(-(2**63))
 """Key of an expert that a token cannot take, or has taken."""

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lossforge.kernels.availability import INTERPRETED
-from lossforge.kernels.plans import Computed, note
+from lossforge.kernels.plans import computed, note
 from lossforge.kernels.torch_internals import current_device, current_stream, triton_internals
 
 INTERNALS = triton_internals()
@@ -244,13 +244,6 @@ class Step:
         pool += sums[2::3]
 
 
-def computed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return what a function of torch makes of tensors, as a step of the plan that is recorded. It must be a new tensor."""
-    found = function(*tensors)
-    note(functools.partial(Computed, function), tensors, [found])
-    return found
-
-
 New = tuple[Sequence[int], torch.dtype] | Tensor
 """Shape and dtype of a new tensor, or one that it is like."""
 
@@ -268,14 +261,6 @@ def new_like(x: Tensor, shape: New | None) -> Tensor | None:
 
 def _empty(shape: tuple[Sequence[int], torch.dtype], x: Tensor) -> Tensor:
     return torch.empty(shape[0], dtype=shape[1], device=x.device)
-
-
-Optional = TypeVar("Optional", Tensor, Tensor | None)
-
-
-def in_order(t: Optional) -> Optional:
-    """Return a contiguous tensor, the same where it is."""
-    return t if t is None or t.is_contiguous() else computed(torch.Tensor.contiguous, t)
 
 
 class Workspace(NamedTuple):

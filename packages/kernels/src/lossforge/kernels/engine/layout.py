@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import in_order
+from lossforge.kernels.plans import in_order
 
 END = tl.constexpr(None)
 """Must be the last field of every record that holds records, because otherwise Triton drops the constants of the inner records.

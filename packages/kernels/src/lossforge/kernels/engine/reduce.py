@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, sum_slots
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, sum_slots
+from lossforge.kernels.plans import computed, in_order
 from lossforge.kernels.tiles import COUNTED
 
 PART = tl.constexpr(1024)

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from lossforge.kernels.call import FLOAT, scale_of
 from lossforge.kernels.classes.rowwise.rows import LOWEST, class_offset
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, computed, in_order, new_like, sum_slots
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import END, Tensors, constants
 from lossforge.kernels.engine.reduce import add_up, divided
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.features.calls import ContrastiveCall
 from lossforge.kernels.math import LOG2E, TINY, exp2, log
+from lossforge.kernels.plans import computed, in_order
 from lossforge.kernels.tiles import MatrixTiles, contrastive_tiles, similarity_gradient_tiles
 
 JOINED = tl.constexpr(2048)  # parts of rows or columns that are joined at once

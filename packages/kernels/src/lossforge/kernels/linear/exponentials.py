@@ -148,3 +148,21 @@ def linear_finish_kernel(
     store_results(out, of_row, found, terms, scale, c, read, span, config)
     at = e_ptr + span.row.to(tl.int64) * stride + terms.a
     tl.store(at, own.to(e_ptr.dtype.element_ty), mask=terms.keep & (terms.a >= 0))
+
+
+@triton.jit(do_not_specialize=("count",))
+def linear_scale_kernel(to, x, factors_ptr, count, columns, FINITE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    """Store a matrix times a factor a row.
+
+    Args:
+        to, x: Strided, by rows and columns; perhaps the same.
+        FINITE: with 0 in place of what is not finite.
+    """
+    row, column = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = row < count
+    here = inside[:, None] & (column < columns)[None, :]
+    value = tl.load(x.ptr + row[:, None] * x.s0 + column[None, :] * x.s1, mask=here, other=0.0).to(tl.float32)
+    if FINITE:
+        value = tl.where(tl.abs(value) < float("inf"), value, 0.0)
+    factor = tl.load(factors_ptr + row, mask=inside, other=0.0)
+    tl.store(to.ptr + row[:, None] * to.s0 + column[None, :] * to.s1, (value * factor[:, None]).to(to.ptr.dtype.element_ty), mask=here)

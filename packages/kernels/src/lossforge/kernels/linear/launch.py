@@ -18,9 +18,16 @@ from lossforge.kernels.classes.rowwise import sweep
 from lossforge.kernels.classes.rowwise.kernel import Kept
 from lossforge.kernels.classes.rowwise.launch import flags_of, gradients_of, labels_of, logits_of, outputs_of, results_of, row_loss, sums_of
 from lossforge.kernels.classes.rowwise.rows import Target
-from lossforge.kernels.engine.launch import Launch, aligned, chip, computed, in_order, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, aligned, chip, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors
-from lossforge.kernels.linear.exponentials import SAMPLE, exponentials, linear_finish_kernel, linear_offsets_kernel, linear_raise_kernel
+from lossforge.kernels.linear.exponentials import (
+    SAMPLE,
+    exponentials,
+    linear_finish_kernel,
+    linear_offsets_kernel,
+    linear_raise_kernel,
+    linear_scale_kernel,
+)
 from lossforge.kernels.linear.kernel import (
     Config,
     Given,
@@ -31,6 +38,7 @@ from lossforge.kernels.linear.kernel import (
     statistics,
 )
 from lossforge.kernels.linear.spread import linear_spread_kernel
+from lossforge.kernels.plans import computed, in_order, narrowed
 from lossforge.kernels.product import add_product
 from lossforge.kernels.tiles import ProductTiles, product_tiles
 
@@ -214,6 +222,13 @@ def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: 
     return *results_of(out, totals, None), factors
 
 
+def scale_rows(to: Tensor, x: Tensor, factors: Tensor, finite: bool = False) -> None:
+    """Write a matrix times a float32 factor a row, perhaps in its own place. finite: with 0 in place of what is not finite."""
+    (rows, columns), strided = x.shape, (Strided(t, *t.stride()) for t in (to, x))
+    grid = triton.cdiv(rows, 8), triton.cdiv(columns, 512)
+    Launch(linear_scale_kernel, grid, (*strided, factors, rows, columns), FINITE=finite, BR=8, BC=512, num_warps=4).start()
+
+
 def spread_of(call: RowwiseCall[Any], formulas: Formulas, gathered: Tensor, to: Tensor, rank: int, held: bool) -> Results:
     """Return the total loss and the rows' factors of a call whose classes are spread over processes.
 
@@ -265,7 +280,7 @@ def shares_of(
 def new_slopes(call: RowwiseCall[Any], classes: int) -> Tensor:
     """Return memory for the gradient of so many classes, whose rows begin at multiples of 16 bytes."""
     rows, x = call.x.shape[0], call.x.input
-    return torch.empty((rows, -(-classes // UNIT) * UNIT), dtype=x.dtype, device=x.device)[:, :classes]
+    return narrowed(new_like(x, ((rows, -(-classes // UNIT) * UNIT), x.dtype)), 1, 0, classes)
 
 
 def slopes_of(call: RowwiseCall[Any], of_entropy: bool, start: int, shares: Tensor, to: Tensor) -> None:

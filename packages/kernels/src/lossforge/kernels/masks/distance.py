@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import Launch, in_order, new_like
+from lossforge.kernels.engine.launch import Launch, new_like
+from lossforge.kernels.plans import in_order
 
 BLOCK, LINES, AHEAD = 64, 32, 8
 """Pixels of a line and lines that a program takes, and pixels between two questions whether it may end."""

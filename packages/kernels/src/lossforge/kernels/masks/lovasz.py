@@ -24,12 +24,13 @@ from torch import Tensor
 from lossforge.kernels.call import FLOAT, Formulas
 from lossforge.kernels.classes.rowwise.rows import LOWEST
 from lossforge.kernels.elements.elementwise.kernel import Formula
-from lossforge.kernels.engine.launch import Launch, computed, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Tensors, as_strided, constants, stepped
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.masks.calls import LovaszCall
 from lossforge.kernels.math import LOG2E, exp2
+from lossforge.kernels.plans import computed
 
 
 class Classes(NamedTuple):

@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lossforge.kernels.engine.launch import Launch, in_order, new_like
+from lossforge.kernels.engine.launch import Launch, new_like
 from lossforge.kernels.engine.layout import END, as_strided
 from lossforge.kernels.math import logistic
+from lossforge.kernels.plans import in_order
 
 
 class Maps(NamedTuple):

@@ -138,7 +138,7 @@ class Fusing(Generic[C]):
     """How calls of a template are computed whose logits a linear layer gives, by chunks of rows or classes.
 
     Attributes:
-        divisor: from a call with a scalar result to what that is divided by where the device knows it, and what it is multiplied by.
+        divisor: from a call with a mean to what that divides by: a tensor where the device counts it.
         rows: the tensors of a call with an entry a row, in dimension 0.
         elements: the tensors that broadcast to the logits.
         classes: the tensors with an entry a class.
@@ -147,7 +147,7 @@ class Fusing(Generic[C]):
         product: whether lossforge.kernels.linear computes these losses inside its product; backward by classes then takes `columns`.
     """
 
-    divisor: Callable[[C], tuple[Tensor | None, float]]
+    divisor: Callable[[C], Tensor | int]
     rows: tuple[str, ...]
     elements: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()

@@ -131,13 +131,15 @@ def kernels_apply(x: Tensor, *others: Tensor | None, fused: bool = False) -> boo
     return torch.compiler.is_compiling() or not in_forward_mode(x, *others)
 
 
-def gradient_in_forward(mode: str | None, x: Tensor, reduction: str) -> bool:
+def gradient_in_forward(mode: str | None, x: Tensor, reduction: str, in_graph: bool = False) -> bool:
     """Return whether forward also writes the gradient.
 
     Never where nothing asks for one. By default where the result is a scalar, except for float16, whose gradients would be rounded
-    before a gradient scaler can lift them above the smallest float16, and under torch.compile, whose graphs cannot hand out a
-    buffer once and compute it anew the second time.
+    before a gradient scaler can lift them above the smallest float16.
+
+    in_graph: whether that is so under torch.compile, too, whose graph keeps the gradient from forward to backward: where it saves a
+        matrix product.
     """
     if mode == "backward" or reduction == "none" or not (x.requires_grad and torch.is_grad_enabled()):
         return False
-    return mode == "forward" or (x.dtype != torch.float16 and not torch.compiler.is_compiling())
+    return mode == "forward" or (x.dtype != torch.float16 and (in_graph or not torch.compiler.is_compiling()))

@@ -65,7 +65,10 @@ def planned(checked: CheckedCall[Any, Any]) -> tuple[CallPlan, Several]:
         return CallPlan(_by_reference, ExecutionSpec(template, call.loss, numbers), checked.finish), tensors
     wanted = [t is not None and torch.is_grad_enabled() and t.requires_grad for t in differentiable]
     x: Any = differentiable[wanted.index(True)] if any(wanted) else first
-    in_forward = gradient_in_forward(options.get("gradient"), x, call.reduction)
+    # a graph gives each result that may be differentiated a gradient, of which what forward wrote is no multiple
+    alone = len(template.results) == 1 or not any(numbers[-1][: template.graded - 1])
+    in_graph = isinstance(template, FusedTemplate) and alone
+    in_forward = gradient_in_forward(options.get("gradient"), x, call.reduction, in_graph)
     inplace = options.get("inplace", False) and any(wanted) and not torch.compiler.is_compiling()
     spec = ExecutionSpec(template, call.loss, numbers, wanted, in_forward, inplace)
     if not (inplace or plain(*tensors)):

@@ -33,10 +33,13 @@ class ExecutionSpec(Generic[C]):
         vector: of an operator, the numbers that were tensors: see operators.py.
         present: whether each result was asked for.
         keeps: whether forward keeps what backward needs.
-        chunked: whether the engine of fused losses computes it, whose chunks have plans of their own.
+        chunked: whether the engine of fused losses computes it.
+        recorded: whether its launches can be recorded; None: not known yet. The plain-torch reference of a chunk has none.
     """
 
-    __slots__ = ("chunked", "formula", "in_forward", "inplace", "keeps", "key", "numbers", "present", "template", "vector", "wanted")
+    __slots__ = (
+        "chunked", "formula", "in_forward", "inplace", "keeps", "key", "numbers", "present", "recorded", "template", "vector", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class ExecutionSpec(Generic[C]):
     ) -> None:
         self.template, self.formula, self.numbers, self.wanted = template, formula, numbers, wanted
         self.in_forward, self.inplace, self.chunked = in_forward, inplace, isinstance(template, FusedTemplate)
+        self.recorded: bool | None = None if self.chunked else True
         self.key: Key | None = None
         self.vector: Tensor | None = None
         self.present: tuple[bool, ...] = (True, *numbers[-1]) if len(template.results) > 1 else (True,)
@@ -59,8 +63,10 @@ class ExecutionSpec(Generic[C]):
         return self.template.of(self.formula, tensors, self.numbers)
 
     def key_of(self, tensors: Several, *more: Any) -> Key | None:
-        """Return the key of launches. more: what they follow from beside the call; None where the engine of fused losses makes them."""
-        if self.chunked:
+        """Return the key of launches, None where they cannot be recorded. more: what they follow from beside the call."""
+        if self.recorded is None:
+            self.recorded = isinstance(self.template, FusedTemplate) and self.template.computed_by_kernel(self.call(tensors))
+        if not self.recorded:
             return None
         if self.key is None:
             of_call = call_key(self.template.name, self.formula, tensors, self.numbers)

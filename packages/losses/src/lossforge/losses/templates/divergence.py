@@ -310,13 +310,14 @@ def topk_samples(make: Make) -> Iterator[Sample]:
     yield absent
 
 
-def divergence_divisor(call: Any) -> tuple[Tensor | None, float]:
-    """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
+def divergence_divisor(call: Any) -> Tensor | int:
+    """Return what a mean divides by: see Fusing."""
     if not call.counted:
-        return None, call.loss_scale / call.x.shape[0]
+        rows: int = call.x.shape[0]
+        return rows
     dtype = torch.promote_types(call.x.dtype, torch.float32)
     weight = torch.ones((), dtype=torch.float32, device=call.x.device) if call.weight is None else call.weight.to(dtype)
-    return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum(), call.loss_scale
+    return (weight if call.labels is None else torch.where(call.labels == call.ignore_index, 0.0, weight)).sum()
 
 
 QUIET = ("scale", "softcap", "target_scale", "target_softcap", "hard_weight")

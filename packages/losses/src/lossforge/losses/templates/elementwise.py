@@ -267,12 +267,10 @@ def elementwise_samples(make: Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(9, 7), make.unit(9, 7), {"normalizer": 5})
 
 
-def elementwise_divisor(call: ElementwiseCall[Any]) -> tuple[Tensor | None, float]:
-    """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
+def elementwise_divisor(call: ElementwiseCall[Any]) -> Tensor | int:
+    """Return what a mean divides by: see Fusing."""
     rows, classes = call.x.shape
-    if not call.counted:
-        return None, call.factor / (rows * classes)
-    return which_count(call).sum(dtype=torch.float32) * classes, call.factor
+    return which_count(call).sum(dtype=torch.float32) * classes if call.counted else rows * classes
 
 
 DOCS = TemplateDocs(

@@ -382,14 +382,15 @@ def rowwise_samples(make: Make) -> Iterator[Sample]:
     yield Sample("normalizer, number", make.logits(7, 10), index, {"normalizer": 5})
 
 
-def rowwise_divisor(call: RowwiseCall[Any]) -> tuple[Tensor | None, float]:
-    """Return what the device knows that a scalar result is divided by, and what it is multiplied by: see Fusing."""
+def rowwise_divisor(call: RowwiseCall[Any]) -> Tensor | int:
+    """Return what a mean divides by: see Fusing."""
     if not call.counted:
-        return None, call.loss_scale / call.x.shape[0]
+        rows: int = call.x.shape[0]
+        return rows
     if call.mean_of_rows or (call.weight is None and (call.lam is None or call.target_b is None)):  # all rows count equally
-        return which_count(call).sum(dtype=torch.float32), call.loss_scale
+        return which_count(call).sum(dtype=torch.float32)
     dtype = torch.promote_types(call.x.dtype, torch.float32)
-    return row_weights(call, None if call.weight is None else call.weight.to(dtype)).sum(), call.loss_scale
+    return row_weights(call, None if call.weight is None else call.weight.to(dtype)).sum()
 
 
 DOCS = TemplateDocs(

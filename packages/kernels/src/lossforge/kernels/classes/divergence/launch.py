@@ -15,10 +15,11 @@ from lossforge.kernels.classes.divergence.kernel import GradOutput, Outputs, div
 from lossforge.kernels.classes.divergence.rows import Formula, Marks
 from lossforge.kernels.classes.rowwise.layout import RowLayout, Wanted, mean_of_rows, row_layout
 from lossforge.kernels.classes.rowwise.rows import Logits
-from lossforge.kernels.engine.launch import Launch, addressed, chip, computed, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, addressed, chip, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
 from lossforge.kernels.engine.template import Launches
+from lossforge.kernels.plans import computed
 from lossforge.kernels.tiles import backward_tiles, divergence_tiles, most_registers, resident_pair_tiles
 
 Call = DivergenceCall | TopKCall

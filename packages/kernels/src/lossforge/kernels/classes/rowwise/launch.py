@@ -12,9 +12,10 @@ from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.kernels.classes.rowwise.kernel import GradOutputs, Kept, Outputs, rowwise_backward_kernel, rowwise_kernel
 from lossforge.kernels.classes.rowwise.layout import RowLayout, Wanted, mean_of_rows, row_layout
 from lossforge.kernels.classes.rowwise.rows import Labels, Logits, RowLoss, Target
-from lossforge.kernels.engine.launch import Launch, Sum, addressed, chip, in_order, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, Sum, addressed, chip, new_like, sum_slots
 from lossforge.kernels.engine.layout import Results, Strided, Tensors, stepped
 from lossforge.kernels.engine.reduce import count, counts_itself
+from lossforge.kernels.plans import in_order
 from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_registers, resident_tiles
 
 Columns = tuple[int | None, int | None]

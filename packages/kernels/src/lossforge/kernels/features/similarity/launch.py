@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import FLOAT, scale_of
-from lossforge.kernels.engine.launch import Launch, computed, in_order, new_like, sum_slots
+from lossforge.kernels.engine.launch import Launch, new_like, sum_slots
 from lossforge.kernels.engine.layout import Strided, Tensors, constants
 from lossforge.kernels.engine.template import Launches, TwoLaunches
 from lossforge.kernels.features.calls import NONE, SimilarityCall
@@ -40,6 +40,7 @@ from lossforge.kernels.features.similarity.pair_sums import (
     pair_sums_join_kernel,
     pair_sums_kernel,
 )
+from lossforge.kernels.plans import computed, in_order
 from lossforge.kernels.product import add_product
 from lossforge.kernels.tiles import FeatureTiles, feature_tiles, most_registers
 

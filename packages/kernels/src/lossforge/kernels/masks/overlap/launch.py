@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from lossforge.kernels.call import FLOAT, Formulas
-from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, computed, in_order, new_like, workspace
+from lossforge.kernels.engine.launch import PROGRAMS_A_GROUP, Launch, addressed, new_like, workspace
 from lossforge.kernels.engine.layout import Results, Tensors, collapse, constants, per_row
 from lossforge.kernels.engine.reduce import Scaling
 from lossforge.kernels.engine.template import Launches, TwoLaunches
@@ -16,6 +16,7 @@ from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.kernels.masks.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.masks.overlap.kernel import Loss, Memory, overlap_kernel
 from lossforge.kernels.masks.overlap.planes import Config, Planes
+from lossforge.kernels.plans import computed, in_order
 from lossforge.kernels.tiles import OverlapTiles, overlap_tiles
 
 PROGRAMS = 2**21  # elements that all programs together hold in their tiles: twice what a large GPU keeps in registers at a time

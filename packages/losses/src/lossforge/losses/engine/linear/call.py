@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from lossforge.kernels.call import Head
+from lossforge.kernels.plans import narrowed
 from lossforge.losses.base.record import Fusing
 
 
@@ -15,7 +16,7 @@ def of_rows(fusing: Fusing[Any], call: Any, start: int, end: int, x: Tensor | He
     for name in (*fusing.rows, *fusing.elements):
         t = getattr(call, name)
         if isinstance(t, Tensor) and (name in fusing.rows or (t.ndim == 2 and t.shape[0] == rows)):
-            given[name] = t[start:end]
+            given[name] = narrowed(t, 0, start, end)
     if call.target is None:  # the diagonal
         given["offset"] = call.offset + start
     if target is not None:
@@ -28,9 +29,9 @@ def of_classes(fusing: Fusing[Any], call: Any, start: int, end: int, x: Tensor, 
     given: dict[str, Any] = {"x": x}
     for name in fusing.classes:
         if (t := getattr(call, name)) is not None:
-            given[name] = t[start:end]
+            given[name] = narrowed(t, 0, start, end)
     if target is not None:
         given["target"] = target
     elif call.target.ndim == 2:
-        given["target"] = call.target[:, start:end]
+        given["target"] = narrowed(call.target, 1, start, end)
     return call._replace(**given)

@@ -11,7 +11,7 @@ a chunk. So `backward` goes by classes where there are more of them than rows.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
-from lossforge.kernels.plans import by_plan, call_key, layouts
+from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.engine.linear.call import of_classes, of_rows
 from lossforge.losses.engine.linear.products import (
@@ -39,6 +39,8 @@ from lossforge.losses.templates import TEMPLATES, reference
 
 MEMORY = 2**30
 """Bytes of logits at a time, where there is enough: below 2,048 rows of a vocabulary, products lose speed on an H200."""
+SHARE = 32
+"""The part of a GPU's memory that exponentials may take, where it is more."""
 ALIGNED = 64
 """Rows or classes a chunk are a multiple of it, but for the last chunk's."""
 
@@ -50,11 +52,24 @@ def free_memory(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def memory_for(x: Tensor) -> int:
-    """Return the bytes of logits that are computed at a time; for a meta tensor, those of a GPU that has enough."""
+def whole_memory(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory."""
+    whole: int = torch.cuda.get_device_properties(device).total_memory
+    return whole
+
+
+def memory_for(x: Tensor, exponentials: bool = False) -> int:
+    """Return the bytes of logits that are computed at a time; for a meta tensor, those of a GPU that has enough.
+
+    exponentials: in place of logits. Where the weight's gradient was summed over chunks of them, a call took 3 to 8 % longer; so on a large
+        GPU they have more memory.
+    """
     if x.is_meta:
         return MEMORY
-    return min(MEMORY, free_memory(x.device) // 4) if x.is_cuda else MEMORY // 4
+    if not x.is_cuda:
+        return MEMORY // 4
+    most = max(MEMORY, whole_memory(x.device) // SHARE) if exponentials else MEMORY
+    return min(most, free_memory(x.device) // 4)
 
 
 def is_wide(layer: Head) -> bool:
@@ -62,18 +77,19 @@ def is_wide(layer: Head) -> bool:
     return layer.logits != FROM_WEIGHT and layer.input.dtype in HALF
 
 
-def rows_a_chunk(call: Any, spare: int, saved: int, wide: bool) -> int:
+def rows_a_chunk(call: Any, spare: int, saved: int, wide: bool, exponentials: bool = False) -> int:
     """Return how many rows are computed at a time: all of them where that takes no more memory than chunks would.
 
     Args:
         spare: bytes of the weight's gradient, which the gradient of a chunk's logits may lie in until the weight's is written.
         saved: bytes saved when one chunk suffices.
         wide: whether the logits lie beside their gradient, in float32.
+        exponentials: whether exponentials stand in place of logits.
     """
     rows = max(call.x.input.shape[0], 1)
     if call.x.chunk:
         return min(call.x.chunk, rows)
-    classes, memory = room(call.x.weight.shape[0], call.x.input), memory_for(call.x.input)
+    classes, memory = room(call.x.weight.shape[0], call.x.input), memory_for(call.x.input, exponentials)
     a_gradient = classes * call.x.input.element_size()
     beside = 4 * classes * wide
     in_spare = min(memory // beside, spare // a_gradient) if wide else spare // a_gradient
@@ -97,7 +113,7 @@ def _evenly(whole: int, most: int) -> int:
     return min(-(-whole // parts // ALIGNED) * ALIGNED, whole)
 
 
-def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: int = 1) -> tuple[int, bool]:
+def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: int = 1, exponentials: bool = False) -> tuple[int, bool]:
     """Return how many rows a chunk has, 0 where it cannot have `together`; and whether the weight's gradient is summed in float32.
 
     of_weight: the weight's gradient, or what has its layout and dtype; None where it is not wanted.
@@ -106,7 +122,8 @@ def rows_of_chunks(call: Any, of_weight: Tensor | None, wide: bool, together: in
     if of_weight is not None and of_weight.dtype in HALF and call.x.accumulate:
         fits = not of_weight.is_cuda or 4 * of_weight.numel() <= free_memory(of_weight.device) // 2
         size = of_weight.numel() if call.x.accumulate == 1 or fits else 0
-    rows = rows_a_chunk(call, 2 * size if of_weight is None or of_weight.is_contiguous() else 0, 4 * size, wide)
+    spare = 2 * size if of_weight is None or of_weight.is_contiguous() else 0
+    rows = rows_a_chunk(call, spare, 4 * size, wide, exponentials)
     several = rows < call.x.input.shape[0]
     return rows // together * together if several else rows, several and size > 0
 
@@ -133,7 +150,7 @@ class OfInput:
             return
         ready = summing is None or gradient.is_contiguous()
         if not ready or (gradient.dtype in HALF and (wide or summing is not None)):
-            self.sum = torch.empty(gradient.shape, dtype=_wide(gradient.dtype), device=gradient.device)
+            self.sum = computed(_empty_wide, gradient)
 
     def complete(self) -> None:
         """Start to sum over the processes: `sum` is complete."""
@@ -144,7 +161,7 @@ class OfInput:
         if self.exchange is not None:
             self.exchange.wait()
         elif self.gradient is not None and self.sum is not None and self.sum is not self.gradient:
-            self.gradient.copy_(self.sum)
+            applied(Tensor.copy_, self.gradient, self.sum)
 
 
 class Gradients:
@@ -156,19 +173,24 @@ class Gradients:
     """
 
     def __init__(
-        self, call: Any, gradients: Sequence[Tensor | None], wide: bool, together: int = 1, summing: Summing | None = None
+        self,
+        call: Any,
+        gradients: Sequence[Tensor | None],
+        exponentials: bool = False,
+        together: int = 1,
+        summing: Summing | None = None,
     ) -> None:
         """together: how many rows after one another a chunk must not part; no more than `rows_of_chunks` allows."""
         of_input, self.weight, self.bias = gradients
         self.input = OfInput(of_input, summing)
         self.layer: Head = call.x
-        self.wide = wide
+        self.wide = is_wide(call.x) and not exponentials
         of_weight = self.weight
-        self.rows, self.summed = rows_of_chunks(call, of_weight, wide, together)
+        self.rows, self.summed = rows_of_chunks(call, of_weight, self.wide, together, exponentials)
         self.sum = of_weight
         if self.summed and of_weight is not None:
-            self.sum = torch.empty(of_weight.shape, dtype=torch.float32, device=of_weight.device)
-        self.bias_sum = None if self.bias is None else torch.zeros(self.bias.shape, dtype=_wide(self.bias.dtype), device=self.bias.device)
+            self.sum = computed(_empty_wide, of_weight)
+        self.bias_sum: Tensor | None = None
         self.first = True
 
     def memory(self) -> tuple[Tensor, Tensor]:
@@ -177,38 +199,41 @@ class Gradients:
         shape = self.rows, room(classes, x)
         size = shape[0] * shape[1]
         if self.summed and weight is not None and weight.dtype == x.dtype and weight.is_contiguous() and size <= weight.numel():
-            gradient = weight.view(-1)[:size].view(shape)[:, :classes]
+            gradient = computed(functools.partial(_first_of, shape, classes), weight)
         else:
             gradient = new_logits(self.rows, classes, x)
         return (new_logits(self.rows, classes, x, torch.float32) if self.wide else gradient), gradient
 
     def add(self, start: int, end: int, logits: Tensor, factors: Tensor | None = None) -> None:
         """Add what the gradient of a chunk's logits makes: `logits`, times a factor a row if there are some."""
-        x = self.layer.input[start:end]
+        x = narrowed(self.layer.input, 0, start, end)
         if self.input.sum is not None:
-            of_rows = self.input.sum[start:end]
+            of_rows = narrowed(self.input.sum, 0, start, end)
             if of_rows.dtype == logits.dtype:
                 write_product(of_rows, logits, self.layer.weight)
             else:
                 add_products(of_rows, logits, self.layer.weight, True)
             if factors is not None:
-                of_rows.mul_(factors[:, None])
+                kernels.load("linear.launch").scale_rows(of_rows, of_rows, factors)
             if end == len(self.layer.input):
                 self.input.complete()
         if self.sum is not None:
-            x = of_counting_rows(x)
-            if factors is not None:
-                torch.mul(x, factors[:, None], out=x)
+            if factors is None:
+                x = of_counting_rows(x)
+            else:
+                given, x = x, computed(torch.empty_like, x)
+                kernels.load("linear.launch").scale_rows(x, given, factors, True)
             add_transposed(self.sum, logits, x, self.first)
-        if self.bias_sum is not None:
-            self.bias_sum += sums_of_classes(logits, self.bias_sum.dtype, factors)
+        if self.bias is not None:
+            sums = sums_of_classes(logits, _wide(self.bias.dtype), factors)
+            self.bias_sum = sums if self.bias_sum is None else computed(torch.add, self.bias_sum, sums)
         self.first = False
 
     def finish(self) -> None:
         if self.summed and self.weight is not None and self.sum is not None:
-            self.weight.copy_(self.sum)
+            applied(Tensor.copy_, self.weight, self.sum)
         if self.bias is not None and self.bias_sum is not None:
-            self.bias.copy_(self.bias_sum)
+            applied(Tensor.copy_, self.bias, self.bias_sum)
         self.input.finish()
 
 
@@ -231,13 +256,13 @@ class GradientsByClasses:
     def add(self, start: int, end: int, logits: Tensor) -> None:
         """Add what the gradient of a chunk's logits makes."""
         if self.input.sum is not None:
-            add_products(self.input.sum, logits, self.layer.weight[start:end], start == 0)
+            add_products(self.input.sum, logits, narrowed(self.layer.weight, 0, start, end), start == 0)
             if end == len(self.layer.weight):
                 self.input.complete()
         if self.weight is not None and self.x is not None:
-            add_transposed(self.weight[start:end], logits, self.x, True)
+            add_transposed(narrowed(self.weight, 0, start, end), logits, self.x, True)
         if self.bias is not None:
-            self.bias[start:end] = sums_of_classes(logits, _wide(self.bias.dtype))
+            applied(Tensor.copy_, narrowed(self.bias, 0, start, end), sums_of_classes(logits, _wide(self.bias.dtype)))
 
     def finish(self) -> None:
         self.input.finish()
@@ -245,6 +270,15 @@ class GradientsByClasses:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
+
+
+def _empty_wide(t: Tensor) -> Tensor:
+    return torch.empty(t.shape, dtype=_wide(t.dtype), device=t.device)
+
+
+def _first_of(shape: tuple[int, int], classes: int, t: Tensor) -> Tensor:
+    """Return logits in the memory of a tensor's first elements. shape: with the room of their rows."""
+    return t.view(-1)[: shape[0] * shape[1]].view(shape)[:, :classes]
 
 
 class Chunks:
@@ -278,10 +312,10 @@ class Chunks:
         part, call_of = ((Head.of_rows, of_rows), (Head.of_classes, of_classes))[axis]
         fusing = FUSED[type(self.call)].fusing
         for start, end in ranges(self.call.x.shape[axis], memory.shape[axis]):
-            logits, target = logits_of(part(self.call.x, start, end), memory.narrow(axis, 0, end - start)), None
+            logits, target = logits_of(part(self.call.x, start, end), narrowed(memory, axis, 0, end - start)), None
             if self.teacher is not None and others is not None:
-                target = logits_of(part(self.teacher, start, end), others.narrow(axis, 0, end - start))
-            to = logits if gradient is memory else gradient.narrow(axis, 0, end - start)
+                target = logits_of(part(self.teacher, start, end), narrowed(others, axis, 0, end - start))
+            to = logits if gradient is memory else narrowed(gradient, axis, 0, end - start)
             yield start, end, call_of(fusing, self.all, start, end, logits, target), to
 
     def forward(self, chunk: Any, gradient: Tensor | None, keep: bool) -> Several:
@@ -368,9 +402,27 @@ def by_product(function: Callable[..., Any], call: Any, more: Several, *argument
 
 def _divisor(call: Any) -> tuple[Tensor | None, float]:
     """Return what a scalar result is divided by where the device knows it, and multiplied by."""
+    own = FUSED[type(call)]
     if call.normalizer is not None or call.reduction == "sum":
         return call.normalizer, call.loss_scale
-    return FUSED[type(call)].fusing.divisor(call)
+    factor: float = getattr(call, "factor", call.loss_scale)
+    if not call.counted:
+        number: Any = own.fusing.divisor(call)
+        return None, factor / number
+    tensors, numbers = own.flat(call)
+    places = [i for i, t in enumerate(tensors) if t is not None]
+    counted = functools.partial(_counted, own, call.loss, len(tensors), places, numbers)
+    return computed(counted, *[t for t in tensors if t is not None]), factor
+
+
+def _counted(own: FusedTemplate[Any], loss: str, count: int, places: Sequence[int], numbers: Sequence[Any], *present: Tensor) -> Tensor:
+    """Return the divisor of a call, whose tensors are those present in their places among `count`."""
+    tensors: list[Tensor | None] = [None] * count
+    for place, t in zip(places, present, strict=True):
+        tensors[place] = t
+    found = own.fusing.divisor(own.of(loss, tuple(tensors), numbers))
+    assert isinstance(found, Tensor)
+    return found
 
 
 class Slopes(Protocol):
@@ -397,40 +449,80 @@ def forward(
     """
     chunks = Chunks(call)
     own = FUSED[type(call)]
-    found = {name: _memory_of(shape, call.x.input) for name, shape in zip((*own.results, *own.kept), own.shapes(call, keep), strict=True)}
-    names = (*chunks.template.results, *chunks.template.kept)
+    found = Found(call, keep, (*chunks.template.results, *chunks.template.kept))
     product, differentiated = product_of(call), any(g is not None for g in gradients)
     if product is not None and not differentiated:
         for start, end in ranges(call.x.input.shape[0], product.rows_a_launch(call)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
-            _enter(found, start, end, zip(names, by_product(product.forward, chunk, (), chunks.formulas, keep), strict=True))
-        return tuple(found.values())
+            found.enter(start, end, by_product(product.forward, chunk, (), chunks.formulas, keep))
+        return found.all()
     exponentials = goes_by_exponentials(call, slopes is not None and slopes.of_entropy)
-    sums = Gradients(call, gradients, is_wide(call.x) and not exponentials, 1 if slopes is None else slopes.together)
+    sums = Gradients(call, gradients, exponentials, 1 if slopes is None else slopes.together)
     if exponentials:
         memory, _ = sums.memory()
         assert product is not None
         for start, end in ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
-            to = memory[: end - start]
+            to = narrowed(memory, 0, 0, end - start)
             *results, factors = by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
-            _enter(found, start, end, zip(names, results, strict=True))
+            found.enter(start, end, results)
             if slopes is not None:
                 arrived = slopes.of_rows(start, end, results)[0]
                 factors = torch.where(factors == 0, 0.0, factors * arrived)  # an ignored row's, at which anything may arrive
             sums.add(start, end, to, factors)
         sums.finish()
-        return tuple(found.values())
+        return found.all()
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
         if slopes is None:
             results = chunks.forward(chunk, to if differentiated else None, keep)
         else:
             results = chunks.differentiated(chunk, to, functools.partial(slopes.of_rows, start, end))
-        _enter(found, start, end, zip(names, results, strict=True))
+        found.enter(start, end, results)
         if differentiated:
             sums.add(start, end, to)
     sums.finish()
-    return tuple(found.values())
+    return found.all()
+
+
+class Found:
+    """Results of all rows and what is kept for backward, by name: those of one chunk, or of several.
+
+    names: of what a chunk gives, in its order.
+    """
+
+    def __init__(self, call: Any, keep: bool, names: Sequence[str]) -> None:
+        self.call, self.keep, self.names = call, keep, names
+        self.whole: dict[str, Tensor | None] | None = None
+
+    def _memory(self) -> dict[str, Tensor | None]:
+        x = self.call.x.input
+        return {name: shape if shape is None else computed(functools.partial(_memory_of, shape), x) for name, shape in self._asked()}
+
+    def _asked(self) -> Iterator[tuple[str, Any]]:
+        """Yield what was asked for by name, with its shape and dtype."""
+        own = FUSED[type(self.call)]
+        yield from zip((*own.results, *own.kept), own.shapes(self.call, self.keep), strict=True)
+
+    def enter(self, start: int, end: int, results: Sequence[Tensor | None]) -> None:
+        """Add the results of some rows to those of all, or copy them there."""
+        of_chunk = dict(zip(self.names, results, strict=True))
+        if end - start == self.call.x.shape[0]:
+            asked = ((name, of_chunk[name], shape) for name, shape in self._asked())
+            self.whole = {name: None if t is None or shape is None else _as(shape, t) for name, t, shape in asked}
+            return
+        self.whole = self._memory() if self.whole is None else self.whole
+        for name, whole in self.whole.items():
+            each = of_chunk[name]
+            if whole is None or each is None:
+                continue
+            if whole.ndim == 0:
+                applied(Tensor.add_, whole, each)
+            else:
+                applied(Tensor.copy_, _rows_of(name, whole, start, end), each)
+
+    def all(self) -> Several:
+        """Return them in the order of the template's names."""
+        return tuple((self._memory() if self.whole is None else self.whole).values())
 
 
 def goes_by_exponentials(call: Any, of_entropy: bool = False) -> bool:
@@ -439,29 +531,21 @@ def goes_by_exponentials(call: Any, of_entropy: bool = False) -> bool:
     return product is not None and product.exponentiates(call) and not of_entropy
 
 
-def _enter(found: Mapping[str, Tensor | None], start: int, end: int, results: Iterable[tuple[str, Tensor | None]]) -> None:
-    """Add the results of some rows to those of all, or copy them there."""
-    for name, each in results:
-        whole = found.get(name)
-        if whole is None or each is None:
-            continue
-        if whole.ndim == 0:
-            whole += each
-        else:
-            _rows_of(name, whole, start, end).copy_(each)
-
-
-def _memory_of(shape: Any, x: Tensor) -> Tensor | None:
-    if shape is None:
-        return None
+def _memory_of(shape: Any, x: Tensor) -> Tensor:
     if isinstance(shape, Tensor):
         return torch.empty(shape.shape, dtype=shape.dtype, device=x.device)
     size, dtype = shape
     return (torch.empty if size else torch.zeros)(size, dtype=dtype, device=x.device)
 
 
+def _as(shape: Any, t: Tensor) -> Tensor:
+    """Return a result in the dtype that it is asked for."""
+    dtype = shape.dtype if isinstance(shape, Tensor) else shape[1]
+    return t if t.dtype == dtype else computed(functools.partial(torch.Tensor.to, dtype=dtype), t)
+
+
 def _rows_of(name: str, t: Tensor, start: int, end: int) -> Tensor:
-    return t[:, start:end] if name == "stats" else t[start:end]
+    return narrowed(t, 1 if name == "stats" else 0, start, end)
 
 
 def backward(
@@ -484,7 +568,7 @@ def backward(
         (shares,) = by_product(product.shares_of, chunks.all, of_rows, chunks.formulas, stats, entropy, grad_outputs)
         ordered, memory = product.ordered(chunks.all), product.new_slopes(call, by_classes.classes)
         for start, end in ranges(call.x.weight.shape[0], by_classes.classes):
-            to = memory[:, : end - start]
+            to = narrowed(memory, 1, 0, end - start)
             by_product(product.slopes_of, ordered, (shares, to), grad_outputs[3] is not None, start, shares, to)
             by_classes.add(start, end, to)
         by_classes.finish()
@@ -497,13 +581,13 @@ def backward(
             by_classes.add(start, end, to)
         by_classes.finish()
         return
-    sums = Gradients(call, gradients, is_wide(call.x), summing=summing)
+    sums = Gradients(call, gradients, summing=summing)
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
         of_chunk: list[Tensor | None] = []
         for name in names:
             t = known.get(name)
-            of_chunk.append(None if t is None else _rows_of(name, t, start, end).contiguous())
-        given = [t if t is None or t.ndim == 0 else t[start:end] for t in grad_outputs]
+            of_chunk.append(None if t is None else in_order(_rows_of(name, t, start, end)))
+        given = [t if t is None or t.ndim == 0 else narrowed(t, 0, start, end) for t in grad_outputs]
         chunks.backward(chunk, tuple(of_chunk), given, to)
         sums.add(start, end, to)
     sums.finish()

@@ -5,10 +5,13 @@ In half precision tensor cores take numbers of classes and distances between row
 and the few classes that are left over have separate products.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 from lossforge.kernels.call import Head
+from lossforge.kernels.plans import applied, computed
 from lossforge.kernels.product import add_product
 
 UNIT = 8
@@ -38,42 +41,61 @@ def _parts(logits: Tensor, x: Tensor | None = None) -> list[slice]:
 
 def new_logits(rows: int, classes: int, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return memory for logits, of the dtype of x unless given."""
-    return torch.empty((rows, room(classes, x)), dtype=dtype or x.dtype, device=x.device)[:, :classes]
+    return computed(functools.partial(_new_logits, rows, classes, dtype or x.dtype), x)
+
+
+def _new_logits(rows: int, classes: int, dtype: torch.dtype, x: Tensor) -> Tensor:
+    return torch.empty((rows, room(classes, x)), dtype=dtype, device=x.device)[:, :classes]
 
 
 def logits_of(layer: Head, out: Tensor) -> Tensor:
     """Write a layer's logits into memory of their shape, and return it."""
-    x = layer.input
+    applied(_write_logits, out, *layer.tensors)
+    return out
+
+
+def _write_logits(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     for part in _parts(out, x):
         if out.dtype != x.dtype:
-            if layer.bias is not None:
-                out[:, part].copy_(layer.bias[part])
-            add_product(out[:, part], x, layer.weight[part].t(), layer.bias is None)
-        elif layer.bias is None:
-            torch.mm(x, layer.weight[part].t(), out=out[:, part])
+            if bias is not None:
+                out[:, part].copy_(bias[part])
+            add_product(out[:, part], x, weight[part].t(), bias is None)
+        elif bias is None:
+            torch.mm(x, weight[part].t(), out=out[:, part])
         else:
-            torch.addmm(layer.bias[part], x, layer.weight[part].t(), out=out[:, part])
-    return out
+            torch.addmm(bias[part], x, weight[part].t(), out=out[:, part])
 
 
 def write_product(out: Tensor, logits: Tensor, weight: Tensor) -> None:
     """out ← logits · weight, with sums in float32."""
+    applied(_write_product, out, logits, weight)
+
+
+def _write_product(out: Tensor, logits: Tensor, weight: Tensor) -> None:
     if len(_parts(logits)) == 1 and not (_by_tensor_cores(logits) and out.numel() <= SMALL):
         torch.mm(logits, weight, out=out)
         return
     total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    add_products(total, logits, weight, True)
+    _add_products(True, total, logits, weight)
     out.copy_(total)
 
 
 def add_products(total: Tensor, logits: Tensor, weight: Tensor, first: bool) -> None:
     """total ← total + logits · weight, or logits · weight where it is the first, in the dtype of the total."""
+    applied(functools.partial(_add_products, first), total, logits, weight)
+
+
+def _add_products(first: bool, total: Tensor, logits: Tensor, weight: Tensor) -> None:
     for part in _parts(logits):
         add_product(total, logits[:, part], weight[part], first and not part.start)
 
 
 def add_transposed(total: Tensor, logits: Tensor, x: Tensor, first: bool) -> None:
     """total ← total + logitsᵀ · x, or logitsᵀ · x where it is the first, in the dtype of the total."""
+    applied(functools.partial(_add_transposed, first), total, logits, x)
+
+
+def _add_transposed(first: bool, total: Tensor, logits: Tensor, x: Tensor) -> None:
     for part in _parts(logits):
         if part.start and total.dtype == x.dtype:  # see SMALL
             product = torch.mm(logits[:, part].t(), x, out_dtype=torch.float32)
@@ -87,6 +109,10 @@ def of_counting_rows(x: Tensor) -> Tensor:
 
     That is 0 in a row that does not count, and 0 · nan would be nan. In a row that counts it is nan where the input is not finite.
     """
+    return computed(_finite, x)
+
+
+def _finite(x: Tensor) -> Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -95,6 +121,11 @@ def sums_of_classes(logits: Tensor, dtype: torch.dtype, factors: Tensor | None =
 
     On an H200 torch's own sum took up to 251 MiB beside a chunk of 1 GiB, and no less time.
     """
+    given = (logits,) if factors is None else (logits, factors)
+    return computed(functools.partial(_sums_of_classes, dtype), *given)
+
+
+def _sums_of_classes(dtype: torch.dtype, logits: Tensor, factors: Tensor | None = None) -> Tensor:
     if not _by_tensor_cores(logits):
         return logits.sum(0, dtype=dtype) if factors is None else torch.mv(logits.to(dtype).t(), factors)
     if factors is None:

@@ -109,7 +109,7 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
         target = torch.where(joining.weight == 0, ignored, target)
     call = own._replace(x=layer, target=target, ignore_index=ignored, lam=None, outputs=[False] * 7)
     divisor, held = joining.divisor(which_count(whole)), whole.loss == BY_PROBABILITY
-    sums = Gradients(call, written, False, summing=shards.summing)
+    sums = Gradients(call, written, True, summing=shards.summing)
     memory, _ = sums.memory()
     exchanged, totals = [], []
     for start, end in ranges(len(layer.input), layer.chunk):

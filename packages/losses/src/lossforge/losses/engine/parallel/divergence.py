@@ -129,7 +129,7 @@ def _computed(
     call = call._replace(x=layer)
     new = torch.empty_like if len(layer.input) else torch.zeros_like  # without rows nothing is written
     gradients = [new(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    chunks, sums = Chunks(call), Gradients(call, gradients, wide, summing=shards.summing)
+    chunks, sums = Chunks(call), Gradients(call, gradients, summing=shards.summing)
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32
     values, known = torch.zeros(len(x), dtype=dtype, device=x.device), stats is not None
