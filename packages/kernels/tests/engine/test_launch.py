@@ -1,5 +1,7 @@
 """Plans: that a launch started directly is the one Triton would start, whatever the tensors' memory and the arguments."""
 
+import weakref
+
 import pytest
 import torch
 import triton
@@ -12,7 +14,7 @@ from lossforge.kernels.engine.launch import Slot, filler, workspace
 from lossforge.kernels.engine.reduce import count
 from lossforge.kernels.formulas.binary.focal import focal
 from lossforge.kernels.formulas.regression import l1
-from lossforge.kernels.plans import PLANS, by_plan, call_key, layouts
+from lossforge.kernels.plans import PLANS, applied, by_plan, call_key, computed, layouts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -28,7 +30,7 @@ def test_filler():
 
 
 def scale(x, factor):
-    by_plan(("scale", *layouts((x, factor))), (x, factor), scale_, lambda: (x, factor))
+    by_plan(("scale", *layouts((factor, x))), (factor, x), scale_, lambda: (factor, x))
 
 
 def l1_call(x, y, gradient=None, **others):
@@ -96,7 +98,26 @@ def test_a_call_that_is_more_than_launches_is_not_replayed():
     PLANS.clear()
     for _ in range(2):
         assert l1_sum(x, torch.zeros_like(x).contiguous()) == x.numel()
-    assert not PLANS
+    assert [*PLANS.values()] == [None]
+
+
+def test_a_plan_forgets_a_tensor_after_the_last_step_that_takes_it():
+    made, alive = [], []
+
+    def doubled(t):
+        found = 2 * t
+        made.append(weakref.ref(found))
+        return found
+
+    def function(t):
+        found = computed(doubled, computed(doubled, t))
+        applied(lambda _: alive.append([each() is not None for each in made[-2:]]), found)
+        return (found,)
+
+    for x in (torch.ones(3), torch.full((3,), 2.0)):
+        (found,) = by_plan(("forgets",), (x,), function, lambda x=x: (x,))
+        assert found.equal(4 * x)
+    assert alive[-1] == [False, True]
 
 
 def test_launches_of_a_plan_are_a_part_of_the_one_around_it():
@@ -195,5 +216,5 @@ def test_launches_are_counted_whichever_way_they_start():
 
 @GPU
 def test_a_factor_on_another_device_is_refused():
-    with pytest.raises(ValueError, match="factor must be on the device of x"):
-        scale_(torch.ones(3, device="cuda"), torch.ones(()))
+    with pytest.raises(ValueError, match="factor must be on the device of the tensors"):
+        scale_(torch.ones(()), torch.ones(3, device="cuda"))

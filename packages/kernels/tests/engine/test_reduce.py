@@ -59,14 +59,14 @@ def test_count():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [1, 4096, 20_001])
-def test_scale(n, dtype):
-    x = torch.randn(n, device=DEVICE).to(dtype)
-    before = x.clone()
-    scale_(x, torch.ones((), device=DEVICE))
-    assert torch.equal(x, before)
-    scale_(x, torch.full((), -4.0, device=DEVICE))
-    assert torch.equal(x, before * -4)
+@pytest.mark.parametrize("sizes", [(1,), (4096,), (20_001,), (3, 9000), (5000, 1, 4097)])
+def test_scale(sizes, dtype):
+    tensors = [torch.randn(n, device=DEVICE).to(dtype) for n in sizes]
+    before = [t.clone() for t in tensors]
+    scale_(torch.ones((), device=DEVICE), *tensors)
+    assert all(map(torch.equal, tensors, before))
+    scale_(torch.full((), -4.0, device=DEVICE), *tensors)
+    assert all(torch.equal(t, -4 * b) for t, b in zip(tensors, before, strict=True))
 
 
 def test_launches_are_counted():

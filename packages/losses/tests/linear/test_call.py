@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from linear_calls import CLASSES, FUSED, exactly, gradients, indices, layer, normal
 from loss_calls import Operators
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from lossforge.losses import (
@@ -94,6 +95,65 @@ def test_compile(loss, mode, by, device, monkeypatch):
         agree(gradients(compiled, leaves, *targets), exactly(loss, leaves, *targets), BOUND[dtype])
         frames.append(compiles.frame_count)
     assert frames[-1] == frames[1] <= 2
+
+
+def graphs_of(function, *given):
+    """Return a compiled function, and where the names of the operators in its graphs are entered: of forward, then of backward."""
+    names = []
+
+    def enter(graph, inputs):
+        names.append([str(node.target) for node in graph.graph.nodes if "lossforge.linear_" in str(node.target)])
+        return graph
+
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=enter, bw_compiler=enter)), names
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("dtype", "mode"), [(torch.float32, None), (torch.float16, None), (torch.bfloat16, None), (torch.float32, "backward")]
+)
+def test_a_graph_takes_three_products(loss, dtype, mode, device):
+    """The gradients are written in the operator of forward, and backward multiplies them, as often as it is called; float16 takes four."""
+    compiled, names = graphs_of(lambda *given: loss.ours(*given, gradient=mode, chunk=4))
+    leaves = layer(9, device, dtype, hidden=8)
+    targets = [t.to(dtype) if t.is_floating_point() else t for t in loss.targets(9, device)]
+    value = compiled(*leaves, *targets)
+    first, second = (torch.autograd.grad(value, leaves, torch.tensor(n, device=device), retain_graph=True) for n in (3.0, 1.0))
+    in_forward = mode is None and dtype != torch.float16
+    assert [len(each) for each in names] == [1, 0 if in_forward else 1]
+    expected = gradients(loss.ours, leaves, *targets, upstream=1.0, chunk=4, gradient="forward" if in_forward else "backward")
+    assert all(map(torch.equal, (value, *second), expected))
+    agree((value, *first), exactly(loss, leaves, *targets), {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype])
+
+
+@pytest.mark.parametrize(("outputs", "four"), [((), False), (("lse",), True), (("correct",), False)])
+def test_a_graph_whose_further_results_may_be_differentiated_takes_four_products(outputs, four, device):
+    """It gives each a gradient, of 0 where none arrives: what forward wrote would be of no use."""
+    compiled, names = graphs_of(lambda x, w, b, t: linear_cross_entropy(x, w, t, b, outputs=outputs))
+    leaves, target = layer(9, device), indices(9, device)
+    found = compiled(*leaves, target)
+    found = torch.autograd.grad(found[0] if outputs else found, leaves)
+    assert len(names[1]) == four
+    agree(found, gradients(lambda x, w, b: linear_cross_entropy(x, w, target, b), leaves, upstream=1.0)[1:])
+
+
+@pytest.mark.parametrize("around", ["checkpoint", "body"])
+def test_a_compiled_step_with_checkpoints(around, device):
+    """Activation checkpointing of the loss itself, and of the layers before it."""
+    leaves, target = layer(9, device), indices(9, device)
+    body = torch.nn.Linear(6, 6, device=device)
+
+    def loss(x, w, b):
+        return linear_cross_entropy(x, w, target, b)
+
+    def step(x, w, b):
+        if around == "checkpoint":
+            return checkpoint(loss, body(x), w, b, use_reentrant=False)
+        return loss(checkpoint(body, x, use_reentrant=False), w, b)
+
+    compiled, _ = graphs_of(step)
+    agree(gradients(compiled, leaves), gradients(lambda x, w, b: loss(body(x), w, b), leaves))
 
 
 def test_compile_without_ignored_rows(device):

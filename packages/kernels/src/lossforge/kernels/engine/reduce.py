@@ -100,19 +100,30 @@ def scales(scaling, count):
     return scale, factor
 
 
-@triton.jit(do_not_specialize=("n", "tiles"))
-def scale_kernel(x_ptr, factor_ptr, n, tiles, BLOCK: tl.constexpr):
-    """Multiply x by `factor` in place; return at once where the factor is 1."""
+@triton.jit
+def scale_tiles(x_ptr, n, factor, BLOCK: tl.constexpr):
+    """Multiply this program's part of x by a factor in place."""
+    tiles = tl.cdiv(n, BLOCK * tl.num_programs(0))
+    first = tl.program_id(0).to(tl.int64) * tiles
+    for tile in range(tiles):
+        start = (first + tile) * BLOCK
+        i = start + tl.arange(0, BLOCK)
+        if start + BLOCK <= n:
+            tl.store(x_ptr + i, tl.load(x_ptr + i).to(tl.float32) * factor)
+        else:
+            tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32) * factor, mask=i < n)
+
+
+@triton.jit(do_not_specialize=("n_a", "n_b", "n_c"))
+def scale_kernel(factor_ptr, a_ptr, b_ptr, c_ptr, n_a, n_b, n_c, BLOCK: tl.constexpr):
+    """Multiply a, b and c, None for none, by `factor` in place; return at once where the factor is 1."""
     factor = tl.load(factor_ptr).to(tl.float32)
     if factor != 1.0:
-        first = tl.program_id(0).to(tl.int64) * tiles
-        for tile in range(tiles):
-            start = (first + tile) * BLOCK
-            i = start + tl.arange(0, BLOCK)
-            if start + BLOCK <= n:
-                tl.store(x_ptr + i, tl.load(x_ptr + i).to(tl.float32) * factor)
-            else:
-                tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32) * factor, mask=i < n)
+        scale_tiles(a_ptr, n_a, factor, BLOCK)
+        if b_ptr is not None:
+            scale_tiles(b_ptr, n_b, factor, BLOCK)
+        if c_ptr is not None:
+            scale_tiles(c_ptr, n_c, factor, BLOCK)
 
 
 @triton.jit
@@ -177,10 +188,13 @@ def count(
     return Launch(count_kernel, (triton.cdiv(n, 4096),), arguments, totals=1, BLOCK=4096, num_warps=8).start()[0]
 
 
-def scale_(x: Tensor, factor: Tensor) -> None:
-    """Multiply a dense x in place by a 0-d factor on its device. Where the factor is 1, x is neither read nor written."""
-    if factor.get_device() != x.get_device():
-        raise ValueError(f"factor must be on the device of x, {x.device}, got {factor.device}")
-    n = x.numel()
-    tiles = triton.cdiv(n, 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
-    Launch(scale_kernel, (triton.cdiv(n, 4096 * tiles),), (x, factor, n, tiles), BLOCK=4096, num_warps=8).start()
+def scale_(factor: Tensor, *tensors: Tensor) -> None:
+    """Multiply up to three dense tensors in place by a 0-d factor on their device. Where it is 1, they are neither read nor written."""
+    for t in tensors:
+        if factor.get_device() != t.get_device():
+            raise ValueError(f"factor must be on the device of the tensors, {t.device}, got {factor.device}")
+    absent = (None,) * (3 - len(tensors))
+    numbers = [t.numel() for t in tensors]
+    tiles = triton.cdiv(max(numbers), 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
+    grid = (triton.cdiv(max(numbers), 4096 * tiles),)
+    Launch(scale_kernel, grid, (factor, *tensors, *absent, *numbers, *[0] * len(absent)), BLOCK=4096, num_warps=8).start()

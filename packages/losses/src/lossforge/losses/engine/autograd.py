@@ -58,10 +58,7 @@ class LossFunction(torch.autograd.Function):
         written, grad_output = handed_out(ctx, grad_outputs, wanted), grad_outputs[0]
         if grad_output is None or not written:
             return None, None, *gradients(ctx, grad_outputs, wanted)
-        for i, gradient in enumerate(written):
-            if gradient is not None:
-                written[i] = scaled(ctx.spec.chunked, gradient, grad_output)
-        return None, None, *written
+        return None, None, *scaled(ctx.spec.chunked, written, grad_output)
 
 
 DIFFERENTIATED = LossFunction.apply
@@ -125,7 +122,7 @@ class InPlace:
             gradient = ctx.precomputed[0].take()
             if gradient is None:
                 raise _refused("backward can run only once")
-            return scaled(spec.chunked, gradient, first)
+            return scaled(spec.chunked, [gradient], first)[0]
         tensors, kept = recalled(ctx)  # raises where the logits have been overwritten since forward
         x, self.x = self.x, None
         assert x is not None

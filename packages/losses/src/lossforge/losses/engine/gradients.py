@@ -61,7 +61,7 @@ def gradients(ctx: Any, grad_outputs: Sequence[Tensor | None], wanted: Sequence[
         return [None] * len(wanted)
     if written := handed_out(ctx, grads, wanted):
         assert grads[0] is not None
-        return [g if g is None else scaled(spec.chunked, g, grads[0]) for g in written]
+        return scaled(spec.chunked, written, grads[0])
     tensors, kept = recalled(ctx)
     if torch.is_grad_enabled():
         return _of_reference(spec, tensors, grads, wanted)
@@ -124,16 +124,21 @@ def _of_reference(
     return [next(found) if want else None for want in wanted]
 
 
-def scaled(chunked: bool, gradient: Tensor, grad_output: Tensor) -> Tensor:
-    """Return the gradient times `grad_output`: in its own memory by a kernel; in new memory where it is traced, because then nothing may
+def scaled(chunked: bool, gradients: Sequence[Tensor | None], grad_output: Tensor) -> list[Tensor | None]:
+    """Return gradients times `grad_output`: in their own memory by a kernel; in new memory where they are traced, because then nothing may
     change, and where no kernel runs."""
-    if (chunked and backend(gradient) == "torch") or not (ordinary(gradient) and ordinary(grad_output)):
-        return times(gradient, grad_output)
-    where = gradient.get_device(), gradient.data_ptr() & 15, grad_output.data_ptr() & 15
-    key = "scale", gradient.numel(), gradient.dtype, *where, grad_output.dtype, grad_output.shape, grad_output.get_device()
-    given = gradient, grad_output
-    by_plan(key, given, kernels.scale_, lambda: given)
-    return gradient
+    present = [g for g in gradients if g is not None]
+    by_kernel = ordinary(grad_output) and not (chunked and backend(present[0]) == "torch")
+    for g in present:
+        by_kernel = by_kernel and ordinary(g)
+    if not by_kernel:
+        return [g if g is None else times(g, grad_output) for g in gradients]
+    key: list[Any] = ["scale", grad_output.dtype, grad_output.shape, grad_output.get_device(), grad_output.data_ptr() & 15]
+    for g in present:
+        key += g.numel(), g.dtype, g.get_device(), g.data_ptr() & 15
+    given = grad_output, *present
+    by_plan(tuple(key), given, kernels.scale_, lambda: given)
+    return list(gradients)
 
 
 def times(gradient: Tensor, grad_output: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ def _make_backward(
     return p.at.launch(rowwise_backward_kernel, tiles, arguments, ENTROPY=entropy, ALL_ROWS=all_rows, **p.constants)
 
 
-def _divisor(call: RowwiseCall) -> Tensor | None:
+def divisor_of(call: RowwiseCall) -> Tensor | None:
     if not call.counted:
         return call.normalizer
     weight = None if call.mean_of_rows else call.weight
@@ -188,7 +188,7 @@ def _divisor(call: RowwiseCall) -> Tensor | None:
 def forward(call: RowwiseCall, formulas: Formulas, gradients: Tensors, keep: bool, alone: bool = False) -> Results:
     """Compute the results, their divisor and the statistics as engine.template.Launches says."""
     itself = alone and call.counted and not (call.weight is not None and call.mean_of_rows) and counts_itself(call.target, call.target_b)
-    divisor = None if itself else _divisor(call)
+    divisor = None if itself else divisor_of(call)
     out = outputs_of(call, call.x, keep)
     totals = addressed(_make, call, Wanted(divisor, call.target.numel() if itself else 0, gradients[0]), out, formulas).start()
     return results_of(out, totals, divisor if call.counted else None)
@@ -216,7 +216,7 @@ def backward(
     """
     divisor, stats, row_entropy = kept
     if divisor is None:
-        divisor = _divisor(call)
+        divisor = divisor_of(call)
     if stats is None:
         plain = call._replace(outputs=call.outputs if call.entropy_weight else NO_OUTPUTS, normalizer=divisor)
         _, _, _, row_entropy, *_, stats = forward(plain, formulas, [None], True)

@@ -70,10 +70,13 @@ LINEAR = TemplateDocs(
         "outputs": divergence.DOCS.arguments["outputs"],
         "gradient": (
             '"forward" writes the gradients of input, weight and bias in forward, by three matrix products. "backward" computes the logits '
-            "again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16 and under "
-            "torch.compile."
+            "again, by four products, and takes any gradient. Default: forward where the result is a scalar, but for float16, and under "
+            "torch.compile where outputs may be differentiated too."
         ),
-        "chunk": "rows at a time. Default: as many as 1 GiB of logits has, fewer where memory is short.",
+        "chunk": (
+            "rows at a time. Default: as many as 1 GiB of logits has, of large bfloat16 scalar losses a 32nd of the GPU's memory, if that "
+            "is more; fewer where memory is short."
+        ),
         "accumulate": (
             'dtype in which a weight\'s gradient of half precision is summed over the chunks: "float32", or "weight", its own, which takes '
             "a third of the memory and rounds after every chunk. Default: float32 where memory allows."

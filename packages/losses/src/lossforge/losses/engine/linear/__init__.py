@@ -6,10 +6,12 @@ has, beside those of its loss:
 
 - `loss_weight`: the loss's own `weight`, whose name the layer's has here.
 - `gradient`: "forward" writes the gradients of input, weight and bias in the forward pass: three matrix products. It is the default for
-    scalar results, but for float16 and under torch.compile. "backward" keeps a few numbers a row and computes the logits again: four
+    scalar results, but for float16, and under torch.compile where z-loss, log-sum-exp or entropy is a result too: a graph gives each a
+    gradient. "backward" keeps a few numbers a row and computes the logits again: four
     products, and any gradient may arrive, also for the loss of each row. Of losses of rows and divergences it takes about half of the
     memory, where there are more classes than rows: it goes by classes, and needs no sum of the weight's gradient.
-- `chunk`: rows at a time. By default as many as 1 GiB of logits has, fewer where a GPU has less than 4 GiB to spare, on a CPU 256 MiB.
+- `chunk`: rows at a time. By default as many as 1 GiB of logits has, fewer where a GPU has less than 4 GiB to spare, on a CPU 256 MiB; of
+    exponentials (below) as many as a 32nd of the GPU's memory has, if that is more.
     A weight's gradient of half precision that is summed in float32 is written at the end; until then its memory holds the logits of a
     chunk, where they fit, and there may be as many rows as fit. One chunk of all rows needs no such sum, and is taken where it has the
     room of that. By classes, as many are taken as fill the memory of `chunk` rows, by default 0.5 GiB.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
+from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.engine.linear.call import of_classes, of_rows
@@ -284,11 +285,10 @@ def _first_of(shape: tuple[int, int], classes: int, t: Tensor) -> Tensor:
 class Chunks:
     """The template's calls, a chunk each, with their logits in memory: of a sum or of each row, so that the parts add up to the whole."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, divisor: Tensor | None, scale: float) -> None:
+        """divisor, scale: of `divisor_of`."""
         self.call = call
-        self.each = call.reduction == "none"
-        divisor, scale = (None, call.loss_scale) if self.each else _divisor(call)
-        self.all = call._replace(normalizer=divisor, loss_scale=scale, reduction="none" if self.each else "sum")
+        self.all = call._replace(normalizer=divisor, loss_scale=scale, reduction="none" if call.reduction == "none" else "sum")
         self.teacher = teacher_of(call)
         self.template: Template[Any] = TEMPLATES[type(call)]
         self.by_kernel = FUSED[type(call)].computed_by_kernel(call)
@@ -400,15 +400,19 @@ def by_product(function: Callable[..., Any], call: Any, more: Several, *argument
     return by_plan(key, (*tensors, *more), function, lambda: (call, *arguments))
 
 
-def _divisor(call: Any) -> tuple[Tensor | None, float]:
+def divisor_of(call: Any) -> tuple[Tensor | None, float]:
     """Return what a scalar result is divided by where the device knows it, and multiplied by."""
     own = FUSED[type(call)]
+    if call.reduction == "none":
+        return None, call.loss_scale
     if call.normalizer is not None or call.reduction == "sum":
         return call.normalizer, call.loss_scale
     factor: float = getattr(call, "factor", call.loss_scale)
     if not call.counted:
         number: Any = own.fusing.divisor(call)
         return None, factor / number
+    if isinstance(call, RowwiseCall) and own.computed_by_kernel(call):
+        return kernels.load("classes.rowwise.launch").divisor_of(call), factor
     tensors, numbers = own.flat(call)
     places = [i for i, t in enumerate(tensors) if t is not None]
     counted = functools.partial(_counted, own, call.loss, len(tensors), places, numbers)
@@ -447,7 +451,7 @@ def forward(
 
     slopes: of a call with a result a row, what arrives at these. Without it the result is the scalar that is differentiated.
     """
-    chunks = Chunks(call)
+    chunks = Chunks(call, *divisor_of(call))
     own = FUSED[type(call)]
     found = Found(call, keep, (*chunks.template.results, *chunks.template.kept))
     product, differentiated = product_of(call), any(g is not None for g in gradients)
@@ -557,7 +561,7 @@ def backward(
     summing: Summing | None = None,
 ) -> None:
     """Write the gradients for those of the results; what is kept may be None, and is then computed again."""
-    own, chunks = FUSED[type(call)], Chunks(call)
+    own, chunks = FUSED[type(call)], Chunks(call, *divisor_of(call))
     known = dict(zip((*own.kept, *own.saved), kept, strict=True))
     names = (*chunks.template.kept, *chunks.template.saved)
     stats = known.get("stats")

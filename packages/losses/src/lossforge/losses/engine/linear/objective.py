@@ -203,7 +203,7 @@ class _Written(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *ctx.computation.differentiable(ctx.wanted, grad_output)
         written, ctx.written = ctx.written or ctx.computation.gradients(ctx.wanted), None
-        return None, *[None if t is None else scaled(True, t, grad_output) for t in written]
+        return None, *scaled(True, written, grad_output)
 
 
 def of_tokens(

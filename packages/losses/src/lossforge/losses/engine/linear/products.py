@@ -45,7 +45,8 @@ def new_logits(rows: int, classes: int, x: Tensor, dtype: torch.dtype | None = N
 
 
 def _new_logits(rows: int, classes: int, dtype: torch.dtype, x: Tensor) -> Tensor:
-    return torch.empty((rows, room(classes, x)), dtype=dtype, device=x.device)[:, :classes]
+    found, wide = torch.empty((rows, room(classes, x)), dtype=dtype, device=x.device), room(classes, x) > classes
+    return found[:, :classes] if wide else found
 
 
 def logits_of(layer: Head, out: Tensor) -> Tensor:
@@ -74,6 +75,9 @@ def write_product(out: Tensor, logits: Tensor, weight: Tensor) -> None:
 def _write_product(out: Tensor, logits: Tensor, weight: Tensor) -> None:
     if len(_parts(logits)) == 1 and not (_by_tensor_cores(logits) and out.numel() <= SMALL):
         torch.mm(logits, weight, out=out)
+        return
+    if len(_parts(logits)) == 1:
+        out.copy_(torch.mm(logits, weight, out_dtype=torch.float32))
         return
     total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     _add_products(True, total, logits, weight)

@@ -88,9 +88,7 @@ class _Written(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         _ = ctx.saved_tensors  # raises where one has been changed since
         written, ctx.written = ctx.written or _computed(ctx.joining, ctx.wanted, ctx.gathered)[1], None
-        for t in written:
-            if t is not None:
-                kernels.scale_(t, grads[0])
+        kernels.scale_(grads[0], *[t for t in written if t is not None])
         return None, *written
 
 

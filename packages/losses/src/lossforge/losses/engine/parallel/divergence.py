@@ -22,7 +22,7 @@ from lossforge.kernels.plans import by_plan, call_key, layouts
 from lossforge.losses.base import checks
 from lossforge.losses.base.record import CheckedCall
 from lossforge.losses.base.state import gradient_in_forward
-from lossforge.losses.engine.linear.engine import FUSED, Chunks, Gradients, is_wide
+from lossforge.losses.engine.linear.engine import FUSED, Chunks, Gradients, divisor_of, is_wide
 from lossforge.losses.engine.parallel.cross_entropy_rows import rows_of_exchange
 from lossforge.losses.engine.parallel.shards import NO_CLASS, Shards, is_dtensor, local_part
 from lossforge.losses.formulas import FORMULAS
@@ -106,9 +106,7 @@ class _Divergence(torch.autograd.Function):
         if not ctx.spread.in_forward:
             return None, *_computed(ctx.spread, ctx.wanted, stats, grads[0])[2]
         written, ctx.written = ctx.written or _computed(ctx.spread, ctx.wanted, stats)[2], None
-        for t in written:
-            if t is not None:
-                kernels.scale_(t, grads[0])
+        kernels.scale_(grads[0], *[t for t in written if t is not None])
         return None, *written
 
 
@@ -129,7 +127,7 @@ def _computed(
     call = call._replace(x=layer)
     new = torch.empty_like if len(layer.input) else torch.zeros_like  # without rows nothing is written
     gradients = [new(t) if want and t is not None else None for t, want in zip(layer[:3], wanted, strict=True)]
-    chunks, sums = Chunks(call), Gradients(call, gradients, summing=shards.summing)
+    chunks, sums = Chunks(call, *divisor_of(call)), Gradients(call, gradients, summing=shards.summing)
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32
     values, known = torch.zeros(len(x), dtype=dtype, device=x.device), stats is not None
@@ -143,7 +141,7 @@ def _computed(
             if entropy is not None and of_chunk is not None:
                 entropy[start:end] = of_chunk
         if any(wanted):
-            of_rows, upstream = stats[:, start:end].contiguous(), grad[start:end] if chunks.each else grad
+            of_rows, upstream = stats[:, start:end].contiguous(), grad[start:end] if call.reduction == "none" else grad
             if chunks.by_kernel:
                 chunks.backward(chunk, (None, of_rows), [upstream], to)
             else:
