@@ -19,7 +19,7 @@ from lossforge.losses.base.module import LossModule, OfFunction
 from lossforge.losses.base.namespace import PACKAGE
 from lossforge.losses.base.record import CheckedCall, rebuilt
 from lossforge.losses.base.state import autocast_dtype, without_autocast
-from lossforge.losses.engine.calls import computed
+from lossforge.losses.engine.calls import entry_point
 from lossforge.losses.engine.linear.engine import FUSED
 from lossforge.losses.engine.parallel.shards import local_layer
 from lossforge.losses.templates.elementwise import IGNORED
@@ -333,8 +333,8 @@ PUBLIC = {"weight": "loss_weight"}
 class FusedLoss:
     """What `fuse_linear` returns: no closure, so that a model that has it can be copied and saved.
 
-    by_position, accepted: the names of its arguments. needed: those of the loss's own without a default. targets: those with an entry
-    a row. shared: whether its classes may be spread over processes.
+    by_position, accepted: the names of its arguments. needed: those of the loss's own without a default. entry: what a call goes to, which
+    is not saved.
     """
 
     def __init__(self, loss: Any) -> None:
@@ -353,39 +353,68 @@ class FusedLoss:
                 f"{name} wraps a loss or is none, and a fused loss would not call it: fuse the loss itself, and give options to the call"
             )
         self.__name__ = f"linear_{name}"
-        others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(self.function).parameters.values()][1:]
-        by_position = [p for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
-        self.needed = tuple([p.name for p in by_position if p.default is p.empty])
-        self.targets = self.needed or ("target",)
-        if isinstance(loss, LossModule):  # which keeps the rest
-            by_position = [p for p in by_position if p.name in self.targets]
-        layer = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for each in LAYER]
-        settings = {"bias": Tensor | None, **LinearOptions.__annotations__}
-        by_name = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p not in by_position]
-        self.shared = {"group", "classes"} <= {p.name for p in others}
-        if self.shared:
-            settings |= {"sum_input_gradient": bool}
-        defaults = {**OPTIONS, "sum_input_gradient": True}
-        by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=defaults.get(k), annotation=t) for k, t in settings.items()]
-        self.by_position = (*LAYER, *[p.name for p in by_position])
-        self.__signature__ = Signature([*layer, *by_position, *by_name])  # inspect reads it
-        self.accepted, self.flags = tuple(self.__signature__.parameters), checks.flags_of(self.__signature__)
+        self.by_position, self.needed, self.__signature__ = _signature_of(self.function, isinstance(loss, LossModule))  # inspect reads it
+        self.accepted = tuple(self.__signature__.parameters)
+        self.entry = _entry_of(self.function, self.__name__, isinstance(loss, LossModule))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: v for name, v in vars(self).items() if name != "entry"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.entry = _entry_of(self.function, self.__name__, isinstance(self.loss, LossModule))
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
         _check_loss(self.loss, self.function.__name__)  # a hook may have come since
         meant = {"weight": "; did you mean 'loss_weight', the loss's own?"} if "loss_weight" in self.accepted else {}
         given = checks.bound(self.__name__, self.by_position, self.accepted, (*LAYER, *self.needed), tensors, named, meant)
-        checks.with_flags(self.flags, (), given)
+        if isinstance(self.loss, LossModule):
+            given = {PUBLIC.get(name, name): getattr(self.loss, name) for name in self.loss.option_names} | given
+        return self.entry(**given)
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature_of(function: Any, module: bool) -> tuple[tuple[str, ...], tuple[str, ...], Signature]:
+    """Return the names of a fused loss's arguments by position, those of the loss's own without a default, and its signature.
+
+    module: whether a module keeps all but the targets.
+    """
+    others = [p.replace(name=PUBLIC.get(p.name, p.name)) for p in inspect.signature(function).parameters.values()][1:]
+    by_position = [p for p in others if p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = tuple([p.name for p in by_position if p.default is p.empty])
+    if module:
+        by_position = [p for p in by_position if p.name in (needed or ("target",))]
+    layer = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for each in LAYER]
+    settings = {"bias": Tensor | None, **LinearOptions.__annotations__}
+    by_name = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p not in by_position]
+    if {"group", "classes"} <= {p.name for p in others}:  # the classes may be spread over processes
+        settings |= {"sum_input_gradient": bool}
+    defaults = {**OPTIONS, "sum_input_gradient": True}
+    by_name += [Parameter(k, Parameter.KEYWORD_ONLY, default=defaults.get(k), annotation=t) for k, t in settings.items()]
+    return (*LAYER, *[p.name for p in by_position]), needed, Signature([*layer, *by_position, *by_name])
+
+
+@functools.lru_cache(maxsize=1024)
+def _entry_of(function: Any, name: str, module: bool) -> Callable[..., Any]:
+    """Return a fused loss as a function of all its arguments by name, whose calls are kept as those of public functions.
+
+    The loss's module, if it is one, is not a part of it: equal losses have the same.
+    """
+    _, needed, signature = _signature_of(function, module)
+    shared = "sum_input_gradient" in signature.parameters
+
+    def definition(**given: Any) -> Any:
         parts = given.pop("input"), given.pop("weight"), given.pop("bias", None)
-        if self.shared:
+        if shared:
             parts, shards, given = local_layer(parts, given)
             given |= shards
         layer = layer_of(*parts)
         own, linear = split(given)
-        kept = {name: getattr(self.loss, name) for name in self.loss.option_names} if isinstance(self.loss, LossModule) else {}
-        checks.with_flags(self.flags, (), kept)
-        kept.update({"weight" if name == "loss_weight" else name: t for name, t in own.items()})
-        return computed(fused(self.function, layer, kept, linear, self.targets))
+        own = {"weight" if name == "loss_weight" else name: t for name, t in own.items()}
+        return fused(function, layer, own, linear, needed or ("target",))
+
+    definition.__name__ = definition.__qualname__ = name
+    return entry_point(definition, signature, autocast=True)
 
 
 CURE = "Merge an adapter (peft: merge_and_unload()), keep it off the head (peft: target_modules), or call the layer and then the loss"
