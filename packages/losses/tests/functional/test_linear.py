@@ -267,19 +267,25 @@ OF_TEACHERS = {
     "capped": {"scale": 0.7, "softcap": 2.0, "hard_weight": 0.3, "reduction": "sum"},
 }
 """Options beside labels."""
-PARTS = [(linear_kl_div, kl_div_with_logits), (linear_js_div, js_div_with_logits), (linear_total_variation, total_variation_with_logits)]
-PARTS += [(linear_cosine_distance, cosine_distance_with_logits)]
+PARTS = {
+    "kl": (linear_kl_div, kl_div_with_logits),
+    "js": (linear_js_div, js_div_with_logits),
+    "total variation": (linear_total_variation, total_variation_with_logits),
+    "cosine": (linear_cosine_distance, cosine_distance_with_logits),
+}
+CASES = [f"{part}, {name}, {teacher}" for part in PARTS for name in OF_TEACHERS for teacher in ("layer", "logits")]
+"""One parameter, so that the default tier has each."""
 
 
 @pytest.mark.parametrize("gradient", ["forward", "backward"])
-@pytest.mark.parametrize("teacher", ["layer", "logits"])
 @pytest.mark.parametrize("classes", [11, 300, 9001], ids=["few classes", "chunks of classes in backward", "more than a tile"])
-@pytest.mark.parametrize("name", OF_TEACHERS)
-@pytest.mark.parametrize(("function", "unfused"), PARTS, ids=[function.__name__ for function, _ in PARTS])
-def test_teachers(function, unfused, name, classes, teacher, gradient, device):
+@pytest.mark.parametrize("case", CASES)
+def test_teachers(case, classes, gradient, device):
     """The layer of a teacher, with a scale and a cap, or its logits: as the unfused loss of logits in float64."""
+    part, name, teacher = case.split(", ")
+    function, unfused = PARTS[part]
     leaves, labels = model(device, (2, 7) if classes < 9001 else (3,), classes=classes)
-    labels.view(-1)[1] = -100
+    labels.view(-1)[:2] = torch.tensor([0, -100], device=device)
     hidden, head, bias = model(device, labels.shape, hidden=5, classes=classes)[0]
     options = OF_TEACHERS[name]
     if function is linear_cosine_distance:

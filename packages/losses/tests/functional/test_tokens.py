@@ -104,13 +104,13 @@ def test_errors(kind, message, args, options):
         selective_log_softmax(*args, **options)
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 2.0, "scale": 0.6, "softcap": 3.0}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", SHAPES)
-def test_against_float64(name, dtype, options, several, device):
+@pytest.mark.parametrize("name", [*SHAPES, *(f"{name}; several tokens" for name in SHAPES)])
+def test_against_float64(name, dtype, options, device):
     """A token of each row or several, one of them ignored, alone and with the entropy: values and gradients."""
-    x = (SHAPES[name](device) * 3).to(dtype)
+    shape, _, several = name.partition("; ")
+    x, several = (SHAPES[shape](device) * 3).to(dtype), bool(several)
     index = torch.randint(0, x.shape[-1], (*x.shape[:-1], *[3] * several), device=device, dtype=torch.int32)
     index.view(-1)[-1] = -100
     leaf, wide = x.detach().requires_grad_(), x.detach().double().requires_grad_()
