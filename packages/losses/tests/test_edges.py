@@ -30,25 +30,44 @@ INF, NAN = float("inf"), float("nan")
 DENSE = ("elementwise", "rowwise", "nll", "overlap", "divergence")  # templates whose targets may have the shape of the logits
 called = [loss for loss in LOSSES.values() if loss.template.name in DENSE]
 CALLED = pytest.mark.parametrize("loss", called, ids=lambda loss: loss.name)
+EACH = pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 
 
-@CALLED
-def test_no_elements(loss, device):
-    for reduction, expected in (("mean", NAN), ("sum", 0.0), ("none", None)):
-        if reduction not in loss.reductions:
-            continue
-        x = torch.rand(0, 5, device=device, requires_grad=True)
-        targets = [torch.rand(0, 5, device=device)] if "probabilities" not in loss.without else []
-        targets += [torch.zeros(0, dtype=torch.long, device=device)] if loss.template.by_rows else []
-        for target in targets:
-            value = loss.function(x, target, reduction=reduction)
-            if expected is None:
-                assert value.numel() == 0
-            else:
-                assert torch.equal(value.detach().cpu(), torch.tensor(expected)) or (value.isnan() and math.isnan(expected))
-            (g,) = torch.autograd.grad(value.sum(), x)
-            assert g.shape == x.shape
+def without_rows(loss, device):
+    """Yield a call of no rows for each kind of target and set of options."""
+    for sample in distinct(loss, device):
+        n = sample.x.shape[0] if sample.x.ndim > 1 else 0
+        of_rows = {k: v[:0] if isinstance(v, torch.Tensor) and v.ndim and v.shape[0] == n else v for k, v in sample.kwargs.items()}
+        target = sample.target if sample.target is None else sample.target[:0] if sample.target.ndim else None
+        if n and sample.kwargs.get("dim", -1) != 0 and "normalizer" not in sample.kwargs and (sample.target is None) == (target is None):
+            yield Sample(sample.name, sample.x[:0], target, of_rows)
+
+
+@EACH
+def test_no_rows(loss, device):
+    """The mean of nothing is nan, or 0 where `empty` says so; the sum is 0, and there are no values.
+
+    Regions of a whole batch exist without samples too, and have the loss 0.
+    """
+    found = 0
+    for sample in without_rows(loss, device):
+        of_regions = loss.template.name == "lovasz" or (bool(sample.kwargs.get("batch")) and loss.name != "dice_ce")
+        for reduction in loss.reductions:
+            for empty in ("nan", "zero"):
+                if "empty" not in inspect.signature(loss.function).parameters:
+                    continue
+                options = {**sample.kwargs, "reduction": reduction, "empty": empty}
+                for function in (loss.function, loss.reference):
+                    value, g = gradient_of(function, sample.x, sample.target, **options)
+                    assert g.shape == sample.x.shape
+                    if reduction == "none":
+                        assert of_regions or value.numel() == 0
+                    else:
+                        expected = NAN if reduction != "sum" and empty == "nan" and not of_regions else 0.0
+                        assert str(value.item()) == str(expected), (sample.name, reduction, empty)
+                    found += 1
+    assert found
 
 
 @MODES
@@ -415,10 +434,17 @@ def test_kernels_and_reference_agree_at_a_divisor_of_zero(loss, device):
     for sample in distinct(loss, device):
         for normalizer in (0, torch.tensor(0.0, device=device)):
             check_agreement(loss, sample, reduction="sum", normalizer=normalizer)
+            options = {**sample.kwargs, "reduction": "sum", "normalizer": normalizer, "empty": "zero"}
+            for function in (loss.function, loss.reference):
+                value, g = gradient_of(function, sample.x, sample.target, **options)
+                assert value == 0
+                assert not g.any()
 
 
 BETWEEN_0_AND_1 = ("quality_focal", "varifocal", "mal", "ia_bce", "poly_bce", "distribution_balanced", "siglip")
 """Losses whose targets lie in [0, 1]: of an infinite one, the last refuses it, and the others' slopes are not the same for both."""
+HINGES = ("hinge_embedding", "margin_ranking", "triplet_margin")
+"""Losses whose slope at nan is that of one side of a hinge, in plain torch perhaps of the other."""
 TOO_SMALL = ("probiou",)
 """Losses whose gradients are below the smallest float32 where boxes are far apart: an infinite weight makes nan or infinity of them."""
 
@@ -429,7 +455,7 @@ TOO_SMALL = ("probiou",)
     [pytest.param(loss, marks=[pytest.mark.slow] * (loss.name == "siou")) for loss in LOSSES.values()],  # of 4,000 operations
     ids=lambda loss: loss.name,
 )
-def test_kernels_and_reference_agree_at_an_infinite_number(loss, device):
+def test_kernels_and_reference_agree_at_an_infinite_number_and_at_nan(loss, device):
     """In the logits or boxes, a second tensor of them, dense targets, or weights."""
     for sample in distinct(loss, device):
         reduction = "sum" if "normalizer" in sample.kwargs else "none" if "none" in loss.reductions else "mean"
@@ -443,7 +469,7 @@ def test_kernels_and_reference_agree_at_an_infinite_number(loss, device):
                 continue
             if name == "weight" and loss.name in TOO_SMALL:
                 continue
-            numbers = (INF,) if "weight" in name or name == "var" else (INF, -INF)
+            numbers = (INF,) if "weight" in name or name == "var" else (INF, -INF) if loss.name in HINGES else (INF, -INF, NAN)
             if name == "of target" and loss.name == "topk_kl":
                 numbers = (-INF,)  # a probability of infinity is refused
             for number in numbers:

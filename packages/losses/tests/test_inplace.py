@@ -1,6 +1,6 @@
 """inplace=True: what is computed from the logits before the loss and after it, and through other views of their memory.
 
-That value and gradient are right in every template is tested in test_values, test_contrastive and the files of the losses.
+That value and gradient are right is tested in test_values.py and test_random_calls.py.
 """
 
 import pytest

@@ -3,6 +3,7 @@
 random_calls.py makes each call from its seed, and makes one again by `python packages/losses/tests/random_calls.py SEED`.
 """
 
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -14,9 +15,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from random_calls import OTHERS, Outcome, RandomCall, check, compared, draw
+from loss_calls import Operators
+from random_calls import OTHERS, Outcome, RandomCall, check, compared, computed, draw, draw_other
 
+from lossforge.losses import functional
 from lossforge.losses.base.declare import DECLARED
+from lossforge.losses.base.record import Make
 from lossforge.losses.registry import LOSSES
 
 GPU = torch.cuda.is_available()
@@ -70,6 +74,50 @@ def test_random_calls(part, all_cases, capsys):
 
 def test_every_public_loss_is_drawn():
     assert set(OTHERS) == {name for name, each in DECLARED.items() if not each.name}
+
+
+COMPILED = (
+    "clip_loss",
+    "info_nce_loss",
+    "clip_loss_from_features",
+    "zlpr_loss",
+    "two_way_loss",
+    "load_balancing_loss",
+    "jsd_cross_entropy",
+)
+COMPILED += ("dkd_loss", "dist_loss", "koleo_loss", "selective_log_softmax")
+"""Functions that are compiled by default, of each kernel one; the others are in CI."""
+BESIDE = [(name, "twice") for name in OTHERS]
+BESIDE += [(name, "in place") for name in OTHERS if "inplace" in inspect.signature(getattr(functional, name)).parameters]
+BESIDE += [pytest.param(name, "aot_eager", marks=[pytest.mark.slow] * (name not in COMPILED)) for name in OTHERS]
+
+
+def of_function(name: str, how: str) -> RandomCall:
+    """Return a call of a function in a way, with gradients of all that has one, in float32."""
+    drawn = (draw_other(name, Make("cpu", torch.float32, seed=seed), random.Random(seed)) for seed in itertools.count())
+    call = next(each for each in drawn if each.wanted and each.how != "inference")
+    return replace(call, how="eager" if how == "in place" else how, dynamic=True, inplace=call.wanted[0] if how == "in place" else None)
+
+
+@pytest.mark.parametrize(("name", "how"), BESIDE)
+def test_every_way_beside_the_registry(name, how):
+    """Compiled, differentiated twice, and in the place of the logits, as test_operators.py and test_values.py have it of the registry."""
+    found = compared(0, of_function(name, how), random.Random(0))
+    assert not found.wrong, found.wrong
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_operators_beside_the_registry(name):
+    """torch's checks of each operator that a call runs, and the same bits at a second call and a second backward."""
+    call = of_function(name, "repeated")
+    with Operators() as operators:
+        computed(call, None, ours=True)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for operator, given in {each: args for each, args in operators.seen if not each.endswith("_backward")}.items():
+        result = torch.library.opcheck(getattr(torch.ops.lossforge, operator).default, given, test_utils=tests)
+        assert set(result.values()) == {"SUCCESS"}, (operator, result)
+    first, second = (computed(call, None, ours=True) for _ in range(2))
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True))
 
 
 def test_a_number_always_makes_the_same_call():

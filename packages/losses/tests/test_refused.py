@@ -1,4 +1,5 @@
-"""What no public function takes, whatever the argument: numbers beyond float32, tensors of other layouts and dtypes, other kinds.
+"""What no public function takes, whatever the argument: numbers beyond float32 or their range, tensors of other layouts and dtypes,
+other kinds, unknown words and keywords.
 
 And what float32 cannot compute of huge numbers that it does hold: a result is right, or it is not finite.
 """
@@ -10,10 +11,12 @@ import re
 
 import pytest
 import torch
+from random_calls import range_of
 
 from lossforge import losses
-from lossforge.kernels import INTERPRETED
+from lossforge.kernels import INTERPRETED, launch_counts
 from lossforge.losses import LinearTeacher, TopKTeacher, fuse_linear, plain_torch
+from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
@@ -115,6 +118,79 @@ def outcome(name, options):
     except (ValueError, TypeError) as error:
         return str(error)
     return None
+
+
+RANGED = {
+    name: {each: found for each, p in inspect.signature(DECLARED[name].definition).parameters.items() if (found := range_of(p.annotation))}
+    for name in CALLS
+    if name in DECLARED
+}
+"""The parameters of each function whose types say their range."""
+OTHER_ENDS = {
+    ("sigmoid_focal_loss", "alpha", "at least -1"),
+    ("poly_binary_cross_entropy", "alpha", "at least -1"),
+    ("smoothed_binary_cross_entropy", "smoothing", "below 1"),
+    ("triplet_margin_loss", "p", "above 0"),
+}
+"""Ends of a config's range that are not the function's, which takes any negative α for none, a smoothing of 1, and no p below 1."""
+
+
+def outside(limits):
+    """Yield numbers beside each end of a range, with what the error says of it."""
+    ends = (("above", limits.above, 0), ("at least", limits.least, -1), ("below", limits.below, 0), ("at most", limits.most, 1))
+    yield from ((end + beside, f"{said} {end:.6g}") for said, end, beside in ends if end is not None)
+    yield math.inf, "finite"
+
+
+@pytest.mark.parametrize("name", [name for name, of in RANGED.items() if of])
+def test_numbers_outside_of_their_range(name):
+    for option, limits in RANGED[name].items():
+        for value, said in outside(limits):
+            whole = parameters(name)[option].default.__class__ is int
+            if (whole and not isinstance(value, int)) or (name, option, said) in OTHER_ENDS:
+                continue
+            with pytest.raises(ValueError, match=rf"^{option} must be .*{said}.*got {value}"):
+                getattr(losses, name)(*CALLS[name], **{option: value})
+
+
+@EACH
+def test_shared_options(name):
+    """Words, flags, whole numbers and dtypes that all functions take alike: each error says what came and what is accepted."""
+    function, taken, args = getattr(losses, name), parameters(name), CALLS[name]
+    first = next((i for i, t in enumerate(args) if isinstance(t, torch.Tensor) and t.is_floating_point()), None)
+    flags = [each for each, p in taken.items() if isinstance(p.default, bool)]
+    wrong = [
+        (
+            {"reduction": "avg"},
+            ValueError,
+            "reduction must be one of '(none|mean)', .*got 'avg'",
+        ),
+        ({"gradient": "both"}, ValueError, "gradient must be one of None, 'forward', 'backward', got 'both'"),
+        ({"empty": "none"}, ValueError, "empty must be one of 'nan', 'zero', got 'none'"),
+        ({"ignore_index": None}, TypeError, "ignore_index must be a whole number, got NoneType"),
+        ({"ignore_index": 1.5}, TypeError, "ignore_index must be a whole number, got float"),
+        *(({flag: 1}, TypeError, f"{flag} must be True or False, got int") for flag in flags),
+    ]
+    if "reduction" in taken and "none" in str(taken["reduction"].annotation):
+        wrong += [
+            ({"gradient": "forward", "reduction": "none"}, ValueError, 'gradient="forward" needs a scalar result'),
+            ({"normalizer": 2.0, "reduction": "none"}, ValueError, "normalizer needs a scalar result"),
+        ]
+    calls = [(args, options, kind, said) for options, kind, said in wrong if {*options} <= {*taken}]
+    calls.append((args, {"nothing": 1}, TypeError, rf"{name}\(\) got an unexpected keyword argument 'nothing'.* It takes "))
+    if first is not None:
+        argument, before, after = list(taken)[first], args[:first], args[first + 1 :]
+        if name not in ("distance_transform", "signed_distance_map"):  # which take masks of any dtype
+            whole = (*before, args[first].long(), *after)
+            calls.append((whole, {}, TypeError, f"{argument} must be of a floating dtype, got torch.int64"))
+        if "inplace" in taken:
+            leaf = (*before, args[first].clone().requires_grad_(), *after)
+            calls.append((leaf, {"inplace": True}, ValueError, "inplace=True needs logits that are an intermediate result, got a leaf"))
+    launched = launch_counts()
+    for given, options, kind, said in calls:
+        with pytest.raises(kind, match=f"^({said})"):
+            function(*given, **options)
+    assert launch_counts() == launched or name == "seesaw_loss"  # which computes its logits before cross entropy checks the rest
 
 
 def words(annotation):

@@ -17,6 +17,7 @@ from lossforge.losses import (
     binary_cross_entropy_with_logits,
     cross_entropy,
     dice_loss,
+    generalized_box_iou_loss,
     jsd_cross_entropy,
     kl_div_with_logits,
     l1_loss,
@@ -33,18 +34,31 @@ def focal(x, y):
     return sigmoid_focal_loss(x, y, reduction="mean")
 
 
-KEPT = (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, dice_loss, kl_div_with_logits)
-OPERATORS = {cross_entropy: "rowwise", dice_loss: "overlap", kl_div_with_logits: "divergence"}
+def giou(x, y):
+    return generalized_box_iou_loss(x, y, "mean")
+
+
+KEPT = (focal, cross_entropy, l1_loss, binary_cross_entropy_with_logits, dice_loss, kl_div_with_logits, giou)
+OPERATORS = {cross_entropy: "rowwise", dice_loss: "overlap", kl_div_with_logits: "divergence", giou: "boxes"}
 LOSSES = pytest.mark.parametrize("loss", KEPT, ids=lambda f: f.__name__)
+
+
+def tensors(loss, device):
+    """Return logits and dense targets, or pairs of boxes."""
+    if loss is giou:
+        low, sides = torch.rand(2, 6, 2, device=device), torch.rand(2, 6, 2, device=device) + 0.1
+        return torch.cat([low, low + sides], 2).unbind()
+    return torch.randn(6, 5, device=device), torch.rand(6, 5, device=device).softmax(1)
 
 
 @pytest.fixture
 def pair(device, request):
-    """Logits and dense targets of a shape of which the test's loss, or every loss here, has kept a call, with gradient and without."""
-    x = torch.randn(6, 5, device=device, requires_grad=True)
-    y = torch.rand(6, 5, device=device).softmax(1)
+    """Tensors of a shape of which the test's loss, or every loss of logits here, has kept a call, with gradient and without."""
     case = getattr(request.node, "callspec", None)
-    for loss in [case.params["loss"]] if case else KEPT:
+    losses = [case.params["loss"]] if case else KEPT[:-1]
+    x, y = tensors(losses[0], device)
+    x.requires_grad_()
+    for loss in losses:
         for _ in range(2):
             loss(x, y).backward()
             loss(x.detach(), y)
@@ -69,9 +83,9 @@ def expected(loss, x, y, upstream=1.0):
 @LOSSES
 def test_kept_calls_are_right(loss, pair, paths):
     """New values, any upstream, a retained graph, no grad, and twice differentiated."""
-    x, y = (t.detach() for t in pair)
+    _, y = pair
     for upstream in (1.0, 3.0):
-        logits = torch.randn_like(x).requires_grad_()
+        logits = tensors(loss, y.device)[0].requires_grad_()
         value = loss(logits, y)
         exact, gradient = expected(loss, logits, y, upstream)
         assert error(value, exact) < 3e-6
@@ -106,8 +120,8 @@ def test_indices_are_kept_only_where_their_values_are_not_checked(device, paths)
 def test_tensors_and_arguments_that_change(loss, pair, device):
     """Of the same call: alignment, strides, dtype, requires_grad, shape; what fits no kept call is computed anew."""
     x, y = (t.detach() for t in pair)
-    padded = torch.randn(31, device=device)
-    for logits in (padded[1:].view(6, 5), padded[:30].view(5, 6).t(), x.bfloat16(), torch.randn(6, 10, device=device)[:, ::2]):
+    padded = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    for logits in (padded, x.t().contiguous().t(), x.bfloat16(), x.repeat_interleave(2, 1)[:, ::2]):
         for target in (y, y.t().contiguous().t()):
             for _ in range(2):
                 leaf = logits.detach().requires_grad_()
@@ -118,7 +132,7 @@ def test_tensors_and_arguments_that_change(loss, pair, device):
                 assert error(leaf.grad, gradient) < (2.0**-7 if leaf.dtype == torch.bfloat16 else 3e-6)
     assert not loss(x, y).requires_grad
     with pytest.raises((ValueError, RuntimeError)):
-        loss(x, y[:, :4])
+        loss(x, y[:, :-1])
 
 
 def test_layouts_that_no_kernel_addresses(device):
@@ -425,7 +439,8 @@ def recordings(monkeypatch):
 def test_a_second_call_records_nothing(loss, grad, recordings, device):
     """The first one's launches are those of all equal calls, whether its plan was found under the call or under what is kept of it."""
     for repeat in range(3):
-        value = loss(torch.randn(6, 5, device=device, requires_grad=grad), torch.rand(6, 5, device=device).softmax(1))
+        x, y = tensors(loss, device)
+        value = loss(x.clone().requires_grad_(grad), y.clone())
         if grad:
             value.backward()
         assert bool(recordings) == (repeat == 0)

@@ -113,35 +113,12 @@ def test_in_place_of_timm(module, judge, options, reduction, device):
     torch.testing.assert_close(g, g_exact, rtol=1e-4, atol=1e-6)
 
 
-def test_defaults_are_timms(device):
-    x, y = torch.randn(5, 7, device=device), torch.rand(5, 7, device=device)
-    torch.testing.assert_close(asymmetric_loss_multi_label(x, y), timm.loss.AsymmetricLossMultiLabel()(x, y))
-    torch.testing.assert_close(AsymmetricLossMultiLabel(2, 0.5, 0.1)(x, y), timm.loss.AsymmetricLossMultiLabel(2, 0.5, 0.1)(x, y))
-    torch.testing.assert_close(poly_binary_cross_entropy(x, y), timm.loss.PolyBinaryCrossEntropy()(x, y))
-    torch.testing.assert_close(PolyBinaryCrossEntropy(1, 2, 0.3)(x, y), timm.loss.PolyBinaryCrossEntropy(1, 2, 0.3)(x, y))
-
-
 def test_batchmean_gives_way_to_a_normalizer(device):
     x, y = torch.randn(5, 7, device=device), torch.rand(5, 7, device=device)
     total = asymmetric_loss_multi_label(x, y, reduction="sum")
     torch.testing.assert_close(asymmetric_loss_multi_label(x, y), total / 5)
     torch.testing.assert_close(asymmetric_loss_multi_label(x, y, normalizer=2), total / 2)
     torch.testing.assert_close(asymmetric_loss_multi_label(x[0, 0], y[0, 0]), asymmetric_loss_multi_label(x[:1, :1], y[:1, :1]))
-
-
-def test_what_they_become(device):
-    """Asymmetric without clip at γ₊ = γ₋ is the focal loss without α; Poly-1 with ε = 0 the focal loss or the cross entropy."""
-    x = torch.randn(5, 7, device=device)
-    for y in (torch.rand(5, 7, device=device), torch.tensor([0, 3, -1, -2, 6], device=device)):
-        focal = gradient_of(sigmoid_focal_loss, x, y, alpha=-1, gamma=1.5, reduction="sum")
-        bce = gradient_of(binary_cross_entropy_with_logits, x, y, reduction="sum")
-        for got, exact in (
-            (gradient_of(asymmetric_loss_multi_label, x, y, 1.5, 1.5, None, reduction="sum"), focal),
-            (gradient_of(asymmetric_loss_multi_label, x, y, 0.0, 0.0, 0.0, reduction="sum"), bce),
-            (gradient_of(poly_binary_cross_entropy, x, y, 0.0, 1.5, reduction="sum"), focal),
-            (gradient_of(poly_binary_cross_entropy, x, y, 0.0, reduction="sum"), bce),
-        ):
-            torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_alpha_and_pos_weight_of_each_class(device):
@@ -167,43 +144,6 @@ def test_an_alpha_of_0_or_1_takes_one_kind_alone(function, alpha, device):
         torch.testing.assert_close(value.double(), whole * counts, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(g.double(), slope * counts, rtol=1e-5, atol=1e-6)
         assert value.count_nonzero() == 10
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "kind", "message"),
-    [
-        (asymmetric_loss_multi_label, {"gamma_neg": -1}, ValueError, "gamma_neg must be finite and at least 0, got -1"),
-        (asymmetric_loss_multi_label, {"gamma_pos": "1"}, TypeError, "gamma_pos must be a number, got str"),
-        (asymmetric_loss_multi_label, {"clip": 1.5}, ValueError, "clip must be finite and at least 0 and at most 1, got 1.5"),
-        (asymmetric_loss_multi_label, {"pos_weight": math.nan}, ValueError, "pos_weight must be finite, got nan"),
-        (asymmetric_loss_multi_label, {"eps": 0.05}, ValueError, "eps must be finite and at least 0 and at most 0.0001, got 0.05"),
-        (poly_binary_cross_entropy, {"epsilon": math.inf}, ValueError, "epsilon must be finite, got inf"),
-        (poly_binary_cross_entropy, {"gamma": -1}, ValueError, "gamma must be finite and at least 0, got -1"),
-        (poly_binary_cross_entropy, {"alpha": 1.5}, ValueError, "alpha must be finite and at most 1, got 1.5"),
-    ],
-)
-def test_options_out_of_range(function, options, kind, message):
-    with pytest.raises(kind, match=message):
-        function(torch.rand(3), torch.rand(3), **options)
-
-
-def test_float16_focal_without_focus(device):
-    """torchvision's test of γ = 0 against torch's BCE in float16 can fail, because torch rounds σ(x) before it takes y from it.
-
-    Ours is within half a step of float16 of the exact gradient; torch's differs from that by more than the 0.001 that the test allows.
-    """
-    p = torch.cat([torch.linspace(0.02, 0.2, 50), torch.linspace(0.8, 0.98, 50)]).to(device)
-    x, y = p.logit().half(), (p > 0.5).half()
-
-    def gradient(function, x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(function(x), x)[0].double()
-
-    exact = gradient(lambda x: F.binary_cross_entropy_with_logits(x, y.double(), reduction="sum"), x.double())
-    ours = gradient(lambda x: sigmoid_focal_loss(x, y, alpha=-1, gamma=0, reduction="sum"), x)
-    theirs = gradient(lambda x: F.binary_cross_entropy_with_logits(x, y, reduction="sum"), x)
-    assert ((ours - exact).abs() / exact.abs()).max() < 2**-10  # the interpreter truncates
-    assert ((theirs - exact).abs() / exact.abs()).max() > 0.001
 
 
 @MODES
@@ -257,19 +197,6 @@ def test_a_pair_is_timms_mixup(lam, threshold, mode, device):
         torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-7)
 
 
-def test_values_by_hand(device):
-    """At x = 0 the cross entropy is ln 2 and the gradient 1/2 - y; c of the positive class scales y's part."""
-    x, target = torch.zeros(1, 4, device=device), torch.tensor([1], device=device)
-    value, g = gradient_of(smoothed_binary_cross_entropy, x, target, 0.2, sum_classes=True)
-    torch.testing.assert_close(value.item(), 4 * math.log(2), rtol=1e-6, atol=0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.45, -0.35, 0.45, 0.45]]), rtol=1e-6, atol=0)
-    _, g = gradient_of(smoothed_binary_cross_entropy, x, target, 0.2, 0.5, sum_classes=True, pos_weight=3.0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.5, -1.5, 0.5, 0.5]]), rtol=1e-6, atol=0)
-    dense = torch.tensor([[0.2, 0.5, 0.50001, 1.0]], device=device)
-    _, g = gradient_of(binary_cross_entropy_with_logits, x, dense, reduction="sum", target_threshold=0.5)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.5, 0.5, -0.5, -0.5]]), rtol=1e-6, atol=0)
-
-
 @MODES
 def test_background_ignored_rows_and_pixels(mode, device):
     x = torch.randn(2, 5, 3, 2, device=device)
@@ -317,23 +244,9 @@ def test_without_softening_nothing_changes(device):
     torch.testing.assert_close(got, gradient_of(F.binary_cross_entropy_with_logits, x, dense))
 
 
-@MODES
-def test_exact_at_large_logits(mode, device):
-    """Off-values of 0.05: softplus is linear at ±1e4."""
-    x = torch.tensor([[1e4, -1e4]], device=device)
-    value, g = gradient_of(smoothed_binary_cross_entropy, x, torch.tensor([0], device=device), reduction="sum", gradient=mode)
-    torch.testing.assert_close(value.item(), 0.05 * 1e4 * 2, rtol=1e-6, atol=0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.05, -0.05]]), rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize(
     ("function", "options", "kind", "message"),
     [
-        (smoothed_binary_cross_entropy, {"smoothing": 1.5}, ValueError, "smoothing must be finite and at least 0 and at most 1, got 1.5"),
-        (binary_cross_entropy_with_logits, {"label_smoothing": -1}, ValueError, "label_smoothing must be finite and at least 0"),
-        (smoothed_binary_cross_entropy, {"target_threshold": "1"}, TypeError, "target_threshold must be a number, got str"),
-        (binary_cross_entropy_with_logits, {"target_threshold": math.inf}, ValueError, "target_threshold must be finite, got inf"),
-        (smoothed_binary_cross_entropy, {"pos_weight": math.nan}, ValueError, "pos_weight must be finite, got nan"),
         (smoothed_binary_cross_entropy, {"dim": 5}, ValueError, "dim must be at least -2 and below 2 .* got 5"),
         (smoothed_binary_cross_entropy, {"dim": "1"}, TypeError, "dim must be a whole number, got str"),
     ],

@@ -23,23 +23,6 @@ from lossforge.losses.testing import error
 
 INF, NAN = float("inf"), float("nan")
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
-HALF = torch.tensor([[0.0, 0.0], [0.0, math.log(3.0)]])  # p = ½, ½ and ¼, ¾
-
-
-def test_by_hand(device):
-    x, t = HALF.to(device), torch.tensor([0, 1], device=device)
-    ln2, ln43 = math.log(2), math.log(4 / 3)
-    for value, expected in (
-        (softmax_focal_loss(x, t), [ln2 / 4, ln43 / 16]),
-        (softmax_focal_loss(x, t, alpha=0.25, gamma=1.0), [0.75 * ln2 / 2, 0.25 * ln43 / 4]),
-        (softmax_focal_loss(x, t, weight=torch.tensor([2.0, 4.0], device=device)), [ln2 / 2, ln43 / 4]),
-        (poly_cross_entropy(x, t, reduction="none"), [ln2 + 1, ln43 + 0.5]),
-        (poly_cross_entropy(x, t, 1.0, label_smoothing=0.5, reduction="none"), [ln2 + 0.5, 0.75 * ln43 + 0.25 * math.log(4) + 3 / 8]),
-        (generalized_cross_entropy(x, t, 1.0, reduction="none"), [0.5, 0.25]),
-        (generalized_cross_entropy(x, t, 0.5, reduction="none"), [2 - math.sqrt(2), 2 - math.sqrt(3)]),
-        (logit_adjusted_cross_entropy(x, t, torch.tensor([math.log(3), 0.0], device=device), reduction="none"), [ln43, ln2]),
-    ):
-        torch.testing.assert_close(value.cpu(), torch.tensor(expected))
 
 
 @MODES
@@ -48,19 +31,13 @@ def test_limits_are_cross_entropy(mode, device):
     w = torch.rand(7, device=device)
     value, g = gradient_of(cross_entropy, x, t, w, gradient=mode)
     for function, options in (
-        (poly_cross_entropy, {"epsilon": 0.0}),
         (generalized_cross_entropy, {"q": 0.0}),
         (generalized_cross_entropy, {"q": 1e-9}),
         (generalized_cross_entropy, {"q": 1.2e-38}),
-        (logit_adjusted_cross_entropy, {"tau": 0.0, "log_prior": torch.randn(7, device=device)}),
     ):
         ours, g_ours = gradient_of(function, x, t, weight=w, gradient=mode, **options)
         assert error(ours, value) < 1e-6
         assert error(g_ours, g) < 1e-6
-    focal, g_focal = gradient_of(softmax_focal_loss, x, t, None, 0.0, "sum", w, gradient=mode)
-    value, g = gradient_of(cross_entropy, x, t, w, reduction="sum", gradient=mode)
-    assert error(focal, value) < 1e-6
-    assert error(g_focal, g) < 1e-6
 
 
 @MODES
@@ -212,21 +189,11 @@ X, T = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
 @pytest.mark.parametrize(
     ("kind", "message", "call"),
     [
-        (ValueError, "gamma must be finite and at least 0, got -1", lambda: softmax_focal_loss(X, T, gamma=-1)),
-        (ValueError, "alpha must be finite and at least 0 and at most 1, got 2", lambda: softmax_focal_loss(X, T, alpha=2)),
         (ValueError, r"alpha must hold one number a class, shape \(3,\), got \(2,\)", lambda: softmax_focal_loss(X, T, torch.ones(2))),
         (ValueError, r"weight must hold one number a class, shape \(3,\)", lambda: softmax_focal_loss(X, T, 0.5, weight=torch.ones(2))),
         (TypeError, "target must hold class indices, with target_b and lam", lambda: softmax_focal_loss(X, X)),
         (TypeError, "target must hold class indices", lambda: poly_cross_entropy(X, X)),
         (ValueError, "label_smoothing must be 0 where weight is given", lambda: poly_cross_entropy(X, T, 1, X[0], label_smoothing=0.1)),
-        (
-            ValueError,
-            "label_smoothing must be finite and at least 0 and below 1, got 1.0",
-            lambda: poly_cross_entropy(X, T, label_smoothing=1.0),
-        ),
-        (ValueError, "epsilon must be finite", lambda: poly_cross_entropy(X, T, INF)),
-        (ValueError, "q must be finite and at least 0 and at most 1, got 1.5", lambda: generalized_cross_entropy(X, T, 1.5)),
-        (TypeError, "unexpected keyword argument 'label_smoothing'", lambda: generalized_cross_entropy(X, T, label_smoothing=0.1)),
         (ValueError, r"log_prior must hold one number a class, shape \(3,\)", lambda: logit_adjusted_cross_entropy(X, T, X)),
         (ValueError, "softcap must be None", lambda: logit_adjusted_cross_entropy(X, T, X[0], softcap=3.0)),
         (ValueError, "beta must be finite and at least 0 and below 1, got 1", lambda: class_balanced_weight(T, 1.0)),

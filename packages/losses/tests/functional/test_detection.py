@@ -11,16 +11,11 @@ import torchvision.ops
 from loss_calls import gradient_of
 
 from lossforge.kernels.elements.elementwise import launch as element_launch
-from lossforge.kernels.plans import PLANS
 from lossforge.kernels.tiles import ElementTiles, trial
 from lossforge.losses import (
-    DistributionFocalLoss,
-    GaussianFocalLoss,
     QualityFocalLoss,
     VarifocalLoss,
-    backend,
     binary_cross_entropy_with_logits,
-    cross_entropy,
     distribution_focal_loss,
     gaussian_focal_loss,
     ia_bce_loss,
@@ -198,19 +193,6 @@ def test_a_held_weight_at_saturated_logits(gamma, device):
 
 
 @MODES
-def test_values_by_hand(mode, device):
-    """At x = 0, p = 1/2 and the cross entropy is ln 2 for any target."""
-    x, label, score = torch.zeros(1, 2, device=device), torch.tensor([0], device=device), torch.tensor([0.8], device=device)
-    ln2 = math.log(2)
-    value, g = gradient_of(quality_focal_loss, x, label, score, gradient=mode)
-    torch.testing.assert_close(value.item(), (0.09 + 0.25) * ln2, rtol=1e-6, atol=0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[-0.3 * (0.09 + 0.5 * ln2), 0.5 * (0.25 + 0.5 * ln2)]]), rtol=1e-6, atol=0)
-    value, g = gradient_of(varifocal_loss, x, label, score, reduction="sum", gradient=mode)
-    torch.testing.assert_close(value.item(), (0.8 + 0.75 * 0.25) * ln2, rtol=1e-6, atol=0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.8 * -0.3, 0.75 * 0.25 * (0.5 + ln2)]]), rtol=1e-6, atol=0)
-
-
-@MODES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0, 1.5, 2.0, 5.0])
 @pytest.mark.parametrize(("function", "name"), [(quality_focal_loss, "beta"), (varifocal_loss, "gamma")])
@@ -232,19 +214,6 @@ def test_finite_and_exact_at_any_logit(function, name, gamma, dtype, mode, devic
     exact, g_exact = gradient_of(function, x.double(), ones.double() * (ones * 0.3).double(), **exact_options)
     torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(g.double(), g_exact, rtol=2e-3 if dtype == torch.float16 else 1e-4, atol=1e-6)
-
-
-@MODES
-def test_logits_of_ten_thousand(mode, device):
-    """A target of 1/4: softplus is linear there, d is ±3/4 or ±1/4."""
-    x = torch.tensor([[1e4], [-1e4]], device=device)
-    label, score = torch.zeros(2, dtype=torch.long, device=device), torch.full((2,), 0.25, device=device)
-    value, g = gradient_of(quality_focal_loss, x, label, score, reduction="sum", gradient=mode)
-    torch.testing.assert_close(value.item(), 0.5625 * 7500 + 0.0625 * 2500, rtol=1e-6, atol=0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.75**3], [-(0.25**3)]]), rtol=1e-6, atol=0)
-    value, g = gradient_of(varifocal_loss, x, label, score, reduction="sum", gradient=mode)
-    torch.testing.assert_close(value.item(), 0.25 * (7500 + 2500), rtol=1e-6, atol=0)
-    torch.testing.assert_close(g.cpu(), torch.tensor([[0.25 * 0.75], [-0.25 * 0.25]]), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("classes", [80, 91])
@@ -286,19 +255,6 @@ def test_ignored_rows_and_background(function, mode, device):
     torch.testing.assert_close(value.double(), reference, rtol=1e-6, atol=0)
 
 
-@BOTH
-def test_nan_stays_where_it_is(function, device):
-    for hyper in ({}, {"beta" if function is quality_focal_loss else "gamma": 1.5}):
-        x, label, score = boxes(device)
-        x[0, 2], score[3] = NAN, NAN
-        bad = torch.zeros_like(x, dtype=torch.bool)
-        bad[0, 2] = bad[3, 6] = True
-        for y, q in ((label, score), (dense(label, score, 7), None)):
-            value, g = gradient_of(function, x, y, q, reduction="none", **hyper)
-            torch.testing.assert_close(value.isnan(), bad)
-            torch.testing.assert_close(g.isnan(), bad)
-
-
 @pytest.mark.parametrize("gamma", [2.0, 1.3])
 def test_without_a_score_it_is_focal(gamma, device):
     x, label, _ = boxes(device)
@@ -308,13 +264,6 @@ def test_without_a_score_it_is_focal(gamma, device):
     torch.testing.assert_close(got, gradient_of(quality_focal_loss, x, label, ones, gamma, "sum"), rtol=1e-5, atol=1e-6)
     got = gradient_of(varifocal_loss, x, label, gamma=gamma)
     torch.testing.assert_close(got, gradient_of(varifocal_loss, x, label, ones, gamma=gamma), rtol=1e-5, atol=1e-6)
-
-
-def test_other_losses_take_a_score(device):
-    x, label, score = boxes(device)
-    for function in (binary_cross_entropy_with_logits, sigmoid_focal_loss):
-        got = gradient_of(function, x, label, score=score, reduction="sum")
-        torch.testing.assert_close(got, gradient_of(function, x, dense(label, score, 7), reduction="sum"))
 
 
 def test_half_precision_scores_of_pixels(device):
@@ -328,19 +277,11 @@ def test_half_precision_scores_of_pixels(device):
 @pytest.mark.parametrize(
     ("function", "target", "options", "kind", "message"),
     [
-        (quality_focal_loss, "index", {"beta": -1}, ValueError, "beta must be finite and at least 0, got -1"),
-        (varifocal_loss, "index", {"alpha": -0.1}, ValueError, "alpha must be finite and at least 0, got -0.1"),
-        (varifocal_loss, "index", {"gamma": "2"}, TypeError, "gamma must be a number, got str"),
-        (varifocal_loss, "index", {"iou_weighted": 1}, TypeError, "iou_weighted must be True or False, got int"),
         (quality_focal_loss, "index", {"score": torch.rand(3, 1)}, ValueError, r"score must have the shape of target, \(3,\), got"),
         (quality_focal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
-        (varifocal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),
         (varifocal_loss, "dense", {"score": torch.rand(3)}, TypeError, "target must hold .* where score is given, got torch.float32"),
         (varifocal_loss, "dense", {"positive_at_zero": True}, TypeError, "class indices where positive_at_zero=True, got torch.float32"),
-        (mal_loss, "index", {"gamma": 0}, ValueError, "gamma must be finite and above 0, got 0"),
-        (mal_loss, "index", {"score": 0.5}, TypeError, "score must be a tensor, got float"),
         (mal_loss, "index", {"score": torch.ones(3).int()}, TypeError, "score must be of a floating dtype, got torch.int32"),
-        (ia_bce_loss, "index", {"alpha": 1.5}, ValueError, "alpha must be finite and at least 0 and at most 1, got 1.5"),
         (sigmoid_focal_loss, "dense", {"score": torch.rand(3)}, TypeError, "targets must hold class indices where score is given"),
         (quality_focal_loss, "dense", {"dim": 3}, ValueError, "dim must be at least -2 and below 2 .* got 3"),
     ],
@@ -392,23 +333,6 @@ def test_distribution_focal_is_mmdetections(bins, mode, device):
 
 
 @MODES
-def test_distribution_by_hand(mode, device):
-    """Equal logits have the loss ln bins wherever the target is, and p - w as gradient."""
-    x, y = torch.full((3, 4), 7.0, device=device), torch.tensor([0.0, 1.25, 3.0], device=device)
-    value, g = gradient_of(distribution_focal_loss, x, y, reduction="sum", gradient=mode)
-    torch.testing.assert_close(value.item(), 3 * math.log(4), rtol=1e-6, atol=0)
-    expected = torch.tensor([[-0.75, 0.25, 0.25, 0.25], [0.25, -0.5, 0.0, 0.25], [0.25, 0.25, 0.25, -0.75]])
-    torch.testing.assert_close(g.cpu(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_distribution_is_a_mixture_of_two_classes(device):
-    x, y = (t.flatten(0, 1) for t in sides(device))
-    low = y.floor().clamp(max=14)
-    value = cross_entropy(x, low.long(), target_b=low.long() + 1, lam=low + 1 - y)
-    torch.testing.assert_close(distribution_focal_loss(x, y), value)
-
-
-@MODES
 @pytest.mark.parametrize("bad", [-1e-3, 15.001, -1e9, 1e9, NAN, math.inf, -math.inf])
 def test_a_target_outside_of_the_bins(bad, mode, device):
     """Its own loss and gradient are nan, and no other's; of weight 0 they are 0, whatever the target."""
@@ -449,29 +373,6 @@ def test_infinite_and_large_logits_of_bins(mode, device):
         torch.testing.assert_close(g[3].float().cpu(), torch.tensor([1.0, -0.5, -0.5, 0.0]))
 
 
-@MODES
-def test_no_distributions(mode, device):
-    x, y = sides(device)
-    none = x[:0].detach().requires_grad_()
-    assert distribution_focal_loss(none, y[:0], gradient=mode).isnan()
-    assert distribution_focal_loss(none, y[:0], empty="zero", gradient=mode) == 0
-    assert distribution_focal_loss(none, y[:0], reduction="none").shape == (0, 4)
-    value = distribution_focal_loss(none, y[:0], reduction="sum", gradient=mode)
-    assert value == 0
-    assert torch.autograd.grad(value, none)[0].shape == (0, 4, 16)
-
-
-@MODES
-@pytest.mark.parametrize("make", [float, torch.tensor], ids=["number", "tensor"])
-def test_a_divisor_of_0(make, mode, device):
-    x, y = sides(device)
-    normalizer = make(0.0)
-    assert distribution_focal_loss(x, y, normalizer=normalizer) == math.inf
-    value, g = gradient_of(distribution_focal_loss, x, y, normalizer=normalizer, empty="zero", gradient=mode)
-    assert value == 0
-    assert not g.any()
-
-
 @pytest.mark.large
 @pytest.mark.parametrize("strides", [(2**30, 3), (3, 2**29)], ids=["rows", "bins"])
 def test_bins_beyond_32_bits(strides, device):
@@ -484,26 +385,6 @@ def test_bins_beyond_32_bits(strides, device):
     torch.testing.assert_close(g, g_exact)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"inplace": True}], ids=str)
-def test_distributions_are_replayed(options, device, paths):
-    """From the second call on, with other values."""
-    if backend(torch.zeros(1, device=device)) == "torch":
-        pytest.skip("the reference keeps no calls")
-    PLANS.clear()
-    module = DistributionFocalLoss(**options)
-    for _ in range(4):
-        x, y = sides(device)
-        weight, leaf, wide = torch.rand(6, 4, device=device), x.requires_grad_(), x.detach().double().requires_grad_()
-        each = their_distribution_focal(wide, y.double()) * weight
-        exact = each if options.get("reduction") == "none" else each.mean()
-        value = module(leaf * 1, y, weight=weight)
-        upstream = torch.rand_like(value)
-        assert error(value, exact.detach()) < 1e-6
-        (g,), (g_exact,) = torch.autograd.grad(value, leaf, upstream), torch.autograd.grad(exact, wide, upstream.double())
-        assert error(g, g_exact) < 3e-6
-    assert paths == ["direct", "kept", "kept", "kept"]
-
-
 @pytest.mark.parametrize(
     ("args", "options", "kind", "message"),
     [
@@ -514,8 +395,6 @@ def test_distributions_are_replayed(options, device, paths):
         ((torch.rand(3, 4), torch.zeros(3).long()), {}, TypeError, "target must be of a floating dtype, got torch.int64"),
         ((torch.rand(3, 4), torch.zeros(3, device="meta")), {}, ValueError, "target must be on the device of input, cpu, got meta"),
         ((torch.rand(3, 4), torch.zeros(3)), {"weight": torch.rand(2)}, ValueError, r"weight must broadcast .* \(3,\), got \(2,\)"),
-        ((torch.rand(3, 4), torch.zeros(3)), {"reduction": "avg"}, ValueError, "reduction must be one of 'none', 'mean', 'sum', got"),
-        ((torch.rand(3, 4), torch.zeros(3)), {"bins": 4}, TypeError, "argument 'bins'. It takes input, target, reduction"),
     ],
 )  # fmt: skip
 def test_mistakes_of_distributions(args, options, kind, message):
@@ -528,37 +407,6 @@ def their_gaussian_focal(p, y, alpha, gamma, pos_weight, neg_weight):
     eps, peak = 1e-12, (y == 1).to(p.dtype)
     positive = -(p + eps).log() * (1 - p) ** alpha * peak
     return pos_weight * positive - neg_weight * (1 - p + eps).log() * p**alpha * (1 - y) ** gamma
-
-
-def heatmap(device, size=24):
-    """Two classes with three Gaussians each around whole pixels, whose peaks are 1."""
-    at = torch.arange(size, device=device, dtype=torch.float64)
-    maps = torch.zeros(2, size, size, device=device, dtype=torch.float64)
-    for k, (row, column, sigma) in enumerate([(3, 4, 1.0), (12, 9, 2.5), (20, 22, 0.5), (0, 0, 3.0), (7, 23, 1.5), (16, 2, 4.0)]):
-        bump = torch.exp(-((at[:, None] - row) ** 2 + (at - column) ** 2) / (2 * sigma**2))
-        maps[k % 2] = torch.maximum(maps[k % 2], bump)
-    return maps
-
-
-@MODES
-@pytest.mark.parametrize("hyper", [(2.0, 4.0, 1.0, 1.0), (2.0, 4.0, 3.0, 0.5), (1.5, 0.5, 1.0, 2.0), (0.0, 1.0, 1.0, 1.0)])
-def test_gaussian_focal_as_mmdetection_has_it(hyper, mode, device):
-    """Of a heatmap with peaks, divided by their number."""
-    y = heatmap(device)
-    peaks = (y == 1).sum()
-    assert peaks == 6
-    x = torch.randn(y.shape, dtype=torch.float64, device=device) * 2
-    exact, slope = gradient_of(lambda x: their_gaussian_focal(x.sigmoid(), y, *hyper).sum() / peaks, x)
-    for dtype, bound in ((torch.float64, 1e-9), (torch.float32, 3e-6)):
-        value, g = gradient_of(gaussian_focal_loss, x.to(dtype), y.to(dtype), *hyper, gradient=mode, normalizer=peaks.to(dtype))
-        assert error(value, exact) < bound
-        assert error(g, slope) < bound
-    names = dict(zip(("alpha", "gamma", "pos_weight", "neg_weight"), hyper, strict=True))
-    each = GaussianFocalLoss(**names, reduction="none")(x, y)
-    torch.testing.assert_close(each, their_gaussian_focal(x.sigmoid(), y, *hyper))
-    per_class = torch.tensor([0.5, 3.0], device=device).view(2, 1, 1)
-    each = GaussianFocalLoss(*hyper[:2], per_class, hyper[3], reduction="none")(x.float(), y.float())
-    torch.testing.assert_close(each.double(), their_gaussian_focal(x.sigmoid(), y, *hyper[:2], per_class, hyper[3]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [2.0, 0.5, 0.0])

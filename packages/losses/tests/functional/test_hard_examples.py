@@ -50,6 +50,18 @@ def test_ignored_rows_are_not_counted_among_the_hardest(mode, device):
     torch.testing.assert_close(g, g_expected)
 
 
+@MODES
+@pytest.mark.parametrize(("threshold", "min_kept", "kept"), [(0.68, 0, [2, 3]), (0.0, 3, [2, 3, 5])])
+def test_weights_of_rows_change_no_choice_and_divide_the_mean(threshold, min_kept, kept, mode, device):
+    """A row of a heavy class is no harder for it, and one of a light class no easier."""
+    x, _ = rows(device)
+    target, weight = torch.tensor([0, 1, 0, 1, 0, 1], device=device), torch.tensor([0.1, 30.0], device=device)
+    value, g = gradient_of(ohem_cross_entropy, x, target, threshold, min_kept, weight, gradient=mode)
+    expected, g_expected = gradient_of(lambda x: F.cross_entropy(x[kept], target[kept], weight), x)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(g, g_expected)
+
+
 def test_rows_as_hard_as_the_last_one_stay(device):
     x = torch.zeros(4, 3, device=device)
     value = ohem_cross_entropy(x, torch.zeros(4, dtype=torch.long, device=device), 0.0, 2, reduction="sum")
@@ -82,10 +94,3 @@ def test_all_kept_is_the_cross_entropy(device):
     x = torch.randn(5, 7, 3, device=device)
     target = torch.randint(0, 7, (5, 3), device=device)
     assert torch.equal(ohem_cross_entropy(x, target), cross_entropy(x, target))
-
-
-def test_refused_options():
-    with pytest.raises(ValueError, match="min_kept must be at least 0, got -1"):
-        ohem_cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), min_kept=-1)
-    with pytest.raises(ValueError, match="threshold must be finite and at least 0 and at most 1, got 2"):
-        ohem_cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), threshold=2.0)

@@ -28,11 +28,13 @@ from lossforge.losses import (
     TopKTeacher,
     TotalVariationWithLogitsLoss,
     binary_cross_entropy_with_logits,
+    cosine_distance_with_logits,
     cross_entropy,
     dice_loss,
     dpo_loss,
     fuse_linear,
     generalized_box_iou_loss,
+    js_div_with_logits,
     kl_div_with_logits,
     linear_cosine_distance,
     linear_cross_entropy,
@@ -45,6 +47,7 @@ from lossforge.losses import (
     logit_adjusted_cross_entropy,
     selective_log_softmax,
     softmax_focal_loss,
+    total_variation_with_logits,
 )
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.module import LossModule
@@ -258,107 +261,46 @@ def test_skipping_needs_to_know_what_is_ignored(device):
         linear_cross_entropy(x, w, target, valid=-1)
 
 
-@pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("chunk", [None, 4])
-def test_teachers(function, chunk, device):
-    """A teacher's logits, and the layer that gives them."""
-    leaves, target = model(device)
-    (hidden, weight, bias), _ = model(device, hidden=5)
-    teacher = LinearTeacher(hidden * 2, weight, bias)
-    given = {"labels": target, "ignore_index": 3, "temperature": 2.0, "chunk": chunk}
-    found = [run(lambda x, w, b, t=t: function(x, w, t, b, **given), leaves) for t in (teacher, F.linear(*teacher[:3]))]
-    assert error(found[0][0], found[1][0]) < 1e-5
-    assert all(error(a, b) < 1e-5 for a, b in zip(found[0][1], found[1][1], strict=True))
-    if function is linear_kl_div:
-        del given["chunk"]
-        given["labels"] = target.flatten()
-        right = kl_div_with_logits(F.linear(*leaves).flatten(0, 1), F.linear(*teacher[:3]).flatten(0, 1), **given)
-        assert error(found[0][0], right) < 1e-5
-
-
-@pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("gradient", ["forward", "backward"])
-def test_scaled_and_capped_logits_of_student_and_teacher(function, gradient, device):
-    """As computed from logits in float64. By chunks of rows and of classes."""
-    leaves, target = model(device, classes=300)
-    (hidden, weight, bias), _ = model(device, hidden=5, classes=300)
-    given = {"labels": target, "ignore_index": 3, "temperature": 2.0, "reduction": "sum"}
-    teacher = LinearTeacher(hidden, weight, bias, 1.4, 3.0)
-    found = run(lambda x, w, b: function(x, w, teacher, b, scale=0.7, softcap=2.0, chunk=5, gradient=gradient, **given), leaves)
-    logits = 3.0 * torch.tanh(1.4 * F.linear(hidden.double(), weight.double(), bias.double()) / 3.0)
-    unfused = getattr(losses, f"{function.__name__.removeprefix('linear_')}_with_logits")
-    given["labels"] = target.flatten()
-
-    def plain(x, w, b):
-        return unfused((2.0 * torch.tanh(0.7 * F.linear(x, w, b) / 2.0)).flatten(0, 1), logits.flatten(0, 1), **given)
-
-    expected = run(plain, leaves, torch.float64)
-    assert error(found[0], expected[0]) < 1e-5
-    assert all(error(a, b) < 1e-5 for a, b in zip(found[1], expected[1], strict=True))
+OF_TEACHERS = {
+    "plain": {"ignore_index": 3, "temperature": 2.0},
+    "hard": {"temperature": 2.0, "temperature_squared": True, "hard_weight": 0.4, "reduction": "mean", "outputs": ("entropy",)},
+    "capped": {"scale": 0.7, "softcap": 2.0, "hard_weight": 0.3, "reduction": "sum"},
+}
+"""Options beside labels."""
+PARTS = {
+    "kl": (linear_kl_div, kl_div_with_logits),
+    "js": (linear_js_div, js_div_with_logits),
+    "total variation": (linear_total_variation, total_variation_with_logits),
+    "cosine": (linear_cosine_distance, cosine_distance_with_logits),
+}
+CASES = [f"{part}, {name}, {teacher}" for part in PARTS for name in OF_TEACHERS for teacher in ("layer", "logits")]
+"""One parameter, so that the default tier has each."""
 
 
 @pytest.mark.parametrize("gradient", ["forward", "backward"])
-@pytest.mark.parametrize("teacher", ["layer", "logits"])
-@pytest.mark.parametrize("function", [linear_kl_div, linear_js_div, linear_total_variation], ids=lambda f: f.__name__)
-def test_hard_and_soft_distillation(function, teacher, gradient, device):
-    """One gradient of a chunk's logits holds both parts; the entropies come from the same logits."""
-    unfused = getattr(losses, f"{function.__name__.removeprefix('linear_')}_with_logits")
-    leaves, labels = model(device)
-    leaves = [t.requires_grad_() for t in leaves]
-    labels[0, 1] = -100
-    hidden, head = torch.randn(2, 7, 5, device=device), torch.randn(11, 5, device=device)
-    options = {"temperature": 2.0, "temperature_squared": True, "hard_weight": 0.4, "reduction": "mean", "outputs": ("entropy",)}
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    logits, of_teacher = F.linear(*wide).flatten(0, 1), F.linear(hidden.double(), head.double()).flatten(0, 1)
-    expected = unfused(logits, of_teacher, labels=labels.flatten(), **options)
-    soft = unfused(logits, of_teacher, labels=labels.flatten(), **{**options, "hard_weight": 0.0, "outputs": ()})
-    hard = F.cross_entropy(logits, labels.flatten())
-    assert error(expected.loss, 0.6 * soft + 0.4 * hard) < 1e-9
-    given = LinearTeacher(hidden, head) if teacher == "layer" else F.linear(hidden, head)
+@pytest.mark.parametrize("classes", [11, 300, 9001], ids=["few classes", "chunks of classes in backward", "more than a tile"])
+@pytest.mark.parametrize("case", CASES)
+def test_teachers(case, classes, gradient, device):
+    """The layer of a teacher, with a scale and a cap, or its logits: as the unfused loss of logits in float64."""
+    part, name, teacher = case.split(", ")
+    function, unfused = PARTS[part]
+    leaves, labels = model(device, (2, 7) if classes < 9001 else (3,), classes=classes)
+    labels.view(-1)[:2] = torch.tensor([0, -100], device=device)
+    hidden, head, bias = model(device, labels.shape, hidden=5, classes=classes)[0]
+    options = OF_TEACHERS[name]
+    if function is linear_cosine_distance:
+        options = {each: value for each, value in options.items() if "temperature" not in each and each != "outputs"}
+    leaves, wide = [t.requires_grad_() for t in leaves], [t.detach().double().requires_grad_() for t in leaves]
+    of_teacher = 3.0 * torch.tanh(1.4 * F.linear(hidden.double(), head.double(), bias.double()) / 3.0)
+    given = LinearTeacher(hidden, head, bias, 1.4, 3.0) if teacher == "layer" else of_teacher.float()
     found = function(*leaves[:2], given, leaves[2], labels=labels, chunk=4, gradient=gradient, **options)
-    assert error(found.loss, expected.loss) < 1e-5
-    assert error(found.entropy, expected.entropy.view(2, 7)) < 1e-5
-    exact = torch.autograd.grad(3 * (0.6 * soft + 0.4 * hard), wide)
-    for got, right in zip(torch.autograd.grad(3 * found.loss, leaves), exact, strict=True):
-        assert error(got, right) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "function", [linear_kl_div, linear_js_div, linear_total_variation, linear_cosine_distance], ids=lambda f: f.__name__
-)
-def test_labels_of_more_classes_than_a_tile(function, device):
-    """Beside a teacher: the value of each part, and the gradients, against float64."""
-    (x, w, b), labels = model(device, (3,), classes=9001)
-    teacher, options = torch.randn(3, 9001, device=device), {"labels": labels, "hard_weight": 0.4, "reduction": "mean"}
-    given, wide = [t.requires_grad_() for t in (x, w, b)], [t.detach().double().requires_grad_() for t in (x, w, b)]
-    hard = F.cross_entropy(F.linear(*wide), labels)
-    soft = function(wide[0], wide[1], teacher.double(), wide[2], **{**options, "hard_weight": 0.0})
-    found, expected = function(x, w, teacher, b, **options), 0.6 * soft + 0.4 * hard
+    expected = unfused(F.linear(*wide).view(-1, classes), of_teacher.view(-1, classes), labels=labels.flatten(), **options)
+    if "outputs" in options:
+        assert error(found.entropy, expected.entropy.view(labels.shape)) < 1e-5
+        found, expected = found.loss, expected.loss
     assert error(found, expected) < 1e-5
-    for got, right in zip(torch.autograd.grad(3 * found, given), torch.autograd.grad(3 * expected, wide), strict=True):
-        assert error(got, right) < 1e-5
-
-
-@pytest.mark.parametrize("gradient", ["forward", "backward"])
-@pytest.mark.parametrize("teacher", ["layer", "logits"])
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("classes", [11, 300])
-def test_cosine_distance_of_a_layer(classes, share, teacher, gradient, device):
-    """As torch has it in float64; 300 classes go by chunks of these in backward."""
-    leaves, labels = model(device, classes=classes)
-    leaves = [t.requires_grad_() for t in leaves]
-    labels[0, 1] = -100
-    hidden, head = torch.randn(2, 7, 5, device=device), torch.randn(classes, 5, device=device)
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    x, t = 3.0 * torch.tanh(0.7 * F.linear(*wide) / 3.0), F.linear(hidden.double(), head.double())
-    soft = torch.where(labels == -100, 0.0, 1 - F.cosine_similarity(x, t, dim=-1)).sum() / (labels != -100).sum()
-    expected = (1 - share) * soft + share * F.cross_entropy(x.flatten(0, 1), labels.flatten())
-    given = LinearTeacher(hidden, head) if teacher == "layer" else F.linear(hidden, head)
-    options = {"labels": labels, "hard_weight": share, "reduction": "mean", "scale": 0.7, "softcap": 3.0}
-    found = linear_cosine_distance(*leaves[:2], given, leaves[2], chunk=4, gradient=gradient, **options)
-    assert error(found, expected) < 1e-5
-    for got, right in zip(torch.autograd.grad(3 * found, leaves), torch.autograd.grad(3 * expected, wide), strict=True):
-        assert error(got, right) < 1e-5
+    for got, exact in zip(torch.autograd.grad(3 * found, leaves), torch.autograd.grad(3 * expected, wide), strict=True):
+        assert error(got, exact) < 1e-5
 
 
 def test_cosine_distance_is_of_all_classes(device):
@@ -410,37 +352,6 @@ def test_log_probabilities_of_half_precision(several, autocast, device):
         found = linear_selective_log_softmax(x, w, index if several else index[:, 0])
     expected = F.linear(x.double(), w.double()).log_softmax(-1).gather(1, index)
     assert (found - (expected if several else expected[:, 0])).abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_log_probabilities_of_tokens(several, device):
-    """One token a row or several, with the entropy, both differentiable."""
-    leaves, index = model(device)
-    if several:
-        index = torch.stack([index, index.roll(1), index.flip(0)], -1)
-    index[0, 1] = -100
-    options = {"temperature": 1.7, "scale": 1.3, "softcap": 4.0}
-
-    def ours(x, w, b):
-        found = linear_selective_log_softmax(x, w, index, b, outputs=("entropy",), chunk=5, **options)
-        return (found.logps * 2).sum() + found.entropy.square().sum()
-
-    def log_p(x, w, b):
-        return (4.0 * torch.tanh(1.3 * F.linear(x, w, b) / 4.0) / 1.7).log_softmax(-1)
-
-    def theirs(x, w, b):
-        rows = log_p(x, w, b)
-        each = index if several else index.unsqueeze(-1)
-        logps = rows.gather(-1, each.clamp(min=0)).masked_fill(each == -100, 0.0)
-        return (logps * 2).sum() + (rows.exp() * rows).sum(-1).square().sum()
-
-    value, gradients = run(ours, leaves)
-    expected, exact = run(theirs, leaves, torch.float64)
-    assert error(value, expected) < 1e-5
-    assert all(error(a, b) < 1e-5 for a, b in zip(gradients, exact, strict=True))
-    entropy = linear_entropy(*leaves, **options)
-    rows = log_p(*(t.detach().double() for t in leaves))
-    assert error(entropy, -(rows.exp() * rows).sum(-1)) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (2, 7, 3, 1), (2,), (7, 2, 3)], ids=str)

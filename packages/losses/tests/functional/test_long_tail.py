@@ -69,7 +69,6 @@ def test_class_indices_along_another_dimension(mode, device):
         ({"class_counts": COUNTS}, "num_samples must be given where class_counts is"),
         ({"class_counts": COUNTS, "num_samples": 1}, "num_samples must be finite and at least 2"),
         ({"class_counts": COUNTS[:5], "num_samples": 9}, r"class_counts must hold one count a class, shape \(6,\), got \(5,\)"),
-        ({"neg_scale": 0.0}, "neg_scale must be finite and above 0"),
     ],
 )
 def test_refused_options(options, message):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from loss_calls import gradient_of
 
-from lossforge.losses import LovaszHingeLoss, LovaszSoftmaxLoss, jaccard_loss, lovasz_hinge_loss, lovasz_softmax_loss
+from lossforge.losses import jaccard_loss, lovasz_hinge_loss, lovasz_softmax_loss
 
 MODES = pytest.mark.parametrize("mode", ["forward", "backward"])
 
@@ -146,11 +146,3 @@ def test_what_is_refused(device):
         lovasz_softmax_loss(x, target[..., 0])
     with pytest.raises(TypeError, match="target"):
         lovasz_hinge_loss(x[:, 0], torch.rand(2, 3, 4, device=device))
-
-
-def test_modules(device):
-    x, target = maps(device, 2, 3, 4)
-    module = LovaszSoftmaxLoss(classes=[0, 1], per_image=True)
-    assert torch.equal(module(x, target), lovasz_softmax_loss(x, target, [0, 1], True))
-    mask = target.clamp(min=0, max=1)
-    assert torch.equal(LovaszHingeLoss()(x[:, 0], mask), lovasz_hinge_loss(x[:, 0], mask))

@@ -7,7 +7,6 @@ from loss_calls import gradient_of
 
 from lossforge.kernels import launch_counts
 from lossforge.losses import (
-    MultiMarginLoss,
     hinge_embedding_loss,
     margin_ranking_loss,
     multi_margin_loss,
@@ -214,19 +213,3 @@ def test_arguments_of_margins():
         multi_margin_loss(x, target, weight=torch.rand(3))
     with pytest.raises(ValueError, match="input must have at most 16384 classes where targets are lists, got 16385"):
         multilabel_margin_loss(torch.rand(1, 16385), torch.zeros(1, 16385, dtype=torch.long))
-
-
-def test_class_weights_of_the_module_are_a_buffer():
-    module = MultiMarginLoss(weight=torch.tensor([1.0, 2.0]))
-    assert list(module.state_dict()) == ["weight"]
-    assert module(torch.zeros(1, 2), torch.tensor([1])) == 1.0
-
-
-def test_no_rows_of_margins(device):
-    x, target = torch.rand(0, 5, device=device), torch.zeros(0, dtype=torch.long, device=device)
-    for function, given in ((multi_margin_loss, target), (multilabel_margin_loss, target.view(0, 1).expand(0, 5))):
-        value, g = gradient_of(function, x, given)
-        assert value.isnan()
-        assert g.shape == (0, 5)
-        assert function(x, given, empty="zero") == 0
-        assert function(x, given, reduction="sum") == 0

@@ -1,7 +1,5 @@
 """What is their own of the losses of a difference: kinks, nan and infinity, weighted means, as in torch."""
 
-import re
-
 import mpmath
 import pytest
 import torch
@@ -83,15 +81,6 @@ def test_weights_as_in_torch(reduction, device):
     torch.testing.assert_close(ours, {"mean": each.sum() / w.sum(), "sum": each.sum(), "none": each}[reduction])
 
 
-def test_beta_of_zero_is_l1(device):
-    x, y, w = (torch.randn(40, device=device) for _ in range(3))
-    x[:3] = y[:3]
-    for kwargs in ({}, {"weight": w.abs()}, {"reduction": "sum"}):
-        ours, exact = gradient_of(smooth_l1_loss, x, y, beta=0, **kwargs), gradient_of(l1_loss, x, y, **kwargs)
-        assert torch.equal(ours[0], exact[0])
-        assert torch.equal(ours[1], exact[1])
-
-
 def test_legacy_arguments_and_their_order(device):
     x, y = torch.randn(6, device=device), torch.randn(6, device=device)
     with pytest.warns(UserWarning, match="size_average and reduce"):
@@ -113,28 +102,6 @@ def test_the_warning_of_old_arguments_names_the_users_line():
         with pytest.warns(UserWarning, match="size_average and reduce") as found:
             call()
         assert [each.filename for each in found if each.category is UserWarning] == [__file__]
-
-
-def test_gradients_of_both_arguments(device):
-    for ours, torchs, options in CASES[:6]:
-        x, y = (torch.randn(9, device=device, requires_grad=True) for _ in range(2))
-        g = torch.autograd.grad(ours(x, y, **options), (x, y))
-        for got, exact in zip(g, torch.autograd.grad(torchs(x, y, **options), (x, y)), strict=True):
-            torch.testing.assert_close(got, exact)
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "kind", "message"),
-    [
-        (huber_loss, {"delta": 0.0}, ValueError, "delta must be finite and above 0, got 0.0"),
-        (huber_loss, {"delta": INF}, ValueError, "delta must be finite and above 0, got inf"),
-        (smooth_l1_loss, {"beta": -0.1}, ValueError, "beta must be finite and at least 0, got -0.1"),
-        (smooth_l1_loss, {"beta": "1"}, TypeError, "beta must be a number, got str"),
-    ],
-)
-def test_options_out_of_range(function, options, kind, message):
-    with pytest.raises(kind, match=message):
-        function(torch.rand(3), torch.rand(3), **options)
 
 
 ALPHAS = [2.0, 1.9999999, 2.0000002, 1.99, 2.5, 1.0, 0.5, 1e-3, 1e-7, 0.0, -1e-20, -1e-4, -2.0, -50.0, -1e6, -1e30, -INF]
@@ -194,19 +161,6 @@ def test_quantiles_of_each_column(device):
     value, g = gradient_of(quantile_loss, x, y, quantile=torch.tensor([0.25, 0.875], device=device), reduction="none")
     assert torch.equal(value, torch.tensor([[0.75, 0.125], [0.5, 1.75], [0.0, 0.0]], device=device))
     assert torch.equal(g, torch.tensor([[0.75, 0.125], [-0.25, -0.875], [0.25, -0.375]], device=device))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: quantile_loss(x, x, quantile=1.5), "quantile must be finite and at least 0 and at most 1, got 1.5"),
-        (lambda x: general_robust_loss(x, x, scale=0.0), "scale must be finite and above 0, got 0"),
-        (lambda x: general_robust_loss(x, x, alpha=INF), "alpha must be finite, got inf"),
-    ],
-)
-def test_refused_options(call, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        call(torch.zeros(3))
 
 
 BROADCAST = [(l1_loss, F.l1_loss), (mse_loss, F.mse_loss), (huber_loss, F.huber_loss), (smooth_l1_loss, F.smooth_l1_loss)]

@@ -205,16 +205,6 @@ def test_two_views_of_different_dtypes(ours, device):
             assert torch.equal(got, expected.to(got.dtype))
 
 
-def test_compiled(device):
-    """The operator of the centre has a fake form, and torch.compile traces the search for the nearest rows."""
-    x, scores = normal(9, 6, device=device).requires_grad_(), normal(6, 9, device=device)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, s: koleo_loss(x) + sinkhorn_center(s).sum(), fullgraph=True, backend="aot_eager")
-    expected = koleo_loss(x) + sinkhorn_center(scores).sum()
-    torch.testing.assert_close(compiled(x, scores), expected)
-    torch.testing.assert_close(torch.autograd.grad(compiled(x, scores), x), torch.autograd.grad(expected, x))
-
-
 @pytest.mark.parametrize(
     ("message", "call"),
     [
@@ -222,11 +212,8 @@ def test_compiled(device):
         ("iterations must be at least 1", lambda: sinkhorn_center(torch.zeros(3, 2), iterations=0)),
         ("temperature must be finite and above 0", lambda: sinkhorn_center(torch.zeros(3, 2), 0.0)),
         ("center must have one entry a class", lambda: dino_loss(torch.zeros(3, 2), torch.zeros(3, 2), center=torch.zeros(3))),
-        ("student_temperature must be finite and above 0", lambda: dino_loss(torch.zeros(3, 2), torch.zeros(3, 2), 0.0)),
         ("input must have shape .* at least two rows", lambda: koleo_loss(torch.zeros(1, 2))),
         ("input2 must have the shape of input1", lambda: vicreg_loss(torch.zeros(3, 2), torch.zeros(2, 2))),
-        ("lambda_param must be finite and at least 0", lambda: barlow_twins_loss(torch.zeros(3, 2), torch.zeros(3, 2), -1.0)),
-        ("eps must be finite and above 0", lambda: barlow_twins_loss(torch.zeros(3, 2), torch.zeros(3, 2), eps=0.0)),
     ],
 )
 def test_refused(message, call):

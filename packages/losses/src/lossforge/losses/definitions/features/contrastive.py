@@ -591,7 +591,9 @@ def supervised_contrastive_loss(
     def finish(results: Sequence[Tensor | None]) -> Tensor:
         loss = first(results)
         loss = loss.reshape(shape[:2]) if loss.ndim and len(shape) == 3 else loss
-        return loss if base is None else loss * (number / base if t is None else t.to(loss.dtype) / base)
+        factor = number if t is None else t
+        factor = factor.to(loss.dtype) if isinstance(factor, Tensor) else factor  # torch.compile keeps a number in float64
+        return loss if base is None else loss * (factor / base)
 
     number, t = number_of("temperature", temperature, call.a, 0.0)
     checked = checked_features(softened(call, number, t), options, "features").returning(finish)
