@@ -341,31 +341,6 @@ def test_flags_of_numpy_and_torch():
         assert lossforge.losses.kl_div_with_logits(p, q, reverse=flag) == lossforge.losses.kl_div_with_logits(p, q, reverse=True)
 
 
-def test_tensors_without_memory_give_shapes():
-    """A model's memory is planned on the meta device, whose tensors have no autocast."""
-
-    def meta(value):
-        return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-    for loss in LOSSES.values():
-        sample = plain_sample(loss)
-        target = tuple(map(meta, sample.target)) if isinstance(sample.target, tuple) else meta(sample.target)
-        x = sample.x.to("meta").requires_grad_()
-        loss.function(x, target, **{name: meta(value) for name, value in sample.kwargs.items()}).sum().backward()
-        assert x.grad.shape == sample.x.shape, loss.name
-    rows, classes, target = (
-        torch.randn(4, 8, device="meta"),
-        torch.randn(5, 8, device="meta"),
-        torch.ones(4, dtype=torch.int64, device="meta"),
-    )
-    for value in (
-        lossforge.losses.linear_cross_entropy(rows, classes, target),
-        lossforge.losses.nt_xent_loss(rows, rows),
-        lossforge.losses.supervised_contrastive_loss(rows, target),
-    ):
-        assert (value.device.type, value.shape) == ("meta", ())
-
-
 def test_labels_of_an_only_class_are_led_to_their_shape():
     """Class indices of one class are 0 and -1, so that labels of 0 and 1 must not be read as such."""
     x, labels = torch.randn(6, 1), torch.tensor([0, 1, 1, 0, 0, 1])

@@ -7,13 +7,16 @@ import contextlib
 import inspect
 import math
 import re
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
+from random_calls import range_of
 
 from lossforge import losses
 from lossforge.kernels import INTERPRETED
 from lossforge.losses import LinearTeacher, TopKTeacher, fuse_linear, plain_torch
+from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
@@ -75,6 +78,7 @@ CALLS = {
 for entry in LOSSES.values():
     sample = plain_sample(entry)
     CALLS[entry.function.__name__] = (sample.x, sample.target, *sample.kwargs.values())
+OF_REGISTRY = {loss.function.__name__ for loss in LOSSES.values()}
 EACH = pytest.mark.parametrize("name", CALLS)
 FURTHER = {"weight": X, "score": X[:, 0], "target_b": INDEX, "mask": X > 0, "labels": INDEX, "lse": X[:, 0], "bias": X[:, 0]}
 """Tensors that a function may take beside those of its call."""
@@ -106,6 +110,89 @@ def test_numbers_beyond_float32(name):
         for value in (1e39, -1e39, 1e-45, math.nan):
             found = outcome(name, {option: value, **beside})
             assert found is None or option in found
+
+
+RANGES = {
+    "at least 0": "center_rewards_coefficient desirable_weight undesirable_weight cpo_alpha tpo_alpha epsilon_high lambda_param mu_param "
+    "nu_param gamma p q hardness smooth_nr smooth_dr margin min_side radius iou_weight alpha eps epsilon beta",
+    "above 0": "temperature base_temperature cliprange_value tp tn",
+    "at least 0 and at most 1": "smoothing positive negative least lambd importance_sample_ratio",
+    "at least 0 and at most 0.5": "label_smoothing",
+    "at least 1": "oversample_ratio",
+    "above 1.2": "delta",
+    "": "normalizer kl base balance z_loss scale logit_scale logit_bias cost_class cost_bbox cost_giou cost_mask cost_dice",
+}
+"""Ranges of numbers by the names that have them in functions outside of the registry, whose annotations say them."""
+OF_FUNCTIONS = {
+    **{(name, "beta"): "above 0" for name in ("dpo_loss", "cpo_loss", "simpo_loss", "tpo_loss", "kto_loss", "multi_similarity_loss")},
+    **{(name, "alpha"): "above 0" for name in ("multi_similarity_loss", "proxy_anchor_loss")},
+    **{(name, "margin"): "" for name in ("bradley_terry_loss", "circle_loss", "proxy_anchor_loss", "gist_embed_loss")},
+    **{(name, "eps"): "above 0" for name in ("barlow_twins_loss", "probabilistic_box_iou")},
+    **{(name, "alpha"): "at least 0 and at most 1" for name in ("matching_cost", "mask_matching_cost")},
+    **{("simpo_loss", name): "" for name in ("gamma", "alpha")},
+    ("circle_loss", "gamma"): "above 0",
+    ("class_balanced_weight", "beta"): "at least 0 and below 1",
+    ("grpo_loss", "epsilon"): "at least 0 and at most 1",
+    ("seesaw_loss", "eps"): "above 0 and at most 1",
+}
+BESIDE = {("mask_matching_cost", name): {"mask_cost": "focal"} for name in ("alpha", "gamma")}
+"""What stands beside a number that another option must allow."""
+SIGNS = {"above": 0.0, "at least": -0.01, "below": 0.0, "at most": 0.01}
+
+
+def outside(limits):
+    """Return the numbers next to the ends of a range that it does not have."""
+    ends = re.findall(r"(above|at least|below|at most) ([\d.]+)", limits)
+    return [math.inf, -math.inf, math.nan, *(float(end) + SIGNS[sign] for sign, end in ends)]
+
+
+@EACH
+def test_numbers_outside_of_their_range(name):
+    """Each says its range. A number at an inner end is not refused for it."""
+    own = {each for names in RANGES.values() for each in names.split()}
+    if name in OF_REGISTRY or name.startswith(("linear_", "selective")):
+        return
+    for option, parameter in list(parameters(name).items())[len(CALLS[name]) :]:
+        if "float" not in words(parameter.annotation):
+            continue
+        assert option in own, option
+        limits = OF_FUNCTIONS.get((name, option), next(each for each, names in RANGES.items() if option in names.split()))
+        for value in outside(limits):
+            said = f"{option} must be finite{limits and ' and '}{limits}, got {value}"
+            assert said in (outcome(name, {option: value, **BESIDE.get((name, option), {})}) or ""), said
+        for end in re.findall(r"(?:at least|at most) ([\d.]+)", limits):
+            found = outcome(name, {option: float(end), **BESIDE.get((name, option), {})})
+            assert found is None or not found.startswith(f"{option} must be finite"), found
+
+
+WIDER = {("poly_binary_cross_entropy", "alpha"), ("sigmoid_focal_loss", "alpha"), ("smoothed_binary_cross_entropy", "smoothing")}
+"""Numbers of which a function takes more than a configuration does: any α below 0 is no balance."""
+
+
+@pytest.mark.parametrize("name", sorted(OF_REGISTRY))
+def test_numbers_outside_of_the_range_of_their_annotation(name):
+    for option, parameter in inspect.signature(DECLARED[name].definition).parameters.items():
+        limits = range_of(parameter.annotation)
+        if limits is None or (name, option) in WIDER or option in [*parameters(name)][: len(CALLS[name])]:
+            continue
+        for end, step in ((limits.above, 0.0), (limits.least, -0.01), (limits.below, 0.0), (limits.most, 0.01)):
+            wrong = (math.inf, math.nan) if end is None else (float(end) + step,)
+            for value in wrong:
+                found = outcome(name, {option: value})
+                assert found is not None, (option, value)
+                assert re.match(rf"{option} must be .*got ({value}|float)", found), found
+
+
+@EACH
+def test_words_and_flags_that_no_option_has(name):
+    for option, parameter in list(parameters(name).items())[len(CALLS[name]) :]:
+        kinds = parameter.annotation, *get_args(parameter.annotation)
+        of_words = option not in ("token_weight", "classes", "outputs", "directions")
+        if of_words and any(kind is str or get_origin(kind) is Literal for kind in kinds):
+            assert f"{option} must be one of" in (outcome(name, {option: "no such word"}) or ""), option
+        elif parameter.annotation is bool:
+            for value in ("false", 1, torch.ones(2)):
+                assert f"{option} must be True or False, got {type(value).__name__}" in (outcome(name, {option: value}) or ""), option
 
 
 def outcome(name, options):
@@ -150,6 +237,15 @@ def test_layouts_and_dtypes(name):
                 function(**{**given, argument: other})
             tried += 1
     assert tried
+
+
+@EACH
+def test_complex_numbers(name):
+    given = dict(zip(parameters(name), CALLS[name], strict=False))
+    for argument, t in given.items():
+        if isinstance(t, torch.Tensor):
+            with pytest.raises(TypeError, match=rf"^{argument} must .*got torch\.complex64"):
+                getattr(losses, name)(**{**given, argument: t.cfloat()})
 
 
 @EACH

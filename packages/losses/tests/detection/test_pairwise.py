@@ -3,17 +3,14 @@
 import pytest
 import torch
 import torchvision.ops
-from loss_calls import Operators
 from torch import Tensor
 
 from lossforge.kernels import launch_counts
 from lossforge.losses import (
-    backend,
     box_iou,
     complete_box_iou,
     distance_box_iou,
     generalized_box_iou,
-    plain_torch,
     probabilistic_box_iou,
     probiou_loss,
     rotated_box_iou,
@@ -171,46 +168,6 @@ def test_gradients_twice_and_of_one_set(function, device):
         assert error(got, wanted) < 1e-4
 
 
-@EACH
-def test_operator(function, device):
-    """One operator of the dispatcher, which opcheck accepts; the reference under plain_torch."""
-    boxes1, boxes2 = random(5, device, torch.float32).requires_grad_(), random(6, device, torch.float32)
-    with Operators() as operators:
-        value = function(boxes1, boxes2)
-        value.sum().backward()
-    if backend(boxes1) != "torch":
-        assert operators.names == ["pairwise", "pairwise_backward"]
-        name = {"box_iou": "iou", "generalized_box_iou": "giou", "distance_box_iou": "diou", "complete_box_iou": "ciou"}[function.__name__]
-        torch.library.opcheck(torch.ops.lossforge.pairwise.default, (boxes1[None], boxes2[None], name, 1e-7, False))
-    with plain_torch(), Operators() as operators:
-        torch.testing.assert_close(function(boxes1, boxes2), value, rtol=1e-5, atol=1e-6)
-    assert not operators.names
-
-
-@EACH
-def test_compiled(function, device):
-    boxes1, boxes2 = random(5, device, torch.float32), random(6, device, torch.float32)
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
-    upstream = torch.randn(5, 6, device=device)
-    for got, wanted in zip(results(compiled, boxes1, boxes2, upstream), results(function, boxes1, boxes2, upstream), strict=True):
-        torch.testing.assert_close(got, wanted)
-
-
-def test_mistakes(device):
-    boxes = random(3, device, torch.float32)
-    for arguments, options, kind, message in (
-        ((boxes.long(), boxes), {}, TypeError, "boxes1 must be of a floating dtype, got torch.int64"),
-        ((boxes, boxes[:, :3]), {}, ValueError, r"boxes2 must have shape \(..., boxes, 4\), got \(3, 3\)"),
-        ((boxes[0], boxes), {}, ValueError, r"boxes1 must have shape \(..., boxes, 4\), got \(4,\)"),
-        ((boxes.expand(2, 3, 4), boxes.expand(3, 3, 4)), {}, ValueError, "boxes2 must broadcast with the leading dimensions"),
-        ((boxes, boxes), {"fmt": "xywh"}, ValueError, "fmt must be one of 'xyxy', 'cxcywh', got 'xywh'"),
-        ((boxes, boxes), {"eps": -1}, ValueError, "eps must be finite and at least 0, got -1"),
-        ((boxes, boxes), {"format": "xyxy"}, TypeError, "unexpected keyword argument 'format'; did you mean 'fmt'"),
-    ):
-        with pytest.raises(kind, match=message):
-            box_iou(*arguments, **options)
-
-
 def rotated(device: str, *shape: int) -> Tensor:
     numbers = torch.rand(*shape, 5, generator=torch.Generator().manual_seed(shape[0]), dtype=torch.float64)
     return (numbers * torch.tensor([40.0, 40, 30, 20, 3], dtype=torch.float64) + 1).to(device)
@@ -226,11 +183,13 @@ def test_matrices_of_rotated_boxes(function, device):
         leaves = [b.to(dtype).requires_grad_() for b in (boxes1, boxes2)]
         found = function(*leaves)
         gradients = torch.autograd.grad(found, leaves, upstream.to(found.dtype))
-        pairs = [[loss(p[None], q[None]) for q in leaves[1][k]] for i in range(2) for k in range(3) for p in leaves[0][i, 0]]
-        single = 1 - torch.stack([torch.cat(row) for row in pairs]).view(2, 3, 7, 5)
+        pairs = torch.broadcast_tensors(leaves[0][..., :, None, :], leaves[1][..., None, :, :])
+        single = 1 - loss(*(each.reshape(-1, 5) for each in pairs)).view(2, 3, 7, 5)
         wanted = wanted or [single.detach(), *torch.autograd.grad(single, leaves, upstream)]
         for got, exact in zip((found.detach(), *gradients), wanted, strict=True):
             assert error(got, exact) < bound
     assert found.shape == (2, 3, 7, 5)
     with pytest.raises(ValueError, match=r"boxes2 must have shape \(..., boxes, 5\), got \(3, 4\)"):
         function(boxes1, torch.rand(3, 4, device=device))
+    with pytest.raises(ValueError, match="boxes2 must broadcast with the leading dimensions"):
+        function(boxes1[:, 0], boxes2)

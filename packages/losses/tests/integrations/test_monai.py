@@ -36,14 +36,6 @@ def compare(name, options, kind="indices", exact=False):
     assert exact or not torch.equal(found[1], expected[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("more", [{}, {"squared_pred": True}, {"jaccard": True, "smooth_nr": 0.5, "smooth_dr": 0.7}], ids=str)
-@pytest.mark.parametrize(("shape", "kind"), [(INDICES, "indices"), ({"sigmoid": True}, "masks"), ({"sigmoid": True}, "soft")], ids=str)
-def test_dice(shape, kind, more, reduction):
-    compare("DiceLoss", {**shape, **more, "reduction": reduction}, kind)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "kind"),
     [

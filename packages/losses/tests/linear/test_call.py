@@ -1,10 +1,5 @@
 """Fused losses under what torch does with a function: compile, export, transforms, graphs walked again, autocast, several processes."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -301,16 +296,6 @@ def test_no_host_synchronisation(loss, mode):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.slow
-def test_two_processes():
-    """The averaged gradients are those of the whole batch; a weight that FSDP has not gathered is refused by name."""
-    worker, ways = pathlib.Path(__file__).with_name("two_processes.py"), ("unfused", "DistributedDataParallel", "fully_shard")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker), *ways]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(f"gradients agree: {of}") for of in ways] == [2, 2, 2]
-
-
 def layouts(device):
     """Inputs (9, 6) or (3, 3, 6) and weights, as views of memory in other orders and of other strides."""
     x, w = (normal(rows, 6, device=device, seed=i) for i, rows in enumerate((9, CLASSES)))
@@ -453,20 +438,6 @@ def test_index_out_of_range_is_nan_in_its_row_alone(index, mode, device, monkeyp
     with pytest.raises(IndexError, match="target must hold") if device == "cpu" else pytest.raises(IndexError):
         monkeypatch.undo()
         linear_cross_entropy(x, w, target, b, validate=True)
-
-
-@pytest.mark.parametrize("offset", [1e4, -1e4])
-@MODES
-def test_common_offsets_of_the_logits(offset, mode, device):
-    """Through the bias, where float32 holds the logits exactly: the same loss, gradients, log-probabilities and entropy."""
-    (x, w, b), target = layer(9, device), indices(9, device)
-    x, w, b = (t.detach().mul(8).round().div(8).requires_grad_() for t in (x, w, b))  # logits are multiples of 1/64
-    found = []
-    for bias in (b, (b.detach() + offset).requires_grad_()):
-        value = linear_cross_entropy(x, w, target, bias, chunk=4, gradient=mode)
-        logps, entropy = linear_selective_log_softmax(x, w, target, bias, chunk=4, outputs=("entropy",))
-        found.append([value, logps, entropy, *torch.autograd.grad(value, (x, w, bias))])
-    agree(*found, 1e-6)
 
 
 @pytest.mark.parametrize("mode", [None, "forward", "backward"])
