@@ -5,22 +5,13 @@ import torch
 import torchvision.ops
 from torch import Tensor
 
+from lossforge import losses as L
 from lossforge.kernels import launch_counts
-from lossforge.losses import (
-    box_iou,
-    complete_box_iou,
-    distance_box_iou,
-    generalized_box_iou,
-    probabilistic_box_iou,
-    probiou_loss,
-    rotated_box_iou,
-    rotated_iou_loss,
-)
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs, pairwise_reference
 from lossforge.losses.templates.boxes import SPECIAL_PAIRS
 from lossforge.losses.testing import error
 
-FUNCTIONS = (box_iou, generalized_box_iou, distance_box_iou, complete_box_iou)
+FUNCTIONS = (L.box_iou, L.generalized_box_iou, L.distance_box_iou, L.complete_box_iou)
 EACH = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 
 
@@ -64,7 +55,7 @@ def test_small_overlaps_keep_their_digits(device):
     """Of an IoU of 1e-6, which 1 minus the loss would round to 3 digits."""
     one, other = torch.tensor([[0.0, 0, 1, 1]], device=device), torch.tensor([[1 - 2.0**-20, 0, 2, 1]], device=device)
     exact = 2.0**-20 / (2 + 2.0**-20 - 2.0**-20)
-    torch.testing.assert_close(box_iou(one, other).item(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(L.box_iou(one, other).item(), exact, rtol=1e-6, atol=0)
 
 
 @EACH
@@ -114,7 +105,7 @@ def test_special_pairs(function, device):
     for one, other in ((flipped, boxes), (boxes, flipped), (flipped, flipped)):
         value, *gradients = results(function, one, other, torch.ones(len(one), len(other), device=device))
         assert (value <= 0).all()
-        assert function is not box_iou or (value == 0).all()
+        assert function is not L.box_iou or (value == 0).all()
         exact = results(function, one.double(), other.double(), torch.ones_like(value, dtype=torch.float64))
         for got, wanted in zip((value, *gradients), exact, strict=True):
             assert got.isfinite().all()
@@ -124,7 +115,7 @@ def test_special_pairs(function, device):
     low = torch.minimum(flipped[:, None, :2], boxes[:, :2]).minimum(flipped[:, None, 2:])
     high = torch.maximum(flipped[:, None, 2:], boxes[:, 2:]).maximum(flipped[:, None, :2])
     hull, area = (high - low).prod(2), (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    torch.testing.assert_close(generalized_box_iou(flipped, boxes), (area - hull) / hull, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(L.generalized_box_iou(flipped, boxes), (area - hull) / hull, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["iou", "giou", "diou", "ciou"])
@@ -173,10 +164,14 @@ def rotated(device: str, *shape: int) -> Tensor:
     return (numbers * torch.tensor([40.0, 40, 30, 20, 3], dtype=torch.float64) + 1).to(device)
 
 
-@pytest.mark.parametrize("function", [rotated_box_iou, probabilistic_box_iou], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [L.rotated_box_iou, L.probabilistic_box_iou], ids=lambda f: f.__name__)
 def test_matrices_of_rotated_boxes(function, device):
     """Of broadcast sets, pair by pair; gradients are sums over the other set."""
-    boxes1, boxes2, loss = rotated(device, 2, 1, 7), rotated(device, 3, 5), {rotated_box_iou: rotated_iou_loss}.get(function, probiou_loss)
+    boxes1, boxes2, loss = (
+        rotated(device, 2, 1, 7),
+        rotated(device, 3, 5),
+        {L.rotated_box_iou: L.rotated_iou_loss}.get(function, L.probiou_loss),
+    )
     upstream = torch.rand(2, 3, 7, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     wanted = []
     for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 3e-6)):

@@ -15,7 +15,10 @@ def graded(call, leaves):
 
 
 def compare(patch, call, leaves, exact=False, said=False, differs=True, rtol=1e-4, atol=1e-6):
-    """Compare both. exact: the library's own code runs, which is said. said: it is, and ours runs as well. differs: ours gives other bits."""
+    """Compare both.
+
+    exact: the library's own code runs, and says so. said: it says so, and ours runs as well. differs: ours gives other bits.
+    """
     expected = graded(call, leaves)
     _SAID.clear()
     with patch():
