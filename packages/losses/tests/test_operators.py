@@ -298,6 +298,20 @@ def test_torch_func(loss, device):
     assert error(compiled, exact.gradient) < 3e-6
 
 
+@EACH
+def test_forward_mode(loss, device):
+    sample = plain_sample(loss, device)
+    exact = run(loss.reference, sample, dtype=torch.float64, reduction="sum")
+    direction = torch.rand_like(sample.x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(sample.x, direction)
+        value = loss.function(dual, sample.target, **sample.kwargs, reduction="sum")
+        slope = torch.autograd.forward_ad.unpack_dual(value).tangent
+    assert slope is not None
+    assert slope.dtype == value.dtype
+    assert error(slope, (direction * exact.gradient).sum()) < 1e-5
+
+
 @pytest.mark.each("template")
 @EACH
 def test_autocast_takes_half_precision_logits(loss, device):
