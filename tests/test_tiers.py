@@ -35,7 +35,7 @@ EVERY_LOSS = {
     "double backward": "test_values.py::test_double_backward",
     "export": "test_operators.py::test_export",
     "forward mode": "test_operators.py::test_forward_mode",
-    "modules": "test_modules.py::test_module_computes_its_function",
+    "modules": "base/test_module.py::test_every_option_of_every_module",
     "no host synchronisation": "test_gpu.py::test_no_host_synchronisation",
     "CUDA graphs": "test_gpu.py::test_cuda_graph",
 }

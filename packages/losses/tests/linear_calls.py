@@ -11,18 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lossforge import kernels
+from lossforge import losses as L
 from lossforge.kernels import launch_counts
-from lossforge.losses import (
-    LinearTeacher,
-    TopKTeacher,
-    cross_entropy,
-    fuse_linear,
-    kl_div_with_logits,
-    linear_cross_entropy,
-    linear_kl_div,
-    sigmoid_focal_loss,
-    topk_kl_div_with_logits,
-)
 
 CLASSES = 11
 LIKELIEST = 4
@@ -45,10 +35,10 @@ def layer(rows: int, device: str, dtype: torch.dtype = torch.float32, hidden: in
     return [normal(*shape, device=device, seed=i).to(dtype).requires_grad_() for i, shape in enumerate(shapes)]
 
 
-def teacher_layer(hidden: Tensor, classes: int = CLASSES) -> LinearTeacher:
+def teacher_layer(hidden: Tensor, classes: int = CLASSES) -> L.LinearTeacher:
     """Return a layer that gives a teacher's logits, the same at each call, under torch.compile too."""
     weight = torch.arange(classes * hidden.shape[-1], dtype=torch.float64, device=hidden.device).cos().view(classes, -1)
-    return LinearTeacher(hidden, weight.to(hidden.dtype))
+    return L.LinearTeacher(hidden, weight.to(hidden.dtype))
 
 
 def likeliest(rows: int, device: str, classes: int = CLASSES) -> tuple[Tensor, ...]:
@@ -68,31 +58,31 @@ class Fused(NamedTuple):
         return self.theirs(F.linear(x, w, b), *targets)
 
 
-focal = fuse_linear(sigmoid_focal_loss)
+focal = L.fuse_linear(L.sigmoid_focal_loss)
 FUSED = [
     Fused(
         "ce",
         lambda n, d, c=CLASSES: (indices(n, d, c),),
-        lambda x, w, b, t, **options: linear_cross_entropy(x, w, t, b, label_smoothing=0.1, **options),
-        lambda z, t: cross_entropy(z, t, label_smoothing=0.1),
+        lambda x, w, b, t, **options: L.linear_cross_entropy(x, w, t, b, label_smoothing=0.1, **options),
+        lambda z, t: L.cross_entropy(z, t, label_smoothing=0.1),
     ),
     Fused(
         "focal",
         lambda n, d, c=CLASSES: (indices(n, d, c).clamp(min=-2),),
         lambda x, w, b, t, **options: focal(x, w, t, bias=b, **{"reduction": "mean", **options}),
-        lambda z, t: sigmoid_focal_loss(z, t, reduction="mean"),
+        lambda z, t: L.sigmoid_focal_loss(z, t, reduction="mean"),
     ),
     Fused(
         "kl",
         lambda n, d, c=CLASSES: (normal(n, 5, device=d, seed=3),),
-        lambda x, w, b, h, **options: linear_kl_div(x, w, teacher_layer(h, len(w)), b, temperature=2.0, **options),
-        lambda z, h: kl_div_with_logits(z, F.linear(*teacher_layer(h, z.shape[-1])[:3]), temperature=2.0),
+        lambda x, w, b, h, **options: L.linear_kl_div(x, w, teacher_layer(h, len(w)), b, temperature=2.0, **options),
+        lambda z, h: L.kl_div_with_logits(z, F.linear(*teacher_layer(h, z.shape[-1])[:3]), temperature=2.0),
     ),
     Fused(
         "topk",
         lambda n, d, c=CLASSES: likeliest(n, d, c),
-        lambda x, w, b, v, i, **options: linear_kl_div(x, w, TopKTeacher(v, i), b, tail=True, **options),
-        lambda z, v, i: topk_kl_div_with_logits(z, v, i, tail=True),
+        lambda x, w, b, v, i, **options: L.linear_kl_div(x, w, L.TopKTeacher(v, i), b, tail=True, **options),
+        lambda z, v, i: L.topk_kl_div_with_logits(z, v, i, tail=True),
     ),
 ]
 

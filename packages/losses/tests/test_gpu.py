@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from lossforge import losses as L
 from lossforge.kernels import launch_counts
 from lossforge.kernels.boxes.boxes import boxes_kernel
 from lossforge.kernels.classes.divergence.kernel import divergence_backward_kernel, divergence_kernel
@@ -19,16 +21,6 @@ from lossforge.kernels.engine.reduce import count_kernel
 from lossforge.kernels.features.sinkhorn import sinkhorn_columns_kernel, sinkhorn_rows_kernel
 from lossforge.kernels.masks.overlap.backward import overlap_backward_kernel
 from lossforge.kernels.masks.overlap.kernel import overlap_kernel
-from lossforge.losses import (
-    backend,
-    cross_entropy,
-    generalized_box_iou_loss,
-    kl_div_with_logits,
-    l1_loss,
-    sigmoid_focal_loss,
-    sinkhorn_center,
-    topk_kl_div_with_logits,
-)
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error, run, samples
 
@@ -51,7 +43,7 @@ def test_runs_on_the_kernels(loss):
     before = sum(launch_counts().values())
     sample = next(samples(loss, "cuda"))
     run(loss.function, sample, reduction="mean")
-    assert backend(sample.x) == "triton"
+    assert L.backend(sample.x) == "triton"
     assert sum(launch_counts().values()) > before
 
 
@@ -117,7 +109,7 @@ def test_reduce_overhead_mode():
     target = torch.randint(0, 1000, (256,), device="cuda")
 
     def step(x):
-        return cross_entropy(layer(x), target)
+        return L.cross_entropy(layer(x), target)
 
     compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
     for _ in range(5):
@@ -141,65 +133,65 @@ def compiled_variants() -> int:
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 
+def hyper(loss, step):
+    return {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v and isinstance(v, float)}
+
+
+def of_rows(loss, rows, step, mode):
+    boxes = loss.template.name == "boxes"
+    x = torch.rand(rows, 4 if boxes else 48, device="cuda", requires_grad=True)
+    target = torch.rand(rows, 4, device="cuda") if boxes else torch.randint(0, 48, (rows,), device="cuda")
+    loss.function(x, target, reduction="mean", gradient=mode, **hyper(loss, step)).backward()
+
+
+def of_teacher(loss, classes, rows, step, mode):
+    x, teacher = torch.randn(rows, classes, device="cuda", requires_grad=True), torch.randn(rows, classes, device="cuda")
+    loss.function(x, teacher, gradient=mode, weight=torch.rand(rows, device="cuda"), **hyper(loss, step)).backward()
+
+
+def of_topk(rows, step, mode):
+    x = torch.randn(rows, 20_480, device="cuda", requires_grad=True)
+    values, indices = torch.randn(rows, 500, device="cuda").log_softmax(1).topk(16, 1)
+    L.topk_kl_div_with_logits(x, values, indices, 1.0 + step / 10, gradient=mode).backward()
+
+
+def of_long_rows(rows, step, mode):
+    x = torch.randn(rows, 33_000, device="cuda", requires_grad=True)
+    L.cross_entropy(x, torch.randint(0, 33_000, (rows,), device="cuda"), label_smoothing=0.1 + step / 10, gradient=mode).backward()
+
+
+VARIED = {
+    **{  # in rows of one tile and of several
+        f"{loss.name}, {classes} classes": partial(of_teacher, loss, classes)
+        for loss in LOSSES.values()
+        if loss.template.name == "divergence"
+        for classes in (48, 20_480)
+    },
+    "topk": of_topk,
+    "long rows": of_long_rows,
+    "sinkhorn": lambda rows, step, mode: L.sinkhorn_center(torch.randn(rows, 1000, device="cuda"), 0.05 + rows / 1e4),
+}
+
+
+def check_variants(call):
+    counts = []
+    for step in range(4):
+        for rows in (64 + 16 * step, 33 + 2 * step):
+            for mode in ("forward", "backward"):
+                call(rows, step, mode)
+            counts.append(compiled_variants())
+    assert len(set(counts)) == 1
+
+
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template.by_rows], ids=lambda loss: loss.name)
 def test_no_recompilation(loss):
     """Over the number of rows, be it a multiple of 16 or odd, and over hyper-parameters."""
-    counts = []
-    for step in range(4):
-        for rows in (64 + 16 * step, 33 + 2 * step):
-            boxes = loss.template.name == "boxes"
-            x = torch.rand(rows, 4 if boxes else 48, device="cuda", requires_grad=True)
-            target = torch.rand(rows, 4, device="cuda") if boxes else torch.randint(0, 48, (rows,), device="cuda")
-            hyper = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v and isinstance(v, float)}
-            for mode in ("forward", "backward"):
-                loss.function(x, target, reduction="mean", gradient=mode, **hyper).backward()
-            counts.append(compiled_variants())
-    assert len(set(counts)) == 1
+    check_variants(partial(of_rows, loss))
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES.values() if loss.template.name == "divergence"], ids=lambda loss: loss.name)
-def test_no_recompilation_of_divergences(loss):
-    """Over the number of rows and hyper-parameters, in rows of one tile and of several."""
-    for classes in (48, 20_480):
-        counts = []
-        for step in range(4):
-            for rows in (64 + 16 * step, 33 + 2 * step):
-                x, teacher = torch.randn(rows, classes, device="cuda", requires_grad=True), torch.randn(rows, classes, device="cuda")
-                options = {k: v * (0.9 + step / 50) for k, v in loss.hyper.items() if v and not isinstance(v, bool)}
-                for mode in ("forward", "backward"):
-                    loss.function(x, teacher, gradient=mode, weight=torch.rand(rows, device="cuda"), **options).backward()
-                counts.append(compiled_variants())
-        assert len(set(counts)) == 1
-
-
-def test_no_recompilation_of_topk():
-    counts = []
-    for step in range(4):
-        for rows in (64 + 16 * step, 33 + 2 * step):
-            x = torch.randn(rows, 20_480, device="cuda", requires_grad=True)
-            values, indices = torch.randn(rows, 500, device="cuda").log_softmax(1).topk(16, 1)
-            for mode in ("forward", "backward"):
-                topk_kl_div_with_logits(x, values, indices, 1.0 + step / 10, gradient=mode).backward()
-            counts.append(compiled_variants())
-    assert len(set(counts)) == 1
-
-
-def test_no_recompilation_of_sinkhorn():
-    counts = []
-    for rows in (64, 33, 80, 1, 200):
-        sinkhorn_center(torch.randn(rows, 1000, device="cuda"), 0.05 + rows / 1e4)
-        counts.append(compiled_variants())
-    assert len(set(counts)) == 1
-
-
-def test_no_recompilation_of_long_rows():
-    counts = []
-    for rows in (64, 33, 200):
-        for smoothing in (0.1, 0.2):
-            x = torch.randn(rows, 33000, device="cuda", requires_grad=True)
-            cross_entropy(x, torch.randint(0, 33000, (rows,), device="cuda"), label_smoothing=smoothing).backward()
-            counts.append(compiled_variants())
-    assert len(set(counts)) == 1
+@pytest.mark.parametrize("name", VARIED)
+def test_no_recompilation_of_others(name):
+    check_variants(VARIED[name])
 
 
 def peak(call) -> float:
@@ -220,14 +212,14 @@ def test_peak_memory(options, allowed):
     size = x.numel() * 2 / MIB
     logits = x * 1
     edge = get_gradient_edge(logits)  # a loss that overwrites the logits takes their place in the graph
-    used = peak(lambda: torch.autograd.grad(cross_entropy(logits, target, **options), edge))
+    used = peak(lambda: torch.autograd.grad(L.cross_entropy(logits, target, **options), edge))
     assert used <= allowed * size + 0.01 * size
     with torch.no_grad():
-        assert peak(lambda: cross_entropy(x, target)) <= 0.01 * size
+        assert peak(lambda: L.cross_entropy(x, target)) <= 0.01 * size
     teacher = torch.randn_like(x)
     logits = x * 1
     edge = get_gradient_edge(logits)
-    used = peak(lambda: torch.autograd.grad(kl_div_with_logits(logits, teacher, **options), edge))
+    used = peak(lambda: torch.autograd.grad(L.kl_div_with_logits(logits, teacher, **options), edge))
     assert used <= allowed * size + 0.01 * size
     del logits
     x = torch.randn(2**26, device="cuda", requires_grad=True)
@@ -235,7 +227,7 @@ def test_peak_memory(options, allowed):
     size = x.numel() * 4 / MIB
     logits = x * 1
     edge = get_gradient_edge(logits)
-    used = peak(lambda: torch.autograd.grad(sigmoid_focal_loss(logits, y, reduction="sum", **options), edge))
+    used = peak(lambda: torch.autograd.grad(L.sigmoid_focal_loss(logits, y, reduction="sum", **options), edge))
     assert used <= allowed * size + 0.01 * size
 
 
@@ -245,14 +237,14 @@ def test_more_than_two_to_the_31_elements(mode):
     n = 2**31 + 4096
     x = torch.empty(n, device="cuda", dtype=torch.bfloat16).uniform_(-2, 2).requires_grad_()
     y = torch.zeros(1, device="cuda", dtype=torch.bfloat16).expand(n)
-    (g,) = torch.autograd.grad(l1_loss(x, y, reduction="sum", gradient=mode), x)
+    (g,) = torch.autograd.grad(L.l1_loss(x, y, reduction="sum", gradient=mode), x)
     assert torch.equal(g[-8192:], x.detach()[-8192:].sign())
     assert torch.equal(g[2**31 - 4096 : 2**31 + 4096], x.detach()[2**31 - 4096 : 2**31 + 4096].sign())
     del x, y, g
     rows, classes = 2**16 + 3, 2**15 + 8
     x = torch.empty(rows, classes, device="cuda", dtype=torch.bfloat16).normal_().requires_grad_()
     target = torch.randint(0, classes, (rows,), device="cuda")
-    value = cross_entropy(x, target, reduction="sum", gradient=mode)
+    value = L.cross_entropy(x, target, reduction="sum", gradient=mode)
     (g,) = torch.autograd.grad(value, x)
     for part in (slice(0, 4), slice(-4, None)):
         exact = x.detach()[part].double().requires_grad_()
@@ -267,10 +259,10 @@ def test_more_than_two_to_the_31_coordinates_of_boxes(mode):
     memory = torch.empty(n, 4, device="cuda", dtype=torch.bfloat16).uniform_()
     memory[:, 2:] += 1
     boxes1, boxes2 = memory.requires_grad_(), memory.detach()[-1:].expand(n, 4)
-    (g,) = torch.autograd.grad(generalized_box_iou_loss(boxes1, boxes2, "sum", gradient=mode), boxes1)
+    (g,) = torch.autograd.grad(L.generalized_box_iou_loss(boxes1, boxes2, "sum", gradient=mode), boxes1)
     for part in (slice(0, 500), slice(2**29 - 500, 2**29 + 500), slice(-500, None)):
         exact = memory.detach()[part].double().requires_grad_()
-        generalized_box_iou_loss(exact, boxes2[part].double(), "sum").backward()
+        L.generalized_box_iou_loss(exact, boxes2[part].double(), "sum").backward()
         assert error(g[part], exact.grad) < 2.0**-8
 
 
@@ -280,7 +272,7 @@ def test_peak_memory_of_boxes(second):
     boxes1 = torch.rand(2**22, 4, device="cuda", requires_grad=True)
     boxes2 = torch.rand(2**22, 4, device="cuda", requires_grad=second)
     leaves = [boxes1, boxes2] if second else [boxes1]
-    used = peak(lambda: torch.autograd.grad(generalized_box_iou_loss(boxes1, boxes2, "mean"), leaves))
+    used = peak(lambda: torch.autograd.grad(L.generalized_box_iou_loss(boxes1, boxes2, "mean"), leaves))
     assert used <= len(leaves) * 64 + 1
 
 
@@ -290,7 +282,7 @@ def test_device_that_is_not_current():
     x = torch.randn(8, 10, device="cuda:1", requires_grad=True)
     target = torch.arange(8, device="cuda:1")
     assert torch.cuda.current_device() == 0
-    value = cross_entropy(x, target)
+    value = L.cross_entropy(x, target)
     value.backward()
     exact = torch.nn.functional.cross_entropy(x.detach().double(), target)
     assert value.device == x.device
@@ -300,7 +292,7 @@ def test_device_that_is_not_current():
 def test_validate_raises_on_cuda():
     target = torch.tensor([1, 7, 2], device="cuda")
     with pytest.raises(IndexError, match="target must hold 0 to 4, or -100 where ignored, got 7 at row 1"):
-        cross_entropy(torch.randn(3, 5, device="cuda"), target, validate=True)
+        L.cross_entropy(torch.randn(3, 5, device="cuda"), target, validate=True)
 
 
 def test_interpreted_cuda_tensors_warn_once():

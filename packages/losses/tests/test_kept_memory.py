@@ -5,15 +5,7 @@ import weakref
 import pytest
 import torch
 
-from lossforge.losses import (
-    clip_loss,
-    clip_loss_from_features,
-    cross_entropy,
-    dice_loss,
-    generalized_box_iou_loss,
-    kl_div_with_logits,
-    selective_log_softmax,
-)
+from lossforge import losses as L
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient": "backward"}, {"reduction": "none"}, {"outputs": ("lse",)}], ids=str)
@@ -26,7 +18,7 @@ def test_no_call_keeps_its_tensors(options, device):
     for _ in range(3):
         gone = []
         for logits, target in ((table * weight, indices), ((pixels * weight)[:, :, ::2, :7], classes)):
-            result = cross_entropy(logits, target, **options)
+            result = L.cross_entropy(logits, target, **options)
             loss = result if isinstance(result, torch.Tensor) else result.loss
             loss.sum().backward()
             gone.append(weakref.ref(logits))
@@ -42,12 +34,12 @@ def test_no_call_of_other_templates_keeps_its_tensors(device):
     labels = torch.zeros(2, 2, 6, 4, dtype=torch.long, device=device)
     boxes = torch.rand(2, 3, 4, 4, 8, device=device)
     calls = (
-        (pixels, (..., slice(0, 8, 2)), lambda x: dice_loss(x[:, :, ::2], labels)),
-        (pixels, (..., slice(0, 8, 2)), lambda x: kl_div_with_logits(x[:, :, ::2], teacher)),
-        (boxes, (..., slice(0, 8, 2)), lambda b: generalized_box_iou_loss(b[:, :, ::2], b[:, :, 1::2].detach(), "mean")),
-        (torch.randn(5, 5, device=device), ..., clip_loss),
-        (torch.randn(5, 5, device=device), ..., lambda x: clip_loss_from_features(x, x.detach().flip(0))),
-        (torch.randn(24, 7, device=device), ..., lambda x: selective_log_softmax(x, labels.flatten()[:24]).sum()),
+        (pixels, (..., slice(0, 8, 2)), lambda x: L.dice_loss(x[:, :, ::2], labels)),
+        (pixels, (..., slice(0, 8, 2)), lambda x: L.kl_div_with_logits(x[:, :, ::2], teacher)),
+        (boxes, (..., slice(0, 8, 2)), lambda b: L.generalized_box_iou_loss(b[:, :, ::2], b[:, :, 1::2].detach(), "mean")),
+        (torch.randn(5, 5, device=device), ..., L.clip_loss),
+        (torch.randn(5, 5, device=device), ..., lambda x: L.clip_loss_from_features(x, x.detach().flip(0))),
+        (torch.randn(24, 7, device=device), ..., lambda x: L.selective_log_softmax(x, labels.flatten()[:24]).sum()),
     )
     for _ in range(3):
         gone = []
@@ -65,7 +57,7 @@ def test_in_place_a_gradient_of_forward_is_all_that_is_kept(device):
     target = torch.randn(6, 7, device=device).softmax(1)
     for _ in range(2):
         given = target.clone(), weight.clone()
-        loss = cross_entropy(leaf * 1.0, given[0], given[1], inplace=True, gradient="forward")
+        loss = L.cross_entropy(leaf * 1.0, given[0], given[1], inplace=True, gradient="forward")
         gone = [weakref.ref(t) for t in given]
         del given
         assert [t() for t in gone] == [None, None]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lossforge.losses import cross_entropy, linear_cross_entropy
+from lossforge.losses import linear_cross_entropy
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import has_inplace, offered, plain_sample, samples
 
@@ -75,17 +75,6 @@ def test_inplace(loss, mode, device):
         loss.function(torch._neg_view(leaf * -1.0), sample.target, **sample.kwargs, reduction="sum", gradient=mode, inplace=True)
 
 
-def test_operator_called_by_its_name(device):
-    """As an exported graph calls it: what it saves is resolved before the backward is launched."""
-    x, q = torch.randn(4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device)
-    found = []
-    for target in (q, negative(q)):
-        numbers = [[], -100, 0.0, 1.0, None, 1.0, *[0.0] * 7, 1.0, "sum", False, False, [False] * 7]
-        loss, *_ = torch.ops.lossforge.rowwise(None, "cross_entropy", x, target, *[None] * 7, *numbers, False, True)
-        found.append(torch.autograd.grad(loss, x)[0])
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_fused_linear(mode, device):
     x, weight, bias = (torch.randn(*shape, device=device) for shape in ((6, 8), (11, 8), (11,)))
@@ -98,18 +87,3 @@ def test_fused_linear(mode, device):
         found.append([loss, *torch.autograd.grad(loss, leaves, change(torch.tensor(0.5, device=device)))])
     for got, expected in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_compiled(device):
-    x, q = torch.randn(4, 5, device=device), torch.rand(4, 5, device=device)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def step(x, q):
-        return cross_entropy(x * 1.0, q, reduction="none", gradient="backward").sum()
-
-    found = []
-    for target in (q, negative(q)):
-        leaf = x.clone().requires_grad_()
-        step(leaf, target).backward()
-        found.append(leaf.grad)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)

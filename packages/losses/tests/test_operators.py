@@ -390,34 +390,6 @@ def test_a_refused_call_under_compile_spoils_no_later_one(device):
     torch._dynamo.reset()
 
 
-@torch._dynamo.config.patch(recompile_limit=8)  # the default, which timm.optim raises
-def test_losses_do_not_share_what_torch_allows_a_function_to_compile(device):
-    torch._dynamo.reset()
-    names = ("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss", "log_cosh_loss", "poly_binary_cross_entropy", "varifocal_loss")
-    names += ("quality_focal_loss", "sigmoid_focal_loss", "soft_margin_loss")
-    assert len(names) > torch._dynamo.config.recompile_limit
-    x, target = torch.rand(2, 3, device=device), torch.rand(2, 3, device=device)
-    for name in names:
-        function = getattr(lossforge.losses, name)
-        torch.testing.assert_close(torch.compile(function, backend="eager", fullgraph=True)(x, target), function(x, target))
-    torch._dynamo.reset()
-
-
-@torch._dynamo.config.patch(recompile_limit=8)  # the default, which timm.optim raises
-def test_modules_do_not_share_what_torch_allows_a_function_to_compile(device):
-    """Nor does a class of a user's that inherits from one of them."""
-    torch._dynamo.reset()
-    inherited = type("Inherited", (lossforge.losses.L1Loss,), {})
-    classes = [inherited, *[getattr(lossforge.losses, name) for name in ("L1Loss", "MSELoss", "HuberLoss", "SmoothL1Loss", "LogCoshLoss")]]
-    classes += [getattr(lossforge.losses, name) for name in ("QuantileLoss", "SoftMarginLoss", "SigmoidFocalLoss", "VarifocalLoss")]
-    assert len(classes) > torch._dynamo.config.recompile_limit
-    x, target = torch.rand(2, 3, device=device), torch.rand(2, 3, device=device)
-    for each in classes:
-        module = each()
-        torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x, target), module(x, target))
-    torch._dynamo.reset()
-
-
 def test_losses_compile_whole_where_torch_has_a_default_device(device):
     """Dynamo follows no Tensor.unflatten there."""
     torch._dynamo.reset()

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import math
 import re
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -78,6 +79,7 @@ CALLS = {
 for entry in LOSSES.values():
     sample = plain_sample(entry)
     CALLS[entry.function.__name__] = (sample.x, sample.target, *sample.kwargs.values())
+OF_REGISTRY = {loss.function.__name__ for loss in LOSSES.values()}
 EACH = pytest.mark.parametrize("name", CALLS)
 FURTHER = {"weight": X, "score": X[:, 0], "target_b": INDEX, "mask": X > 0, "labels": INDEX, "lse": X[:, 0], "bias": X[:, 0]}
 """Tensors that a function may take beside those of its call."""
@@ -111,6 +113,71 @@ def test_numbers_beyond_float32(name):
             assert found is None or option in found
 
 
+RANGES = {
+    "at least 0": "center_rewards_coefficient desirable_weight undesirable_weight cpo_alpha tpo_alpha epsilon_high lambda_param mu_param "
+    "nu_param gamma p q hardness smooth_nr smooth_dr margin min_side radius iou_weight alpha eps epsilon beta",
+    "above 0": "temperature base_temperature cliprange_value tp tn",
+    "at least 0 and at most 1": "smoothing positive negative least lambd importance_sample_ratio",
+    "at least 0 and at most 0.5": "label_smoothing",
+    "at least 1": "oversample_ratio",
+    "above 1.2": "delta",
+    "": "normalizer kl base balance z_loss scale logit_scale logit_bias cost_class cost_bbox cost_giou cost_mask cost_dice",
+}
+"""Ranges of numbers by the names that have them in functions outside of the registry, whose annotations say them."""
+OF_FUNCTIONS = {
+    **{(name, "beta"): "above 0" for name in ("dpo_loss", "cpo_loss", "simpo_loss", "tpo_loss", "kto_loss", "multi_similarity_loss")},
+    **{(name, "alpha"): "above 0" for name in ("multi_similarity_loss", "proxy_anchor_loss")},
+    **{(name, "margin"): "" for name in ("bradley_terry_loss", "circle_loss", "proxy_anchor_loss", "gist_embed_loss")},
+    **{(name, "eps"): "above 0" for name in ("barlow_twins_loss", "probabilistic_box_iou")},
+    **{(name, "alpha"): "at least 0 and at most 1" for name in ("matching_cost", "mask_matching_cost")},
+    **{("simpo_loss", name): "" for name in ("gamma", "alpha")},
+    ("circle_loss", "gamma"): "above 0",
+    ("class_balanced_weight", "beta"): "at least 0 and below 1",
+    ("grpo_loss", "epsilon"): "at least 0 and at most 1",
+    ("seesaw_loss", "eps"): "above 0 and at most 1",
+}
+BESIDE = {("mask_matching_cost", name): {"mask_cost": "focal"} for name in ("alpha", "gamma")}
+"""What stands beside a number that another option must allow."""
+SIGNS = {"above": 0.0, "at least": -0.01, "below": 0.0, "at most": 0.01}
+
+
+def outside(limits):
+    """Return the numbers next to the ends of a range that it does not have."""
+    ends = re.findall(r"(above|at least|below|at most) ([\d.]+)", limits)
+    return [math.inf, -math.inf, math.nan, *(float(end) + SIGNS[sign] for sign, end in ends)]
+
+
+@EACH
+def test_numbers_outside_of_their_range(name):
+    """Each says its range. A number at an inner end is not refused for it."""
+    own = {each for names in RANGES.values() for each in names.split()}
+    if name in OF_REGISTRY or name.startswith(("linear_", "selective")):
+        return
+    for option, parameter in list(parameters(name).items())[len(CALLS[name]) :]:
+        if "float" not in words(parameter.annotation):
+            continue
+        assert option in own, option
+        limits = OF_FUNCTIONS.get((name, option), next(each for each, names in RANGES.items() if option in names.split()))
+        for value in outside(limits):
+            said = f"{option} must be finite{limits and ' and '}{limits}, got {value}"
+            assert said in (outcome(name, {option: value, **BESIDE.get((name, option), {})}) or ""), said
+        for end in re.findall(r"(?:at least|at most) ([\d.]+)", limits):
+            found = outcome(name, {option: float(end), **BESIDE.get((name, option), {})})
+            assert found is None or not found.startswith(f"{option} must be finite"), found
+
+
+@EACH
+def test_words_and_flags_that_no_option_has(name):
+    for option, parameter in list(parameters(name).items())[len(CALLS[name]) :]:
+        kinds = parameter.annotation, *get_args(parameter.annotation)
+        of_words = option not in ("token_weight", "classes", "outputs", "directions")
+        if of_words and any(kind is str or get_origin(kind) is Literal for kind in kinds):
+            assert f"{option} must be one of" in (outcome(name, {option: "no such word"}) or ""), option
+        elif parameter.annotation is bool:
+            for value in ("false", 1, torch.ones(2)):
+                assert f"{option} must be True or False, got {type(value).__name__}" in (outcome(name, {option: value}) or ""), option
+
+
 def outcome(name, options):
     """Return the error's message; None where the option is without effect. No other error is caught."""
     try:
@@ -135,7 +202,7 @@ OTHER_ENDS = {
 """Ends of a config's range that are not the function's, which takes any negative α for none, a smoothing of 1, and no p below 1."""
 
 
-def outside(limits):
+def beside_ends(limits):
     """Yield numbers beside each end of a range, with what the error says of it."""
     ends = (("above", limits.above, 0), ("at least", limits.least, -1), ("below", limits.below, 0), ("at most", limits.most, 1))
     yield from ((end + beside, f"{said} {end:.6g}") for said, end, beside in ends if end is not None)
@@ -143,9 +210,9 @@ def outside(limits):
 
 
 @pytest.mark.parametrize("name", [name for name, of in RANGED.items() if of])
-def test_numbers_outside_of_their_range(name):
+def test_numbers_outside_of_the_range_of_their_type(name):
     for option, limits in RANGED[name].items():
-        for value, said in outside(limits):
+        for value, said in beside_ends(limits):
             whole = parameters(name)[option].default.__class__ is int
             if (whole and not isinstance(value, int)) or (name, option, said) in OTHER_ENDS:
                 continue
@@ -155,10 +222,9 @@ def test_numbers_outside_of_their_range(name):
 
 @EACH
 def test_shared_options(name):
-    """Words, flags, whole numbers and dtypes that all functions take alike: each error says what came and what is accepted."""
+    """Words, whole numbers and dtypes that all functions take alike: each error says what came and what is accepted."""
     function, taken, args = getattr(losses, name), parameters(name), CALLS[name]
     first = next((i for i, t in enumerate(args) if isinstance(t, torch.Tensor) and t.is_floating_point()), None)
-    flags = [each for each, p in taken.items() if isinstance(p.default, bool)]
     wrong = [
         (
             {"reduction": "avg"},
@@ -169,7 +235,6 @@ def test_shared_options(name):
         ({"empty": "none"}, ValueError, "empty must be one of 'nan', 'zero', got 'none'"),
         ({"ignore_index": None}, TypeError, "ignore_index must be a whole number, got NoneType"),
         ({"ignore_index": 1.5}, TypeError, "ignore_index must be a whole number, got float"),
-        *(({flag: 1}, TypeError, f"{flag} must be True or False, got int") for flag in flags),
     ]
     if "reduction" in taken and "none" in str(taken["reduction"].annotation):
         wrong += [
@@ -226,6 +291,15 @@ def test_layouts_and_dtypes(name):
                 function(**{**given, argument: other})
             tried += 1
     assert tried
+
+
+@EACH
+def test_complex_numbers(name):
+    given = dict(zip(parameters(name), CALLS[name], strict=False))
+    for argument, t in given.items():
+        if isinstance(t, torch.Tensor):
+            with pytest.raises(TypeError, match=rf"^{argument} must .*got torch\.complex64"):
+                getattr(losses, name)(**{**given, argument: t.cfloat()})
 
 
 @EACH

@@ -8,48 +8,7 @@ import typing
 import pytest
 import torch
 
-from lossforge.losses import (
-    AlphaDivergence,
-    BarlowTwinsLoss,
-    BCEWithLogitsLoss,
-    BradleyTerryLoss,
-    ChannelWiseKLDivLoss,
-    CircleLoss,
-    ClipFeaturesLoss,
-    ClipLoss,
-    CPOLoss,
-    CrossEntropyLoss,
-    DISTLoss,
-    DKDLoss,
-    DPOLoss,
-    GISTEmbedLoss,
-    GRPOLoss,
-    HuberLoss,
-    InfoNCELoss,
-    KLPenalty,
-    KoLeoLoss,
-    KTOLoss,
-    L1Loss,
-    MultiSimilarityLoss,
-    NTXentLoss,
-    ORPOLoss,
-    PPOValueLoss,
-    ProxyAnchorLoss,
-    SigLIPFeaturesLoss,
-    SigmoidFocalLoss,
-    SimPOLoss,
-    SupConLoss,
-    TPOLoss,
-    TwoWayLoss,
-    VICRegLoss,
-    ZlprLoss,
-    cross_entropy,
-    huber_loss,
-    modules,
-    plain_torch,
-    preference,
-    sigmoid_focal_loss,
-)
+from lossforge import losses as L
 from lossforge.losses.base.declare import DECLARED
 from lossforge.losses.base.option_types import Range
 from lossforge.losses.registry import LOSSES
@@ -133,7 +92,7 @@ OTHERS = {
 }
 OTHERS_OF = {("GRPOLoss", "loss_type"): "bnpo", ("GRPOLoss", "importance_sampling_level"): "sequence", ("GRPOLoss", "delta"): 1.3}
 OTHERS_OF |= {("GRPOLoss", "epsilon_high"): 0.05, ("GRPOLoss", "epsilon"): 0.05, ("GRPOLoss", "outputs"): ("clipped_low",)}
-OTHERS_OF |= {("GRPOLoss", "beta"): KLPenalty(0.17, bias_correction=True), ("DPOLoss", "f_divergence_type"): AlphaDivergence(0.3)}
+OTHERS_OF |= {("GRPOLoss", "beta"): L.KLPenalty(0.17, bias_correction=True), ("DPOLoss", "f_divergence_type"): L.AlphaDivergence(0.3)}
 OTHERS_OF |= {
     ("AsymmetricLossMultiLabel", "eps"): 1e-5,
     ("AsymmetricLossMultiLabel", "reduction"): "mean",
@@ -237,7 +196,7 @@ def check_options(make, function, calls):
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=lambda loss: loss.name)
 def test_every_option_of_every_module(loss):
-    with plain_torch():
+    with L.plain_torch():
         sample = plain_sample(loss)
         calls = OF_LOSS.get(loss.name) or CALLS.get(loss.template.name) or [((sample.x, sample.target), sample.kwargs)]
         check_options(lambda: loss.module(**BUILT.get(loss.name, {})), loss.function, calls)
@@ -246,46 +205,46 @@ def test_every_option_of_every_module(loss):
 TOKENS, ADVANTAGES, OLD = -torch.rand(3, 5, generator=generator), torch.tensor([1.0, -1.0, 0.5]), -2 - torch.rand(3, 5, generator=generator)
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
 OTHER_MODULES = {
-    ClipLoss: [((X,), {})],
-    TwoWayLoss: [((X, Y > 0.5), {})],
-    ZlprLoss: [((X, Y > 0.5), {})],
-    InfoNCELoss: [((X, X.flip(0), X.roll(1, 0)), {})],
-    GISTEmbedLoss: [((X, X.flip(0), X.roll(1, 0), X.roll(2, 0)), {})],
-    NTXentLoss: [((X, X.roll(1, 0)), {})],
-    SupConLoss: [((X, torch.arange(len(X)) % 2), {})],
-    MultiSimilarityLoss: [((x, torch.arange(len(X)) % 2), {}) for x in (X, X.abs())],
-    CircleLoss: [((X, torch.arange(len(X)) % 2), {})],
-    ProxyAnchorLoss: [((X, X.flip(0), torch.arange(len(X)) % 2), {})],
-    ClipFeaturesLoss: [((X, X.roll(1, 0), 0.5), {})],
-    SigLIPFeaturesLoss: [((X, X.roll(1, 0), 0.5, -0.2), {})],
-    BradleyTerryLoss: [(LOGPS[:2], {})],
-    DPOLoss: [(LOGPS, {})],
-    CPOLoss: [(LOGPS[:2], {})],
-    SimPOLoss: [(LOGPS[:2], {})],
-    ORPOLoss: [(LOGPS[:2], {})],
-    KTOLoss: [((*LOGPS[:2], None, *LOGPS[2:], None), {})],
-    GRPOLoss: [((TOKENS, ADVANTAGES, old, -TOKENS.square()), {"mask": MASK}) for old in (OLD, TOKENS.roll(1, 1))],
-    TPOLoss: [(LOGPS[:3], {})],
-    PPOValueLoss: [((TOKENS, -TOKENS.square(), OLD), {"mask": MASK})],
-    ChannelWiseKLDivLoss: [((X.view(2, 2, 4), X.flip(0).view(2, 2, 4)), {})],
-    DKDLoss: [((X, X.flip(0), INDEX), {})],
-    DISTLoss: [((X, X.flip(0)), {})],
-    KoLeoLoss: [((X,), {})],
-    VICRegLoss: [((X, X.flip(0)), {})],
-    BarlowTwinsLoss: [((X, X.flip(0)), {})],
+    L.ClipLoss: [((X,), {})],
+    L.TwoWayLoss: [((X, Y > 0.5), {})],
+    L.ZlprLoss: [((X, Y > 0.5), {})],
+    L.InfoNCELoss: [((X, X.flip(0), X.roll(1, 0)), {})],
+    L.GISTEmbedLoss: [((X, X.flip(0), X.roll(1, 0), X.roll(2, 0)), {})],
+    L.NTXentLoss: [((X, X.roll(1, 0)), {})],
+    L.SupConLoss: [((X, torch.arange(len(X)) % 2), {})],
+    L.MultiSimilarityLoss: [((x, torch.arange(len(X)) % 2), {}) for x in (X, X.abs())],
+    L.CircleLoss: [((X, torch.arange(len(X)) % 2), {})],
+    L.ProxyAnchorLoss: [((X, X.flip(0), torch.arange(len(X)) % 2), {})],
+    L.ClipFeaturesLoss: [((X, X.roll(1, 0), 0.5), {})],
+    L.SigLIPFeaturesLoss: [((X, X.roll(1, 0), 0.5, -0.2), {})],
+    L.BradleyTerryLoss: [(LOGPS[:2], {})],
+    L.DPOLoss: [(LOGPS, {})],
+    L.CPOLoss: [(LOGPS[:2], {})],
+    L.SimPOLoss: [(LOGPS[:2], {})],
+    L.ORPOLoss: [(LOGPS[:2], {})],
+    L.KTOLoss: [((*LOGPS[:2], None, *LOGPS[2:], None), {})],
+    L.GRPOLoss: [((TOKENS, ADVANTAGES, old, -TOKENS.square()), {"mask": MASK}) for old in (OLD, TOKENS.roll(1, 1))],
+    L.TPOLoss: [(LOGPS[:3], {})],
+    L.PPOValueLoss: [((TOKENS, -TOKENS.square(), OLD), {"mask": MASK})],
+    L.ChannelWiseKLDivLoss: [((X.view(2, 2, 4), X.flip(0).view(2, 2, 4)), {})],
+    L.DKDLoss: [((X, X.flip(0), INDEX), {})],
+    L.DISTLoss: [((X, X.flip(0)), {})],
+    L.KoLeoLoss: [((X,), {})],
+    L.VICRegLoss: [((X, X.flip(0)), {})],
+    L.BarlowTwinsLoss: [((X, X.flip(0)), {})],
 }
 
 
 @pytest.mark.parametrize("module", OTHER_MODULES, ids=lambda module: module.__name__)
 def test_every_option_of_modules_beside_the_registry(module):
-    with plain_torch():
+    with L.plain_torch():
         check_options(module, module.function, OTHER_MODULES[module])
 
 
 def test_every_module_is_walked():
-    public = {getattr(modules, name) for name in modules.__all__}
-    public |= {t for t in vars(preference).values() if isinstance(t, type) and issubclass(t, torch.nn.Module)}
-    public -= {getattr(modules, name) for name in modules.__all__ if name.startswith("Linear")}  # test_linear.py
+    public = {getattr(L.modules, name) for name in L.modules.__all__}
+    public |= {t for t in vars(L.preference).values() if isinstance(t, type) and issubclass(t, torch.nn.Module)}
+    public -= {getattr(L.modules, name) for name in L.modules.__all__ if name.startswith("Linear")}  # test_linear.py
     assert public == {loss.module for loss in LOSSES.values()} | set(OTHER_MODULES)
 
 
@@ -314,9 +273,9 @@ def test_a_module_takes_what_its_function_takes(module, template):
     ours, theirs = module(), options_of(definition)
     by_call = BY_CALL | (set() if template in ("elementwise", "rowwise", "nll", "overlap", "margins", "") else {"weight"})
     by_call |= {"policy_nll_loss", "mask", "kl"} if not template else set()
-    by_call |= {"margin"} if not template and module not in (CircleLoss, GISTEmbedLoss, ProxyAnchorLoss) else set()
-    by_call |= {"validate"} if module is ClipLoss else set()  # which has no indices
-    by_call |= {"classes"} if module is CrossEntropyLoss else set()  # of the group
+    by_call |= {"margin"} if not template and module not in (L.CircleLoss, L.GISTEmbedLoss, L.ProxyAnchorLoss) else set()
+    by_call |= {"validate"} if module is L.ClipLoss else set()  # which has no indices
+    by_call |= {"classes"} if module is L.CrossEntropyLoss else set()  # of the group
     by_call |= {"old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"}
     tensors = {name for name, p in inspect.signature(definition).parameters.items() if p.default is inspect.Parameter.empty}
     options = set(theirs) - by_call - LEGACY - tensors - {"target"}  # which SigLIPLoss need not be given
@@ -327,40 +286,40 @@ def test_a_module_takes_what_its_function_takes(module, template):
 
 
 def test_a_bad_value_set_later_has_the_functions_error():
-    criterion = SigmoidFocalLoss()
+    criterion = L.SigmoidFocalLoss()
     criterion.gamma = -1.0
     with pytest.raises(ValueError, match="gamma must be finite and at least 0, got -1"):
         criterion(X, Y)
-    criterion = CrossEntropyLoss()
+    criterion = L.CrossEntropyLoss()
     criterion.reduction = "avg"
     with pytest.raises(ValueError, match="reduction must be one of 'none', 'mean', 'sum', got 'avg'"):
         criterion(X, INDEX)
-    criterion = HuberLoss()
+    criterion = L.HuberLoss()
     criterion.delta = "1"
     with pytest.raises(TypeError, match="delta must be a number, got str"):
         criterion(X, Y)
 
 
 def test_a_tensor_given_to_a_number_is_a_buffer():
-    criterion = SigmoidFocalLoss(reduction="mean")
+    criterion = L.SigmoidFocalLoss(reduction="mean")
     criterion.alpha = UNIT
     assert list(criterion.state_dict()) == ["alpha"]
     assert criterion.double().alpha.dtype == torch.float64
-    assert torch.equal(criterion(X.double(), INDEX), sigmoid_focal_loss(X.double(), INDEX, alpha=UNIT.double(), reduction="mean"))
+    assert torch.equal(criterion(X.double(), INDEX), L.sigmoid_focal_loss(X.double(), INDEX, alpha=UNIT.double(), reduction="mean"))
 
 
 def test_a_number_given_to_a_buffer_ends_it():
-    criterion = SigmoidFocalLoss(reduction="mean", alpha=UNIT)
+    criterion = L.SigmoidFocalLoss(reduction="mean", alpha=UNIT)
     criterion.alpha = 0.5
     assert not criterion.state_dict()
-    assert torch.equal(criterion(X, INDEX), sigmoid_focal_loss(X, INDEX, alpha=0.5, reduction="mean"))
+    assert torch.equal(criterion(X, INDEX), L.sigmoid_focal_loss(X, INDEX, alpha=0.5, reduction="mean"))
 
 
 def test_none_given_to_a_buffer_ends_it_until_a_tensor_is_given_again():
-    criterion = CrossEntropyLoss(weight=UNIT)
+    criterion = L.CrossEntropyLoss(weight=UNIT)
     criterion.weight = None
     assert not criterion.state_dict()
-    assert torch.equal(criterion(X, INDEX), cross_entropy(X, INDEX))
+    assert torch.equal(criterion(X, INDEX), L.cross_entropy(X, INDEX))
     criterion.load_state_dict({})
     criterion.weight = 2 * UNIT
     criterion.load_state_dict({"weight": UNIT})
@@ -368,7 +327,7 @@ def test_none_given_to_a_buffer_ends_it_until_a_tensor_is_given_again():
 
 
 def test_a_parameter_stays_one_and_is_trained():
-    criterion = BCEWithLogitsLoss(weight=UNIT)
+    criterion = L.BCEWithLogitsLoss(weight=UNIT)
     criterion.weight = torch.nn.Parameter(UNIT.clone())
     assert [name for name, _ in criterion.named_parameters()] == ["weight"]
     criterion(X, Y).backward()
@@ -377,9 +336,9 @@ def test_a_parameter_stays_one_and_is_trained():
 
 
 def test_changed_attributes_survive_copies():
-    criterion = CrossEntropyLoss(label_smoothing=0.1, z_loss=0.01)
+    criterion = L.CrossEntropyLoss(label_smoothing=0.1, z_loss=0.01)
     criterion.label_smoothing, criterion.weight, criterion.ignore_index = 0.25, UNIT, 1
-    wanted = cross_entropy(X, INDEX, UNIT, ignore_index=1, label_smoothing=0.25, z_loss=0.01)
+    wanted = L.cross_entropy(X, INDEX, UNIT, ignore_index=1, label_smoothing=0.25, z_loss=0.01)
     for copied in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion)), copy.copy(criterion)):
         assert torch.equal(copied(X, INDEX), wanted)
         assert list(copied.state_dict()) == ["weight"]
@@ -389,7 +348,7 @@ def test_changed_attributes_survive_copies():
 
 
 def test_a_compiled_module_reads_a_changed_attribute():
-    criterion = HuberLoss(delta=0.3)
+    criterion = L.HuberLoss(delta=0.3)
     compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
     for delta in (0.3, 1.5):
         criterion.delta = delta
@@ -400,7 +359,7 @@ def test_a_compiled_module_reads_a_changed_attribute():
         expected = torch.nn.functional.huber_loss(x, Y, delta=delta)
         torch.testing.assert_close(value, expected)
         torch.testing.assert_close(g, torch.autograd.grad(expected, x)[0])
-    criterion = CrossEntropyLoss()
+    criterion = L.CrossEntropyLoss()
     compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
     for weight in (None, UNIT, 2 * UNIT.square()):
         criterion.weight = weight
@@ -408,7 +367,7 @@ def test_a_compiled_module_reads_a_changed_attribute():
 
 
 def test_an_attribute_that_is_no_option_is_plain_python():
-    class Scheduled(HuberLoss):
+    class Scheduled(L.HuberLoss):
         steps: int = 0
 
         def forward(self, input, target, **per_call):
@@ -419,15 +378,15 @@ def test_an_attribute_that_is_no_option_is_plain_python():
     criterion = Scheduled()
     criterion.delt = 3.0
     assert criterion.delt == 3.0
-    assert torch.equal(criterion(X, Y), huber_loss(X, Y))
-    assert torch.equal(criterion(X, Y), huber_loss(X, Y, delta=0.5))
+    assert torch.equal(criterion(X, Y), L.huber_loss(X, Y))
+    assert torch.equal(criterion(X, Y), L.huber_loss(X, Y, delta=0.5))
 
 
 def test_as_torchs_modules_do():
     for ours, theirs, changed in (
-        (L1Loss(), torch.nn.L1Loss(), {"reduction": "sum"}),
-        (HuberLoss(), torch.nn.HuberLoss(), {"delta": 0.3}),
-        (BCEWithLogitsLoss(), torch.nn.BCEWithLogitsLoss(), {"pos_weight": UNIT, "weight": UNIT.square()}),
+        (L.L1Loss(), torch.nn.L1Loss(), {"reduction": "sum"}),
+        (L.HuberLoss(), torch.nn.HuberLoss(), {"delta": 0.3}),
+        (L.BCEWithLogitsLoss(), torch.nn.BCEWithLogitsLoss(), {"pos_weight": UNIT, "weight": UNIT.square()}),
     ):
         for name, value in changed.items():
             setattr(ours, name, value)

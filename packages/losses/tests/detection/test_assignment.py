@@ -370,18 +370,12 @@ def test_mistakes(device):
         ({"scores": scores[0]}, ValueError, r"scores must have shape \(B, A, C\), got \(80, 5\)"),
         ({"boxes": predicted[:, :3]}, ValueError, r"boxes must have shape \(2, 80, 4\), got \(2, 3, 4\)"),
         ({"anchors": anchors[:3]}, ValueError, r"anchors must have shape \(80, 2\), got \(3, 2\)"),
-        ({"labels": labels.float()}, TypeError, "labels must be of an integer dtype, got torch.float32: did you mean labels.long"),
         ({"labels": labels[:, :2]}, ValueError, r"labels must have shape \(2, 6\) or \(2, 6, 1\), got \(2, 2\)"),
         ({"target_boxes": targets[0]}, ValueError, r"target_boxes must have shape \(2, G, 4\), got \(6, 4\)"),
         ({"mask": mask[:1]}, ValueError, r"mask must have shape \(2, 6\) or \(2, 6, 1\), got \(1, 6\)"),
         ({"topk": 0}, ValueError, "topk must be 1 to 64, got 0"),
         ({"topk": 65}, ValueError, "topk must be 1 to 64, got 65"),
         ({"topk2": 0}, ValueError, "topk2 must be 1 to 64, got 0"),
-        ({"topk2": 2.0}, TypeError, "topk2 must be a whole number, got float"),
-        ({"alpha": -1}, ValueError, "alpha must be finite and at least 0, got -1"),
-        ({"iou": "siou"}, ValueError, "iou must be one of 'iou', 'giou', 'diou', 'ciou', 'probiou', got 'siou'"),
-        ({"style": "atss"}, ValueError, "style must be one of 'yolo', 'tood', got 'atss'"),
-        ({"k": 3}, TypeError, "unexpected keyword argument 'k'"),
     ):
         with pytest.raises(kind, match=message):
             task_aligned_assign(**{**good, **changed})

@@ -6,7 +6,6 @@ import math
 import pytest
 import scipy.optimize
 import torch
-from loss_calls import Operators
 
 from lossforge.kernels import launch_counts
 from lossforge.losses import backend, hungarian_assign, hungarian_match, plain_torch
@@ -75,27 +74,12 @@ def test_nothing_to_assign(device):
     assert [len(q) for q, _ in hungarian_match(torch.zeros(3, 0, device=device), [0, 0])] == [0, 0]
 
 
-def test_operator_and_compile(device):
-    cost = torch.randn(6, 9, device=device, requires_grad=True)
-    counts = torch.tensor([4, 5], device=device)
-    with Operators() as operators:
-        found = hungarian_assign(cost, counts)
-    if backend(cost) != "torch":
-        assert operators.names == ["hungarian_assign"]
-    torch.library.opcheck(torch.ops.lossforge.hungarian_assign.default, (cost.detach()[None], counts))
-    compiled = torch.compile(hungarian_assign, fullgraph=True, dynamic=True, backend="aot_eager")
-    for dtype in (torch.float32, torch.float64):
-        assert torch.equal(compiled(cost.to(dtype), counts), found)
-
-
 def test_mistakes(device):
     cost = torch.zeros(4, 3, device=device)
     for call, kind, message in (
         (lambda: hungarian_assign(cost[0], [3]), ValueError, r"cost must have shape \(Q, T\) or \(G, Q, T\), got \(3,\)"),
-        (lambda: hungarian_assign(cost.int(), [3]), TypeError, "cost must be of a floating dtype, got torch.int32"),
         (lambda: hungarian_assign(cost, [2, 2]), ValueError, r"counts must hold 2 numbers of at least 0 with the sum 3, got \[2, 2\]"),
         (lambda: hungarian_assign(cost, [4, -1]), ValueError, r"counts must hold 2 numbers of at least 0 with the sum 3, got \[4, -1\]"),
-        (lambda: hungarian_assign(cost, cost[0]), TypeError, "counts must be of an integer dtype, got torch.float32"),
         (lambda: hungarian_assign(cost, torch.tensor(3, device=device)), ValueError, r"counts must have shape \(B,\), got \(\)"),
         (lambda: hungarian_assign(cost, 2), TypeError, "counts must be a sequence of numbers, got int"),
         (lambda: hungarian_match(cost, 2), TypeError, "counts must be a sequence of numbers, got int"),

@@ -173,18 +173,12 @@ def test_mistakes(device):
         ({"logits": logits[0]}, ValueError, r"logits must have shape \(B, Q, C\), got \(21, 7\)"),
         ({"boxes": boxes[:, :5]}, ValueError, r"boxes must have shape \(4, 21, 4\), got \(4, 5, 4\)"),
         ({"labels": labels[:5]}, ValueError, r"labels must have shape \(44,\), got \(5,\)"),
-        ({"labels": labels.float()}, TypeError, "labels must be of an integer dtype, got torch.float32: did you mean labels.long"),
         ({"target_boxes": targets[0]}, ValueError, r"target_boxes must have shape \(T, 4\), got \(4,\)"),
         ({"counts": [3, 1]}, ValueError, r"counts must hold 4 numbers of at least 0 with the sum 44, got \[3, 1\]"),
         ({"counts": [45, -1, 0, 0]}, ValueError, r"counts must hold 4 numbers of at least 0 with the sum 44, got"),
         ({"counts": torch.tensor([44], device=device)}, ValueError, r"counts must have shape \(4,\), got \(1,\)"),
-        ({"alpha": 2}, ValueError, "alpha must be finite and at least 0 and at most 1, got 2"),
-        ({"gamma": -1}, ValueError, "gamma must be finite and at least 0, got -1"),
         ({"boxes": None}, TypeError, "boxes and target_boxes go together, got only target_boxes"),
         ({"target_boxes": None}, TypeError, "boxes and target_boxes go together, got only boxes"),
-        ({"class_cost": "sigmoid"}, ValueError, "class_cost must be one of 'focal', 'softmax', got 'sigmoid'"),
-        ({"format": "xywh"}, ValueError, "format must be one of 'xyxy', 'cxcywh', got 'xywh'"),
-        ({"cost_box": 1}, TypeError, "unexpected keyword argument 'cost_box'; did you mean 'cost_bbox'"),
     ):
         with pytest.raises(kind, match=message):
             matching_cost(**{**good, **changed})
@@ -201,12 +195,8 @@ def test_mistakes_of_masks(device):
             ValueError,
             r"mask_logits must have shape \(B, Q, P\) or \(B, Q, H, W\), got \(4, 6\)",
         ),
-        ({"mask_logits": good["mask_logits"].int()}, TypeError, "mask_logits must be of a floating dtype, got torch.int32"),
         ({"target_masks": good["target_masks"].flatten(1)}, ValueError, r"target_masks must have shape \(T, 4, 6\), got \(3, 24\)"),
-        ({"target_masks": good["target_masks"].cfloat()}, TypeError, r"target_masks must hold real numbers, got torch\.complex64"),
         ({"counts": [1, 1]}, ValueError, r"counts must hold 2 numbers of at least 0 with the sum 3, got \[1, 1\]"),
-        ({"mask_cost": "dice"}, ValueError, "mask_cost must be one of 'bce', 'focal', got 'dice'"),
-        ({"gamma": -1}, ValueError, "gamma must be finite and at least 0, got -1"),
     ):
         with pytest.raises(kind, match=message):
             mask_matching_cost(**{**good, **changed})

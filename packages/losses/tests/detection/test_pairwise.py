@@ -3,27 +3,15 @@
 import pytest
 import torch
 import torchvision.ops
-from loss_calls import Operators
 from torch import Tensor
 
+from lossforge import losses as L
 from lossforge.kernels import launch_counts
-from lossforge.losses import (
-    backend,
-    box_iou,
-    complete_box_iou,
-    distance_box_iou,
-    generalized_box_iou,
-    plain_torch,
-    probabilistic_box_iou,
-    probiou_loss,
-    rotated_box_iou,
-    rotated_iou_loss,
-)
 from lossforge.losses.detection.pairwise import box_terms, overlap_of_pairs, pairwise_reference
 from lossforge.losses.templates.boxes import SPECIAL_PAIRS
 from lossforge.losses.testing import error
 
-FUNCTIONS = (box_iou, generalized_box_iou, distance_box_iou, complete_box_iou)
+FUNCTIONS = (L.box_iou, L.generalized_box_iou, L.distance_box_iou, L.complete_box_iou)
 EACH = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 
 
@@ -67,7 +55,7 @@ def test_small_overlaps_keep_their_digits(device):
     """Of an IoU of 1e-6, which 1 minus the loss would round to 3 digits."""
     one, other = torch.tensor([[0.0, 0, 1, 1]], device=device), torch.tensor([[1 - 2.0**-20, 0, 2, 1]], device=device)
     exact = 2.0**-20 / (2 + 2.0**-20 - 2.0**-20)
-    torch.testing.assert_close(box_iou(one, other).item(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(L.box_iou(one, other).item(), exact, rtol=1e-6, atol=0)
 
 
 @EACH
@@ -117,7 +105,7 @@ def test_special_pairs(function, device):
     for one, other in ((flipped, boxes), (boxes, flipped), (flipped, flipped)):
         value, *gradients = results(function, one, other, torch.ones(len(one), len(other), device=device))
         assert (value <= 0).all()
-        assert function is not box_iou or (value == 0).all()
+        assert function is not L.box_iou or (value == 0).all()
         exact = results(function, one.double(), other.double(), torch.ones_like(value, dtype=torch.float64))
         for got, wanted in zip((value, *gradients), exact, strict=True):
             assert got.isfinite().all()
@@ -127,7 +115,7 @@ def test_special_pairs(function, device):
     low = torch.minimum(flipped[:, None, :2], boxes[:, :2]).minimum(flipped[:, None, 2:])
     high = torch.maximum(flipped[:, None, 2:], boxes[:, 2:]).maximum(flipped[:, None, :2])
     hull, area = (high - low).prod(2), (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    torch.testing.assert_close(generalized_box_iou(flipped, boxes), (area - hull) / hull, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(L.generalized_box_iou(flipped, boxes), (area - hull) / hull, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["iou", "giou", "diou", "ciou"])
@@ -171,66 +159,32 @@ def test_gradients_twice_and_of_one_set(function, device):
         assert error(got, wanted) < 1e-4
 
 
-@EACH
-def test_operator(function, device):
-    """One operator of the dispatcher, which opcheck accepts; the reference under plain_torch."""
-    boxes1, boxes2 = random(5, device, torch.float32).requires_grad_(), random(6, device, torch.float32)
-    with Operators() as operators:
-        value = function(boxes1, boxes2)
-        value.sum().backward()
-    if backend(boxes1) != "torch":
-        assert operators.names == ["pairwise", "pairwise_backward"]
-        name = {"box_iou": "iou", "generalized_box_iou": "giou", "distance_box_iou": "diou", "complete_box_iou": "ciou"}[function.__name__]
-        torch.library.opcheck(torch.ops.lossforge.pairwise.default, (boxes1[None], boxes2[None], name, 1e-7, False))
-    with plain_torch(), Operators() as operators:
-        torch.testing.assert_close(function(boxes1, boxes2), value, rtol=1e-5, atol=1e-6)
-    assert not operators.names
-
-
-@EACH
-def test_compiled(function, device):
-    boxes1, boxes2 = random(5, device, torch.float32), random(6, device, torch.float32)
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
-    upstream = torch.randn(5, 6, device=device)
-    for got, wanted in zip(results(compiled, boxes1, boxes2, upstream), results(function, boxes1, boxes2, upstream), strict=True):
-        torch.testing.assert_close(got, wanted)
-
-
-def test_mistakes(device):
-    boxes = random(3, device, torch.float32)
-    for arguments, options, kind, message in (
-        ((boxes.long(), boxes), {}, TypeError, "boxes1 must be of a floating dtype, got torch.int64"),
-        ((boxes, boxes[:, :3]), {}, ValueError, r"boxes2 must have shape \(..., boxes, 4\), got \(3, 3\)"),
-        ((boxes[0], boxes), {}, ValueError, r"boxes1 must have shape \(..., boxes, 4\), got \(4,\)"),
-        ((boxes.expand(2, 3, 4), boxes.expand(3, 3, 4)), {}, ValueError, "boxes2 must broadcast with the leading dimensions"),
-        ((boxes, boxes), {"fmt": "xywh"}, ValueError, "fmt must be one of 'xyxy', 'cxcywh', got 'xywh'"),
-        ((boxes, boxes), {"eps": -1}, ValueError, "eps must be finite and at least 0, got -1"),
-        ((boxes, boxes), {"format": "xyxy"}, TypeError, "unexpected keyword argument 'format'; did you mean 'fmt'"),
-    ):
-        with pytest.raises(kind, match=message):
-            box_iou(*arguments, **options)
-
-
 def rotated(device: str, *shape: int) -> Tensor:
     numbers = torch.rand(*shape, 5, generator=torch.Generator().manual_seed(shape[0]), dtype=torch.float64)
     return (numbers * torch.tensor([40.0, 40, 30, 20, 3], dtype=torch.float64) + 1).to(device)
 
 
-@pytest.mark.parametrize("function", [rotated_box_iou, probabilistic_box_iou], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [L.rotated_box_iou, L.probabilistic_box_iou], ids=lambda f: f.__name__)
 def test_matrices_of_rotated_boxes(function, device):
     """Of broadcast sets, pair by pair; gradients are sums over the other set."""
-    boxes1, boxes2, loss = rotated(device, 2, 1, 7), rotated(device, 3, 5), {rotated_box_iou: rotated_iou_loss}.get(function, probiou_loss)
+    boxes1, boxes2, loss = (
+        rotated(device, 2, 1, 7),
+        rotated(device, 3, 5),
+        {L.rotated_box_iou: L.rotated_iou_loss}.get(function, L.probiou_loss),
+    )
     upstream = torch.rand(2, 3, 7, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     wanted = []
     for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 3e-6)):
         leaves = [b.to(dtype).requires_grad_() for b in (boxes1, boxes2)]
         found = function(*leaves)
         gradients = torch.autograd.grad(found, leaves, upstream.to(found.dtype))
-        pairs = [[loss(p[None], q[None]) for q in leaves[1][k]] for i in range(2) for k in range(3) for p in leaves[0][i, 0]]
-        single = 1 - torch.stack([torch.cat(row) for row in pairs]).view(2, 3, 7, 5)
+        pairs = torch.broadcast_tensors(leaves[0][..., :, None, :], leaves[1][..., None, :, :])
+        single = 1 - loss(*(each.reshape(-1, 5) for each in pairs)).view(2, 3, 7, 5)
         wanted = wanted or [single.detach(), *torch.autograd.grad(single, leaves, upstream)]
         for got, exact in zip((found.detach(), *gradients), wanted, strict=True):
             assert error(got, exact) < bound
     assert found.shape == (2, 3, 7, 5)
     with pytest.raises(ValueError, match=r"boxes2 must have shape \(..., boxes, 5\), got \(3, 4\)"):
         function(boxes1, torch.rand(3, 4, device=device))
+    with pytest.raises(ValueError, match="boxes2 must broadcast with the leading dimensions"):
+        function(boxes1[:, 0], boxes2)

@@ -57,37 +57,26 @@ def layer():
     return torch.randn(13, 16), torch.randn(57, 16) / 2, torch.randn(57), torch.rand(57) + 0.5, target
 
 
-@pytest.mark.parametrize("module", [False, True], ids=["function", "module"])
-@pytest.mark.parametrize("scaled", [False, True], ids=["", "token scaling"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_loss_of_hidden_states(layer, name, reduction, scaled, module):
-    options = dict(OPTIONS[name])
-    x, w, b, class_weight, target = layer
-    ignore_index = options.setdefault("ignore_index", -100)
-    target = target.where(target != (-100 if ignore_index == IGNORED else IGNORED), 3)
-    b = b if options.pop("bias", False) else None
-    class_weight = class_weight if options.pop("weight", False) else None
-    asked = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True}
-    inputs = [t.clone().requires_grad_() for t in (x, w) if t is not None] + ([] if b is None else [b.clone().requires_grad_()])
-    bias = inputs[2] if b is not None else None
-    given = {"ce_weight": class_weight, "reduction": reduction, "use_token_scaling": scaled, **options}
-    with ours.patch():
-        if module:
-            compute = liger.LigerFusedLinearCrossEntropyLoss
-            found = compute(**given, **asked)(inputs[1], inputs[0], target, bias)
-            plain = compute(**given)(inputs[1], inputs[0], target, bias)
-        else:
-            found = functional.liger_fused_linear_cross_entropy(inputs[0], inputs[1], target, bias, **given, **asked)
-            plain = functional.liger_fused_linear_cross_entropy(inputs[0], inputs[1], target, bias, **given)
+ASKED = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True}
+
+
+def of(layer, name):
+    """Return a case's options, with its tensors, and targets of which the ignored ones are ignored."""
+    *_, b, class_weight, target = layer
+    options = {"ignore_index": -100, **OPTIONS[name]}
+    target = target.where(target != (-100 if options["ignore_index"] == IGNORED else IGNORED), 3)
+    bias, weight = (t if options.pop(key, False) else None for key, t in (("bias", b), ("weight", class_weight)))
+    return options, bias, weight, target
+
+
+def check(found, plain, inputs, logits_of, target, weight, reduction, scaled=False, **options):
+    """Compare every result and the gradients of the inputs with the formula in float64."""
     assert isinstance(found, functional.CrossEntropyOutput)
     doubles = [t.detach().double().requires_grad_() for t in inputs]
-    logits = F.linear(*doubles)
-    numbers = {
-        name: options.get(name, default) for name, default in (("lse_square_scale", 0.0), ("label_smoothing", 0.0), ("softcap", None))
-    }
-    weight = None if class_weight is None else class_weight.double()
-    loss, z_loss = formula(logits, target, weight, ignore_index, reduction=reduction, scaled=scaled, **numbers)
+    logits, ignore_index = logits_of(*doubles), options["ignore_index"]
+    numbers = {key: options.get(key, default) for key, default in (("lse_square_scale", 0.0), ("label_smoothing", 0.0), ("softcap", None))}
+    wide = None if weight is None else weight.double()
+    loss, z_loss = formula(logits, target, wide, ignore_index, reduction=reduction, scaled=scaled, **numbers)
     counts, predicted = target != ignore_index, logits.argmax(-1)
     accuracy = (predicted == target).float() * counts
     torch.testing.assert_close(found.loss.double(), loss, rtol=1e-5, atol=1e-6)
@@ -96,46 +85,46 @@ def test_the_loss_of_hidden_states(layer, name, reduction, scaled, module):
     torch.testing.assert_close(found.token_accuracy, accuracy if reduction == "none" else accuracy.sum() / counts.sum())
     assert torch.equal(found.predicted_tokens, predicted.where(counts, -1))
     upstream = torch.randn(13) if reduction == "none" else torch.tensor(1.7)
-    gradients = torch.autograd.grad(found.loss, inputs, upstream)
     expected = torch.autograd.grad(loss, doubles, upstream.double())
-    for gradient, wanted in zip(gradients, expected, strict=True):
+    for gradient, wanted in zip(torch.autograd.grad(found.loss, inputs, upstream), expected, strict=True):
         torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("module", [False, True], ids=["function", "module"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "bias"])
-def test_the_loss_of_logits(layer, name, reduction, module):
-    options = {key: value for key, value in OPTIONS[name].items() if key != "bias"}
-    *_, class_weight, target = layer
-    logits = 3 * torch.randn(13, 57, requires_grad=True)
-    ignore_index = options.setdefault("ignore_index", -100)
-    target = target.where(target != (-100 if ignore_index == IGNORED else IGNORED), 3)
-    options["weight"] = class_weight if options.get("weight") else None
-    asked = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True}
+MODULE = pytest.mark.parametrize("module", [False, True], ids=["function", "module"])
+REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+@MODULE
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "token scaling"])
+@REDUCTION
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_loss_of_hidden_states(layer, name, reduction, scaled, module):
+    options, bias, weight, target = of(layer, name)
+    inputs = [t.clone().requires_grad_() for t in (*layer[:2], bias) if t is not None]
+    given = {"ce_weight": weight, "reduction": reduction, "use_token_scaling": scaled, **options}
     with ours.patch():
         if module:
-            found = liger.LigerCrossEntropyLoss(reduction=reduction, **options, **asked)(logits, target)
+            x, w, *b = inputs
+            found, plain = (liger.LigerFusedLinearCrossEntropyLoss(**given, **more)(w, x, target, *b) for more in (ASKED, {}))
         else:
-            found = functional.liger_cross_entropy(logits, target, reduction=reduction, **options, **asked)
-            plain = functional.liger_cross_entropy(logits, target, reduction=reduction, **options)
-            torch.testing.assert_close(plain, found.loss, rtol=1e-6, atol=1e-6)
-    double = logits.detach().double().requires_grad_()
-    numbers = {
-        name: options.get(name, default) for name, default in (("lse_square_scale", 0.0), ("label_smoothing", 0.0), ("softcap", None))
-    }
-    weight = None if options["weight"] is None else class_weight.double()
-    loss, z_loss = formula(double, target, weight, ignore_index, reduction=reduction, scaled=False, **numbers)
-    counts, predicted = target != ignore_index, double.argmax(-1)
-    accuracy = (predicted == target).float() * counts
-    torch.testing.assert_close(found.loss.double(), loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.z_loss.double(), z_loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.token_accuracy, accuracy if reduction == "none" else accuracy.sum() / counts.sum())
-    assert torch.equal(found.predicted_tokens, predicted.where(counts, -1))
-    upstream = torch.randn(13) if reduction == "none" else torch.tensor(1.7)
-    (gradient,) = torch.autograd.grad(found.loss, logits, upstream)
-    (expected,) = torch.autograd.grad(loss, double, upstream.double())
-    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-6)
+            compute, (x, w, *b) = functional.liger_fused_linear_cross_entropy, inputs
+            found, plain = (compute(x, w, target, *(b or [None]), **given, **more) for more in (ASKED, {}))
+    check(found, plain, inputs, F.linear, target, weight, reduction, scaled, **options)
+
+
+@MODULE
+@REDUCTION
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "bias"])
+def test_the_loss_of_logits(layer, name, reduction, module):
+    options, _, weight, target = of(layer, name)
+    logits = (3 * torch.randn(13, 57)).requires_grad_()
+    given = {"weight": weight, "reduction": reduction, **options}
+    with ours.patch():
+        if module:
+            found, plain = (liger.LigerCrossEntropyLoss(**given, **more)(logits, target) for more in (ASKED, {}))
+        else:
+            found, plain = (functional.liger_cross_entropy(logits, target, **given, **more) for more in (ASKED, {}))
+    check(found, plain, [logits], lambda z: z, target, weight, reduction, **options)
 
 
 def test_no_target_that_counts_gives_nothing(layer):
@@ -194,12 +183,9 @@ def test_the_parameters_of_version_0_8_1_are_accepted(layer, monkeypatch):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_ligers_own_kernels(layer, name, reduction, scaled):
-    options = {"ignore_index": -100, **OPTIONS[name]}
-    x, w, b, class_weight, target = (t.cuda() for t in layer)
-    target = target.where(target != (-100 if options["ignore_index"] == IGNORED else IGNORED), 3)
-    b = b if options.pop("bias", False) else None
-    options["ce_weight"] = class_weight if options.pop("weight", False) else None
-    asked = {"return_z_loss": True, "return_token_accuracy": True, "return_predicted_tokens": True, "use_token_scaling": scaled}
+    layer = tuple(t.cuda() for t in layer)
+    (x, w, *_), (options, b, weight, target) = layer, of(layer, name)
+    options["ce_weight"], asked = weight, {**ASKED, "use_token_scaling": scaled}
 
     def computed():
         inputs = [t.clone().requires_grad_() for t in (x, w, b) if t is not None]

@@ -1,10 +1,10 @@
 """MONAI's Dice loss, and those that contain it, patched, against MONAI's own: value and gradient."""
 
+import compared
 import pytest
 import torch
 
 from lossforge.integrations import monai as ours
-from lossforge.patch.patching import _SAID
 
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.5])
 INDICES = {"softmax": True, "to_onehot_y": True}
@@ -19,29 +19,9 @@ def compare(name, options, kind="indices", exact=False):
         "masks": torch.rand(2, 4, 6, 5, generator=draw).round(),
         "soft": torch.rand(2, 4, 6, 5, generator=draw),
     }
-    logits.requires_grad_()
     losses = pytest.importorskip("monai.losses")  # not above: each process that collects this file would import it, in 4.5 s
     module = getattr(losses, name)(**options)
-
-    def graded():
-        value = module(logits, targets[kind])
-        return value.detach(), torch.autograd.grad(value, logits, 1.7 + torch.arange(value.numel()).view(value.shape))[0]
-
-    expected = graded()
-    _SAID.clear()
-    with ours.patch():
-        found = graded()
-    assert exact == bool(_SAID), _SAID
-    torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}))
-    assert exact or not torch.equal(found[1], expected[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("more", [{}, {"squared_pred": True}, {"jaccard": True, "smooth_nr": 0.5, "smooth_dr": 0.7}], ids=str)
-@pytest.mark.parametrize(("shape", "kind"), [(INDICES, "indices"), ({"sigmoid": True}, "masks"), ({"sigmoid": True}, "soft")], ids=str)
-def test_dice(shape, kind, more, reduction):
-    compare("DiceLoss", {**shape, **more, "reduction": reduction}, kind)
+    compared.compare(ours.patch, lambda: module(logits, targets[kind]), [logits.requires_grad_()], exact)
 
 
 @pytest.mark.parametrize(

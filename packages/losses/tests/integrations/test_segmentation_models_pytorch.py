@@ -1,12 +1,12 @@
 """segmentation_models_pytorch's losses, patched, against its own: value and gradient."""
 
+import compared
 import pytest
 import torch
 
 smp = pytest.importorskip("segmentation_models_pytorch.losses")
 
 from lossforge.integrations import segmentation_models_pytorch as ours  # noqa: E402
-from lossforge.patch.patching import _SAID  # noqa: E402
 
 WEIGHTS = [1.0, 0.5, 2.0, 1.5]
 
@@ -28,18 +28,7 @@ def inputs(kind):
 
 def compare(module, kind, exact=False):
     logits, target = inputs(kind)
-
-    def graded():
-        value = module(logits, target)
-        return value.detach(), torch.autograd.grad(value, logits, torch.tensor(1.7))[0]
-
-    expected = graded()
-    _SAID.clear()
-    with ours.patch():
-        found = graded()
-    assert exact == bool(_SAID), _SAID
-    torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}))
-    assert exact or not torch.equal(found[1], expected[1])
+    compared.compare(ours.patch, lambda: module(logits, target), [logits], exact)
 
 
 REGIONS = [

@@ -1,5 +1,6 @@
 """torchvision's losses and detectors, patched, against torchvision's own."""
 
+import compared
 import pytest
 import torch
 from torchvision import ops
@@ -9,21 +10,12 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from lossforge.integrations import torchvision as ours
-from lossforge.patch.patching import _SAID
 
 BOXES = ("generalized_box_iou_loss", "distance_box_iou_loss", "complete_box_iou_loss")
 
 
-def graded(call, *leaves):
-    found = call()
-    return found.detach(), torch.autograd.grad(found, leaves, 1.7 + torch.arange(found.numel(), dtype=found.dtype).view(found.shape))
-
-
 def compare(call, *leaves, exact=False):
-    expected = graded(call, *leaves)
-    with ours.patch():
-        found = graded(call, *leaves)
-    torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-5}))
+    compared.compare(ours.patch, call, leaves, exact, differs=False, atol=1e-5)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -53,7 +45,6 @@ def test_names_are_replaced_where_detectors_imported_them_and_put_back():
 
 def test_what_ours_lacks_is_left_to_torchvision(caplog):
     logits, target = torch.randn(4, 5, requires_grad=True), torch.rand(4, 5, requires_grad=True)
-    _SAID.clear()
     compare(lambda: ops.sigmoid_focal_loss(logits, target, reduction="sum"), logits, target, exact=True)
     assert [r.message for r in caplog.records] == ["torchvision's own sigmoid_focal_loss runs: the targets require grad"]
 

@@ -16,63 +16,19 @@ from lossforge.integrations import transformers_detection as ours  # noqa: E402
 from lossforge.patch.patching import _SAID, IntegrationError, once  # noqa: E402
 
 BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "layer_type": "basic"}
-TRANSFORMER = {
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "num_queries": 9,
-    "num_labels": 4,
-    "auxiliary_loss": True,
-    "dropout": 0.0,
-}
-REAL_TIME = {
-    "encoder_hidden_dim": 16,
-    "encoder_ffn_dim": 16,
-    "encoder_in_channels": [8, 8, 8],
-    "num_attention_heads": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "decoder_ffn_dim": 16,
-    "decoder_in_channels": [16, 16, 16],
-    "d_model": 16,
-    "num_queries": 9,
-    "num_labels": 4,
-    "num_denoising": 4,
-    "decoder_layers": 2,
-    "dropout": 0.0,
-    "anchor_image_size": None,
-}
-GROUPS = {
-    "projector_scale_factors": [1.0],
-    "d_model": 16,
-    "decoder_layers": 2,
-    "decoder_ffn_dim": 16,
-    "decoder_self_attention_heads": 2,
-    "decoder_cross_attention_heads": 2,
-    "num_queries": 9,
-    "group_detr": 2,
-    "num_labels": 4,
-    "dropout": 0.0,
-    "auxiliary_loss": True,
-}
-HGNET = {
-    "embedding_size": 8,
-    "hidden_sizes": [8, 8, 8, 8],
-    "depths": [1, 1, 1, 1],
-    "stem_channels": [3, 8, 8],
-    "stage_in_channels": [8, 8, 8, 8],
-    "stage_mid_channels": [8, 8, 8, 8],
-    "stage_out_channels": [8, 8, 8, 8],
-    "stage_num_blocks": [1, 1, 1, 1],
-    "stage_downsample": [False, True, True, True],
-    "stage_light_block": [False, False, False, False],
-    "stage_kernel_size": [3, 3, 3, 3],
-    "stage_numb_of_layers": [1, 1, 1, 1],
-}
+SMALL = {"num_queries": 9, "num_labels": 4, "dropout": 0.0}
+HEADS = ("encoder_attention_heads", "decoder_attention_heads", "decoder_layers")
+TRANSFORMER = {**SMALL, "d_model": 32, "encoder_layers": 1, "auxiliary_loss": True, **dict.fromkeys(HEADS, 2)}
+TRANSFORMER |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+REAL_TIME = {**SMALL, **dict.fromkeys(("encoder_hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_model"), 16)}
+REAL_TIME |= {**dict.fromkeys((*HEADS, "num_attention_heads"), 2), "num_denoising": 4, "anchor_image_size": None}
+REAL_TIME |= {"encoder_in_channels": [8, 8, 8], "decoder_in_channels": [16, 16, 16]}
+GROUPS = {**SMALL, "d_model": 16, "decoder_ffn_dim": 16, "group_detr": 2, "projector_scale_factors": [1.0], "auxiliary_loss": True}
+GROUPS |= dict.fromkeys(("decoder_layers", "decoder_self_attention_heads", "decoder_cross_attention_heads"), 2)
+STAGES = ("stage_in_channels", "stage_mid_channels", "stage_out_channels", "hidden_sizes")
+HGNET = {"embedding_size": 8, "stem_channels": [3, 8, 8], "depths": [1] * 4, **dict.fromkeys(STAGES, [8] * 4)}
+HGNET |= {"stage_num_blocks": [1] * 4, "stage_kernel_size": [3] * 4, "stage_numb_of_layers": [1] * 4}
+HGNET |= {"stage_downsample": [False, True, True, True], "stage_light_block": [False] * 4}
 
 
 def resnet(kind="ResNet", out=None):

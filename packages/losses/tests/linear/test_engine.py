@@ -9,19 +9,9 @@ import torch.nn.functional as F
 from linear_calls import FUSED, Watched, exactly, gradients, indices, launches_of, layer, normal, teacher_layer
 
 from lossforge import kernels
+from lossforge import losses as L
 from lossforge.kernels.call import FROM_WEIGHT, Head
 from lossforge.kernels.plans import PLANS, Plan
-from lossforge.losses import (
-    fuse_linear,
-    linear_cosine_distance,
-    linear_cross_entropy,
-    linear_entropy,
-    linear_js_div,
-    linear_kl_div,
-    linear_selective_log_softmax,
-    linear_total_variation,
-    sigmoid_focal_loss,
-)
 from lossforge.losses.engine.calls import CallPlan
 from lossforge.losses.engine.linear import engine
 from lossforge.losses.testing import error
@@ -182,7 +172,7 @@ def test_products_of_distillation(options, watched, device):
     """Two give the logits of student and teacher, two the gradients, whatever is computed from the logits."""
     (x, w, b), (labels, hidden) = layer(9, device), (indices(9, device), normal(9, 5, device=device))
     with watched:
-        found = linear_kl_div(x, w, teacher_layer(hidden), b, labels=labels, gradient="forward", **options)
+        found = L.linear_kl_div(x, w, teacher_layer(hidden), b, labels=labels, gradient="forward", **options)
         (found.loss if options else found).backward()
     assert watched.products == 4
 
@@ -244,15 +234,15 @@ def test_backward_by_rows(device, monkeypatch):
     assert taken(9, 3) == 2
 
 
-@pytest.mark.parametrize("function", [linear_cross_entropy, linear_selective_log_softmax, linear_entropy], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [L.linear_cross_entropy, L.linear_selective_log_softmax, L.linear_entropy], ids=lambda f: f.__name__)
 def test_no_tensor_holds_all_logits_of_results_a_row(function, watched, device):
     rows, classes = 256, 32
     (x, w, b), (target,) = layer(rows, device, hidden=4, classes=classes), FUSED[0].targets(rows, device, classes)
     with watched:
-        if function is linear_entropy:
+        if function is L.linear_entropy:
             value = function(x, w, b, chunk=32)
         else:
-            value = function(x, w, target, b, chunk=32, **({"reduction": "none"} if function is linear_cross_entropy else {}))
+            value = function(x, w, target, b, chunk=32, **({"reduction": "none"} if function is L.linear_cross_entropy else {}))
         value.sum().backward()
     assert watched.most <= rows * classes  # a quarter of the bytes of all
 
@@ -311,7 +301,7 @@ def test_float64_weights(mode, device):
     (x, w, b), (target,), (teacher,) = layer(9, device, torch.float64), FUSED[0].targets(9, device), FUSED[2].targets(9, device)
     of_classes, of_rows = torch.rand(11, device=device).double().exp(), torch.rand(9, device=device).double().exp()
     options = {"gradient": mode, "chunk": 4}
-    value = linear_cross_entropy(x, w, target, b, loss_weight=of_classes, **options)
+    value = L.linear_cross_entropy(x, w, target, b, loss_weight=of_classes, **options)
     assert error(value, F.cross_entropy(F.linear(x, w, b), target, of_classes)) < 1e-14
     value = FUSED[2].ours(x, w, b, teacher.double(), loss_weight=of_rows, reduction="mean", **options)
     each = FUSED[2].ours(x, w, b, teacher.double(), reduction="none")
@@ -347,18 +337,20 @@ def steep(rows, hidden, classes, device, dtype):
 
 
 EXACT = {
-    "plain": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, **mode),
-    "bias": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, b, **mode),
-    "smoothing": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, b, label_smoothing=0.1, **mode),
-    "further results": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, outputs=("entropy", "log_p2"), **mode).loss,
-    "probabilities": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, F.one_hot(t.clamp(0), len(w)).to(x.dtype), **mode),
-    "a pair of classes": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, target_b=t.flip(0), lam=0.3, **mode),
-    "each row": lambda x, w, b, t, **mode: linear_cross_entropy(x, w, t, reduction="none").sum(),
-    "focal": lambda x, w, b, t, **mode: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), reduction="mean", **mode),
-    "kl": lambda x, w, b, t, **mode: linear_kl_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
-    "js": lambda x, w, b, t, **mode: linear_js_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
-    "cosine": lambda x, w, b, t, **mode: linear_cosine_distance(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
-    "total variation": lambda x, w, b, t, **mode: linear_total_variation(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "plain": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, t, **mode),
+    "bias": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, t, b, **mode),
+    "smoothing": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, t, b, label_smoothing=0.1, **mode),
+    "further results": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, t, outputs=("entropy", "log_p2"), **mode).loss,
+    "probabilities": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, F.one_hot(t.clamp(0), len(w)).to(x.dtype), **mode),
+    "a pair of classes": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, t, target_b=t.flip(0), lam=0.3, **mode),
+    "each row": lambda x, w, b, t, **mode: L.linear_cross_entropy(x, w, t, reduction="none").sum(),
+    "focal": lambda x, w, b, t, **mode: L.fuse_linear(L.sigmoid_focal_loss)(x, w, t.clamp(-2), reduction="mean", **mode),
+    "kl": lambda x, w, b, t, **mode: L.linear_kl_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "js": lambda x, w, b, t, **mode: L.linear_js_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "cosine": lambda x, w, b, t, **mode: L.linear_cosine_distance(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "total variation": lambda x, w, b, t, **mode: L.linear_total_variation(
+        x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode
+    ),
 }
 
 
@@ -411,7 +403,7 @@ def test_precision_of_sums_over_chunks(accumulate, chunks, allowed, mode, device
     wide = [t.detach().double().requires_grad_() for t in leaves]
     exact = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide)
     unfused = torch.autograd.grad(F.cross_entropy(F.linear(*leaves).float(), target), leaves)
-    value = linear_cross_entropy(*leaves, target, chunk=1024 // chunks, accumulate=accumulate, gradient=mode)
+    value = L.linear_cross_entropy(*leaves, target, chunk=1024 // chunks, accumulate=accumulate, gradient=mode)
     for got, plain, right in zip(torch.autograd.grad(value, leaves), unfused, exact, strict=True):
         assert error(got, right) <= allowed * error(plain, right)
 
@@ -423,7 +415,7 @@ def test_precision_of_a_sum_over_chunks_of_classes(device):
     (exact,) = torch.autograd.grad(F.cross_entropy(F.linear(*wide), target), wide[:1])
     errors = []
     for chunk in (1, None):
-        value = linear_cross_entropy(*leaves, target, chunk=chunk, gradient="backward", logits="weight")
+        value = L.linear_cross_entropy(*leaves, target, chunk=chunk, gradient="backward", logits="weight")
         errors.append(error(torch.autograd.grad(value, leaves[:1])[0], exact))
     assert errors[0] <= 1.05 * errors[1]
 

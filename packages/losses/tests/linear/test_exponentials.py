@@ -8,17 +8,9 @@ import torch.nn.functional as F
 from linear_calls import launches_of
 
 from lossforge import kernels
+from lossforge import losses as L
 from lossforge.kernels.plans import PLANS
 from lossforge.kernels.tiles import ProductTiles, trial
-from lossforge.losses import (
-    cross_entropy,
-    fuse_linear,
-    generalized_cross_entropy,
-    linear_cross_entropy,
-    logit_adjusted_cross_entropy,
-    plain_torch,
-    softmax_focal_loss,
-)
 from lossforge.losses.testing import error
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -57,11 +49,11 @@ GRADIENT = 8e-3 if torch.cuda.is_available() else 1e-2
 """The interpreter truncates where hardware rounds."""
 
 
-def check(leaves, target, value=2e-5, gradient=GRADIENT, function=cross_entropy, fused=linear_cross_entropy, **options):
+def check(leaves, target, value=2e-5, gradient=GRADIENT, function=L.cross_entropy, fused=L.linear_cross_entropy, **options):
     """Compare results and gradients with those of float64."""
     found = fused(*leaves[:2], target, bias=leaves[2] if len(leaves) > 2 else None, **options)
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    with plain_torch():
+    with L.plain_torch():
         expected = function(F.linear(*wide), target, **{k: v for k, v in options.items() if k not in ("chunk", "accumulate", "logits")})
     results = [r if isinstance(r, tuple) else (r,) for r in (found, expected)]
     for got, right in zip(*results, strict=True):
@@ -83,10 +75,10 @@ def test_options(shape, bias, options, device, finished):
     assert finished() == -(-shape[0] // options.get("chunk", shape[0]))
 
 
-@pytest.mark.parametrize("function", [softmax_focal_loss, generalized_cross_entropy], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [L.softmax_focal_loss, L.generalized_cross_entropy], ids=lambda f: f.__name__)
 def test_other_losses_of_rows(function, device, finished):
     leaves, target = layer(40, 64, 700, device)
-    check(leaves, target, function=function, fused=fuse_linear(function), reduction="mean")
+    check(leaves, target, function=function, fused=L.fuse_linear(function), reduction="mean")
     assert finished() == 1
 
 
@@ -97,7 +89,7 @@ def test_a_weight_a_token(reduction, mode, logits, device, finished):
     (x, w, b), target = layer(40, 64, 300, device, bias=True)
     factor = torch.randn(40, device=device)
     factor[2] = 0.0
-    found = linear_cross_entropy(x, w, target, b, token_weight=factor, reduction=reduction, gradient=mode, logits=logits, z_loss=1e-3)
+    found = L.linear_cross_entropy(x, w, target, b, token_weight=factor, reduction=reduction, gradient=mode, logits=logits, z_loss=1e-3)
     wide = [t.detach().double().requires_grad_() for t in (x, w, b)]
     z, counts = F.linear(*wide), (target != -100) & (factor != 0)
     each = factor * F.cross_entropy(z, target, reduction="none") + 1e-3 * z.logsumexp(1).square()
@@ -108,7 +100,7 @@ def test_a_weight_a_token(reduction, mode, logits, device, finished):
     assert finished() == (mode == "forward" and logits is None)
     with torch.no_grad():
         x[2] = torch.nan
-    again = linear_cross_entropy(x, w, target, b, token_weight=factor, reduction=reduction, gradient=mode, logits=logits, z_loss=1e-3)
+    again = L.linear_cross_entropy(x, w, target, b, token_weight=factor, reduction=reduction, gradient=mode, logits=logits, z_loss=1e-3)
     assert torch.equal(again, found)
     (gradient,) = torch.autograd.grad(again, x)
     assert gradient.isfinite().all()
@@ -120,7 +112,7 @@ def test_a_weight_a_token(reduction, mode, logits, device, finished):
 def test_a_weight_of_the_token_itself(options, kind, device, finished):
     """In three products, in four, and by chunks of logits."""
     leaves, target = layer(40, 64, 300, device, bias=True)
-    found = linear_cross_entropy(*leaves[:2], target, leaves[2], token_weight=kind, **options)
+    found = L.linear_cross_entropy(*leaves[:2], target, leaves[2], token_weight=kind, **options)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     z = F.linear(*wide)
     log_p = (5.0 * torch.tanh(z / 5.0) if "softcap" in options else z).log_softmax(1)
@@ -139,7 +131,7 @@ def test_weights_of_sequences(device, finished):
     x, target = x.detach().view(4, 6, 64).requires_grad_(), target.view(4, 6)
     for shape in ((4, 6), (4, 1), ()):
         factor = torch.randn(shape, device=device)
-        found = linear_cross_entropy(x, w, target, token_weight=factor, reduction="sum")
+        found = L.linear_cross_entropy(x, w, target, token_weight=factor, reduction="sum")
         each = F.cross_entropy(F.linear(x.double(), w.double()).movedim(-1, 1), target, reduction="none")
         assert error(found, (each * factor).sum()) < 1e-5
     assert finished() == 3
@@ -149,8 +141,8 @@ def test_logits_with_a_prior(device, finished):
     """A bias of the loss's own, beside the layer's."""
     prior = torch.rand(700, device=device) + 0.01
     leaves, target = layer(40, 64, 700, device, bias=True)
-    fused = fuse_linear(logit_adjusted_cross_entropy)
-    check(leaves, target, function=logit_adjusted_cross_entropy, fused=fused, log_prior=prior.log())
+    fused = L.fuse_linear(L.logit_adjusted_cross_entropy)
+    check(leaves, target, function=L.logit_adjusted_cross_entropy, fused=fused, log_prior=prior.log())
     assert finished() == 1
 
 
@@ -159,7 +151,7 @@ def test_class_weights(device, finished):
     leaves, target = layer(50, 64, 300, device)
     weight = torch.rand(300, device=device) + 0.5
     weight[target[0]] = 0.0
-    found = linear_cross_entropy(*leaves, target, loss_weight=weight)
+    found = L.linear_cross_entropy(*leaves, target, loss_weight=weight)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     expected = F.cross_entropy(F.linear(*wide), target, weight.double())
     assert error(found, expected) < 1e-5
@@ -248,21 +240,21 @@ def test_a_factor_of_zero(device):
 def test_nothing_counts(reduction, device):
     """All rows are ignored; there are none."""
     (x, w), target = layer(20, 64, 300, device)
-    found = linear_cross_entropy(x, w, torch.full_like(target, -100), reduction=reduction)
+    found = L.linear_cross_entropy(x, w, torch.full_like(target, -100), reduction=reduction)
     assert found.isnan() if reduction == "mean" else found == 0
     if reduction == "sum":
         assert not any(g.any() for g in torch.autograd.grad(found, (x, w)))
     (x, w), target = layer(0, 64, 300, device)
-    assert linear_cross_entropy(x, w, target, reduction="sum") == 0
+    assert L.linear_cross_entropy(x, w, target, reduction="sum") == 0
 
 
 def test_a_row_of_nan_that_is_ignored(device):
     (x, w), target = layer(20, 64, 300, device)
     with torch.no_grad():
         x[1] = float("nan")
-    found = linear_cross_entropy(x, w, target)
+    found = L.linear_cross_entropy(x, w, target)
     kept = target != -100
-    assert error(found, linear_cross_entropy(x[kept], w, target[kept])) < 1e-6
+    assert error(found, L.linear_cross_entropy(x[kept], w, target[kept])) < 1e-6
     (of_x,) = torch.autograd.grad(found, x)
     assert of_x.isfinite().all()
     assert not of_x[1].any()
@@ -273,7 +265,7 @@ def test_further_results_of_rows_that_are_ignored(device, finished):
     (x, w), target = layer(20, 64, 300, device)
     with torch.no_grad():
         x[1] = float("nan")
-    found = linear_cross_entropy(x, w, target, outputs=("entropy", "correct"))
+    found = L.linear_cross_entropy(x, w, target, outputs=("entropy", "correct"))
     log_p = F.linear(x.double(), w.double()).log_softmax(-1)
     expected = -(log_p.exp() * log_p).sum(-1)
     assert target[[1, 6]].tolist() == [-100, -100]
@@ -286,7 +278,7 @@ def test_further_results_of_rows_that_are_ignored(device, finished):
 def test_a_gradient_of_a_further_result(device, finished):
     """Backward takes what forward kept: offsets in place of maxima."""
     (x, w), target = layer(20, 64, 300, device)
-    found = linear_cross_entropy(x, w, target, outputs=("lse", "entropy"))
+    found = L.linear_cross_entropy(x, w, target, outputs=("lse", "entropy"))
     wide = [t.detach().double().requires_grad_() for t in (x, w)]
     log_p = F.linear(*wide).log_softmax(-1)
     expected = F.nll_loss(log_p, target), -(log_p.exp() * log_p).sum(-1), F.linear(*wide).logsumexp(-1)
@@ -301,7 +293,7 @@ def test_a_row_that_is_not_finite(bad, device):
     (x, w), target = layer(20, 64, 300, device)
     with torch.no_grad():
         x[0, 0] = bad
-    assert linear_cross_entropy(x, w, target).isnan()
+    assert L.linear_cross_entropy(x, w, target).isnan()
 
 
 @pytest.mark.parametrize(
@@ -318,7 +310,7 @@ def test_a_row_that_is_not_finite(bad, device):
 def test_other_calls_go_other_ways(reason, change, device, finished):
     leaves, target = layer(20, 64, 40, device)
     tensors, options = change(*leaves)
-    found = linear_cross_entropy(*tensors, target, **options)
+    found = L.linear_cross_entropy(*tensors, target, **options)
     assert (found if isinstance(found, torch.Tensor) else found.loss).isfinite()
     assert finished() == 0, reason
 
@@ -327,68 +319,8 @@ def test_little_work_goes_another_way(device, finished, monkeypatch):
     monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 20 * 64 * 300 + 1)
     PLANS.clear()
     leaves, target = layer(20, 64, 300, device)
-    assert linear_cross_entropy(*leaves, target).isfinite()
+    assert L.linear_cross_entropy(*leaves, target).isfinite()
     assert finished() == 0
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_cuda_graph(device):
-    """A graph replays what the device decides: that a row leaves its offset."""
-    (x, w), target = layer(512, 256, 5000, device)
-
-    def step():
-        found = linear_cross_entropy(x, w, target)
-        return found.detach(), *torch.autograd.grad(found, (x, w))
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x) * 16)
-    graph.replay()
-    assert all(torch.equal(got, expected) for got, expected in zip(found, step(), strict=True))
-    check((x, w), target, value=1e-4)
-
-
-@pytest.mark.gpu
-@ON_GPU
-@pytest.mark.parametrize("mode", ["forward", "backward"])
-def test_compiled(mode, device):
-    """The same bits as an eager call."""
-    (x, w, b), target = layer(512, 256, 5000, device, bias=True)
-
-    def step(x, w, b):
-        return linear_cross_entropy(x, w, target, b, gradient=mode)
-
-    found, expected = ((y := f(x, w, b), *torch.autograd.grad(y, (x, w, b))) for f in (torch.compile(step, fullgraph=True), step))
-    assert all(torch.equal(got, right) for got, right in zip(found, expected, strict=True))
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_the_host_does_not_wait(device):
-    (x, w), target = layer(512, 256, 5000, device)
-    linear_cross_entropy(x, w, target).backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        linear_cross_entropy(x, w, target).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_the_same_bits_run_after_run(device):
-    (x, w), target = layer(1000, 256, 33_001, device, 32.0)
-    first, second = ([(y := linear_cross_entropy(x, w, target)).detach(), *torch.autograd.grad(y, (x, w))] for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.gpu

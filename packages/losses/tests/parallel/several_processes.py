@@ -20,23 +20,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from lossforge import kernels
+from lossforge import losses as L
 from lossforge.kernels import launch_counts
-from lossforge.losses import (
-    LinearTeacher,
-    TopKTeacher,
-    cross_entropy,
-    fuse_linear,
-    js_div_with_logits,
-    kl_div_with_logits,
-    linear_cross_entropy,
-    linear_entropy,
-    linear_js_div,
-    linear_kl_div,
-    linear_selective_log_softmax,
-    linear_total_variation,
-    plain_torch,
-    total_variation_with_logits,
-)
 from lossforge.losses.testing import error
 
 ROWS, FEATURES = 7, 5
@@ -162,21 +147,21 @@ def check_rows(layout: Layout, name: str, group: Any, only: Collection[str] = ()
         wide = {key: double(v) for key, v in given.items()}
         mine = spread(layout, given)
         whole = logits.double().requires_grad_()
-        expected = cross_entropy(whole, **wide)
+        expected = L.cross_entropy(whole, **wide)
         (wanted,) = grads_of(expected, [whole])
         part = layout.part(logits, 1).requires_grad_()
-        found = cross_entropy(part, **mine, **known)
+        found = L.cross_entropy(part, **mine, **known)
         compare(f"{name}, {case}", found, expected, grads_of(found, [part]), [layout.of_own(wanted, 1)])
 
         leaves = [t.double().requires_grad_() for t in (x, w, b)]
         renamed = lambda each: {"loss_weight" if key == "weight" else key: v for key, v in each.items()}  # noqa: E731
-        expected = linear_cross_entropy(*leaves[:2], bias=leaves[2], **renamed(wide))
+        expected = L.linear_cross_entropy(*leaves[:2], bias=leaves[2], **renamed(wide))
         of_x, of_w, of_b = grads_of(expected, leaves)
         own = [t.clone().requires_grad_() for t in (x, layout.part(w), layout.part(b))]
-        found = linear_cross_entropy(*own[:2], bias=own[2], **renamed(mine), **known, chunk=4)
+        found = L.linear_cross_entropy(*own[:2], bias=own[2], **renamed(mine), **known, chunk=4)
         grads = grads_of(found, own)
         compare(f"layer: {name}, {case}", found, expected, grads, [of_x, layout.of_own(of_w), layout.of_own(of_b)])
-        again = linear_cross_entropy(*own[:2], bias=own[2], **renamed(mine), **known, chunk=4)
+        again = L.linear_cross_entropy(*own[:2], bias=own[2], **renamed(mine), **known, chunk=4)
         assert all(torch.equal(a, b) or a.isnan().any() for a, b in zip(grads, grads_of(again, own), strict=True)), "bits differ"
 
 
@@ -191,20 +176,20 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
             [x.double().requires_grad_(), w.double().requires_grad_()],
             [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
         )
-        expected = linear_selective_log_softmax(*leaves, index, **options)
-        found = linear_selective_log_softmax(*own, index, **options, **known)
+        expected = L.linear_selective_log_softmax(*leaves, index, **options)
+        found = L.linear_selective_log_softmax(*own, index, **options, **known)
         of_x, of_w = grads_of(expected, leaves)
         compare(f"{name}, tokens", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
     leaves, own = [x.double().requires_grad_(), w.double().requires_grad_()], [x.clone().requires_grad_(), layout.part(w).requires_grad_()]
-    expected, found = linear_entropy(*leaves, softcap=3.0), linear_entropy(*own, softcap=3.0, **known)
+    expected, found = L.linear_entropy(*leaves, softcap=3.0), L.linear_entropy(*own, softcap=3.0, **known)
     of_x, of_w = grads_of(expected, leaves)
     compare(f"{name}, entropy", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
-    part = linear_cross_entropy(*own, index, **known, sum_input_gradient=False)
+    part = L.linear_cross_entropy(*own, index, **known, sum_input_gradient=False)
     (of_part,) = torch.autograd.grad(part, own[:1])
     dist.all_reduce(of_part)
-    (of_x,) = torch.autograd.grad(linear_cross_entropy(*leaves, index), leaves[:1])
+    (of_x,) = torch.autograd.grad(L.linear_cross_entropy(*leaves, index), leaves[:1])
     torch.testing.assert_close(of_part, of_x.float(), rtol=2e-5, atol=2e-6)
-    fused = fuse_linear(cross_entropy)(*own, index, **known, skip_ignored=True)
+    fused = L.fuse_linear(L.cross_entropy)(*own, index, **known, skip_ignored=True)
     torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
 
 
@@ -213,9 +198,9 @@ def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     weight = torch.rand(target.shape)
     weight[2] = 0.0
     kl, js, tv = (
-        (linear_kl_div, kl_div_with_logits),
-        (linear_js_div, js_div_with_logits),
-        (linear_total_variation, total_variation_with_logits),
+        (L.linear_kl_div, L.kl_div_with_logits),
+        (L.linear_js_div, L.js_div_with_logits),
+        (L.linear_total_variation, L.total_variation_with_logits),
     )
     return {
         "kl": (*kl, {"temperature": 2.0}),
@@ -244,7 +229,7 @@ def check_divergences(layout: Layout, name: str, group: Any, only: Collection[st
         of_logits = {"weight" if key == "loss_weight" else key: double(t) for key, t in options.items()}
         expected = function(leaves[0] @ leaves[1].t() + leaves[2], (y @ v.t()).double(), **of_logits)
         of_x, of_w, of_b = grads_of(expected, leaves)
-        for teacher in (LinearTeacher(y, layout.part(v)), layout.part(y @ v.t(), 1)):
+        for teacher in (L.LinearTeacher(y, layout.part(v)), layout.part(y @ v.t(), 1)):
             own = [t.clone().requires_grad_() for t in (x, layout.part(w), layout.part(b))]
             found = fused(*own[:2], teacher, own[2], **options, group=group, classes=layout.classes, chunk=4)
             grads = [t.clone() for t in torch.autograd.grad(scalar(found), own, retain_graph=True)]
@@ -253,11 +238,11 @@ def check_divergences(layout: Layout, name: str, group: Any, only: Collection[st
             assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
     far = y @ v.t() - 1e4  # an offset of all classes, beside which padding is large
     whole, own = x.double().requires_grad_(), [x.clone().requires_grad_(), layout.part(w).requires_grad_()]
-    expected = kl_div_with_logits(whole @ w.double().t(), far.double())
-    found = linear_kl_div(*own, layout.part(far, 1), group=group, classes=layout.classes)
+    expected = L.kl_div_with_logits(whole @ w.double().t(), far.double())
+    found = L.linear_kl_div(*own, layout.part(far, 1), group=group, classes=layout.classes)
     compare(f"{name}, an offset", found, expected, grads_of(found, own[:1]), grads_of(expected, [whole]))
     own = [x[:0], layout.part(w).requires_grad_()]
-    nothing = linear_js_div(*own, LinearTeacher(y[:0], layout.part(v)), reduction="sum", group=group, classes=layout.classes)
+    nothing = L.linear_js_div(*own, L.LinearTeacher(y[:0], layout.part(v)), reduction="sum", group=group, classes=layout.classes)
     assert nothing == 0
     assert not torch.autograd.grad(nothing, own[1:])[0].any()
 
@@ -297,10 +282,10 @@ def check_three_products(group: Any, cases: slice = slice(None), sizes: Sequence
             leaves, own = [t.double().requires_grad_() for t in (wide, w)], [t.clone().requires_grad_() for t in (given, layout.part(w))]
             known = {**options, "group": group, "classes": len(w)}
             of_logits = {name: double(v) for name, v in options.items() if name not in ("chunk", "gradient", "accumulate")}
-            expected = cross_entropy(leaves[0] @ leaves[1].t(), target, **of_logits)
+            expected = L.cross_entropy(leaves[0] @ leaves[1].t(), target, **of_logits)
             wanted = torch.autograd.grad(3 * expected, leaves)
             before = launch_counts().get("linear_finish_kernel", 0)
-            found = linear_cross_entropy(*own, target, **known)
+            found = L.linear_cross_entropy(*own, target, **known)
             assert launch_counts().get("linear_finish_kernel", 0) == before + chunks
             grads = torch.autograd.grad(3 * found, own, retain_graph=True)
             again = torch.autograd.grad(3 * found, own)
@@ -308,10 +293,10 @@ def check_three_products(group: Any, cases: slice = slice(None), sizes: Sequence
             assert error(grads[0], wanted[0]) < 1.5e-2
             assert error(grads[1], layout.of_own(wanted[1])) < 1.2e-2
             assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward has other bits"
-            repeated = linear_cross_entropy(*own, target, **known)
+            repeated = L.linear_cross_entropy(*own, target, **known)
             assert all(torch.equal(a, b) for a, b in zip((found, *grads), (repeated, *torch.autograd.grad(3 * repeated, own)), strict=True))
             before = launch_counts().get("linear_finish_kernel", 0)
-            four = torch.autograd.grad(3 * linear_cross_entropy(*own, target, **{**known, "gradient": "backward"}), own)
+            four = torch.autograd.grad(3 * L.linear_cross_entropy(*own, target, **{**known, "gradient": "backward"}), own)
             assert launch_counts().get("linear_finish_kernel", 0) == before
             assert error(grads[1], four[1]) < 2e-2
     # a weight that the product cannot address is copied, so that all processes take three products
@@ -319,9 +304,9 @@ def check_three_products(group: Any, cases: slice = slice(None), sizes: Sequence
     turned.requires_grad_()
     assert turned.is_contiguous() == (dist.get_rank() == 0)
     before = launch_counts().get("linear_finish_kernel", 0)
-    found = torch.autograd.grad(linear_cross_entropy(own[0], turned, target, **{**known, "chunk": 16}), [own[0], turned])
+    found = torch.autograd.grad(L.linear_cross_entropy(own[0], turned, target, **{**known, "chunk": 16}), [own[0], turned])
     assert launch_counts().get("linear_finish_kernel", 0) == before + 3
-    whole = torch.autograd.grad(linear_cross_entropy(*own, target, **{**known, "chunk": 16}), own)
+    whole = torch.autograd.grad(L.linear_cross_entropy(*own, target, **{**known, "chunk": 16}), own)
     assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
     if x.is_cuda:
         torch.set_default_device(x.device)
@@ -337,17 +322,17 @@ def check_precision(group: Any) -> None:
     upstream = torch.linspace(0.5, 2.0, 64)
     torch.set_default_device(None)  # a mode, under which no product writes a gradient in forward
     for name, one, several, exact in (
-        ("scalar", *[lambda x, w, **more: linear_cross_entropy(x, w, target, **more)] * 2, lambda z: cross_entropy(z, target)),
+        ("scalar", *[lambda x, w, **more: L.linear_cross_entropy(x, w, target, **more)] * 2, lambda z: L.cross_entropy(z, target)),
         (
             "rows",
-            *[lambda x, w, **more: upstream @ linear_cross_entropy(x, w, target, reduction="none", **more)] * 2,
-            lambda z: upstream.double() @ cross_entropy(z, target, reduction="none"),
+            *[lambda x, w, **more: upstream @ L.linear_cross_entropy(x, w, target, reduction="none", **more)] * 2,
+            lambda z: upstream.double() @ L.cross_entropy(z, target, reduction="none"),
         ),
         (
             "divergence",
-            lambda x, w: linear_kl_div(x, w, teacher),
-            lambda x, w, **more: linear_kl_div(x, w, own_teacher, **more),
-            lambda z: kl_div_with_logits(z, teacher.double()),
+            lambda x, w: L.linear_kl_div(x, w, teacher),
+            lambda x, w, **more: L.linear_kl_div(x, w, own_teacher, **more),
+            lambda z: L.kl_div_with_logits(z, teacher.double()),
         ),
     ):
         wide, whole, part = x.double().requires_grad_(), x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -369,7 +354,7 @@ def check_layouts_of_logits(group: Any) -> None:
         dim = min(x.ndim - 1, 1)
         whole, own = x.double().requires_grad_(), layout.part(x, dim).requires_grad_()
         options = {**OUTPUTS, "reduction": "none", "label_smoothing": 0.1}
-        expected, found = cross_entropy(whole, target, **options), cross_entropy(own, target, group=group, classes=PADDED, **options)
+        expected, found = L.cross_entropy(whole, target, **options), L.cross_entropy(own, target, group=group, classes=PADDED, **options)
         compare("layout", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], dim)])
     x, target = torch.randn(4, PADDED), torch.tensor([1, PADDED - 1, -100, 2])
     x[1, 0] = -torch.inf  # a class that is left out
@@ -380,18 +365,18 @@ def check_layouts_of_logits(group: Any) -> None:
             x[3] = torch.nan
         whole, own = torch.where(x.isnan(), 0.0, x).double().requires_grad_(), layout.part(x, 1).requires_grad_()
         expected, found = (
-            cross_entropy(t, target, **options, **more) for t, more in ((whole, {}), (own, {"group": group, "classes": PADDED}))
+            L.cross_entropy(t, target, **options, **more) for t, more in ((whole, {}), (own, {"group": group, "classes": PADDED}))
         )
         compare(f"not finite, {options}", found, expected, grads_of(found, [own]), [layout.of_own(grads_of(expected, [whole])[0], 1)])
     x = torch.randn(4, PADDED)
     x[0, PADDED // 2 :] = x[2] = -torch.inf  # all classes of a process, and of an ignored row
     whole, own = x.double().requires_grad_(), layout.part(x, 1).requires_grad_()
     outputs = {"outputs": ("lse", "entropy"), "z_loss": 0.1}
-    expected = cross_entropy(whole, torch.tensor([1, PADDED - 1, -100, 2]), **outputs)
+    expected = L.cross_entropy(whole, torch.tensor([1, PADDED - 1, -100, 2]), **outputs)
     wanted = torch.autograd.grad(expected.loss + expected.entropy[:2].sum(), whole)[0]
-    for several in (contextlib.nullcontext(), plain_torch()):
+    for several in (contextlib.nullcontext(), L.plain_torch()):
         with several:
-            found = cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), **outputs, group=group, classes=PADDED)
+            found = L.cross_entropy(own, torch.tensor([1, PADDED - 1, -100, 2]), **outputs, group=group, classes=PADDED)
             grads = [*torch.autograd.grad(found.loss + found.entropy[:2].sum(), own)]
         compare("masked", [found.loss, found.lse], [expected.loss, expected.lse], grads, [layout.of_own(wanted, 1)])
     x, bias = torch.randn(4, PADDED), torch.randn(2, PADDED)
@@ -399,16 +384,16 @@ def check_layouts_of_logits(group: Any) -> None:
     bias[0, 3], bias[1, : PADDED // 2] = torch.nan, torch.nan
     for each in (layout, layouts()["uneven"], layouts()["padding alone"]):
         known = {"outputs": ("correct", "argmax"), "group": group, "classes": each.classes}
-        for several in (contextlib.nullcontext(), plain_torch()):
+        for several in (contextlib.nullcontext(), L.plain_torch()):
             with several:
                 target = x[:, : each.classes].nan_to_num(-torch.inf).argmax(1)
-                found = cross_entropy(each.part(x[:, : each.classes], 1), target, **known)
+                found = L.cross_entropy(each.part(x[:, : each.classes], 1), target, **known)
                 assert torch.equal(found.argmax, target)
                 assert torch.equal(found.correct, ~x[:, : each.classes].isnan().any(1))
                 for of_classes in bias[:, : each.classes]:
                     target = of_classes.nan_to_num(-torch.inf).argmax().expand(2)
                     own = torch.zeros(2, FEATURES), each.part(torch.ones(each.classes, FEATURES))
-                    found = linear_cross_entropy(*own, target, each.part(of_classes), **known)
+                    found = L.linear_cross_entropy(*own, target, each.part(of_classes), **known)
                     assert torch.equal(found.argmax, target)
                     assert torch.equal(found.correct, ~of_classes.isnan().any().expand(2))
 
@@ -420,7 +405,7 @@ def check_compiled(group: Any) -> None:
     leaves = [x.requires_grad_(), layout.part(w).requires_grad_()]
 
     def loss(x: Tensor, w: Tensor) -> Tensor:
-        return linear_cross_entropy(x, w, target, group=group, classes=PADDED, z_loss=0.1)
+        return L.linear_cross_entropy(x, w, target, group=group, classes=PADDED, z_loss=0.1)
 
     found = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves)
     torch.testing.assert_close(found, loss(*leaves))
@@ -429,7 +414,7 @@ def check_compiled(group: Any) -> None:
     target[::3] = -100
 
     def skipping(x: Tensor, w: Tensor) -> Tensor:  # whose graph breaks, to wait for the number of rows
-        return linear_cross_entropy(x, w, target, group=group, classes=PADDED, skip_ignored=True)
+        return L.linear_cross_entropy(x, w, target, group=group, classes=PADDED, skip_ignored=True)
 
     found = torch.compile(skipping, backend="aot_eager")(*leaves)
     torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(skipping(*leaves), leaves))
@@ -437,7 +422,7 @@ def check_compiled(group: Any) -> None:
     teacher = torch.randn(ROWS, len(leaves[1]))
 
     def divergence(x: Tensor, w: Tensor) -> Tensor:  # whose graph breaks
-        return 2 * linear_js_div(x, w, teacher, group=group, classes=PADDED)
+        return 2 * L.linear_js_div(x, w, teacher, group=group, classes=PADDED)
 
     found = torch.compile(divergence, backend="aot_eager")(*leaves)
     torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(divergence(*leaves), leaves))
@@ -451,14 +436,14 @@ def check_dtensors(mesh: Any) -> None:
         for t in head.parameters():
             dist.broadcast(t.data, 0)
         leaves = [t.detach().double().requires_grad_() for t in (x, head.weight, head.bias)]
-        expected = linear_cross_entropy(*leaves[:2], target, leaves[2])
+        expected = L.linear_cross_entropy(*leaves[:2], target, leaves[2])
         of_x, of_w, of_b = (t.float() for t in torch.autograd.grad(expected, leaves))
         parallelize_module(head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
         assert isinstance(head.weight, DTensor)
         for input in (x.clone(), distribute_tensor(x, mesh, [Replicate()]), distribute_tensor(x, mesh, [Shard(0)])):
             head.zero_grad()
             input.requires_grad_()
-            loss = linear_cross_entropy(input, head.weight, target, head.bias, group=mesh)
+            loss = L.linear_cross_entropy(input, head.weight, target, head.bias, group=mesh)
             loss.backward()
             torch.testing.assert_close(loss, expected.float())
             of_input = input.grad.full_tensor() if isinstance(input, DTensor) else input.grad
@@ -467,7 +452,7 @@ def check_dtensors(mesh: Any) -> None:
             if isinstance(input, DTensor):
                 assert input.grad.placements == input.placements
         head.zero_grad()
-        cross_entropy(head(x), target, group=mesh).backward()
+        L.cross_entropy(head(x), target, group=mesh).backward()
         torch.testing.assert_close(head.weight.grad.full_tensor(), of_w, rtol=2e-5, atol=2e-6)
 
 
@@ -479,7 +464,7 @@ class Model(torch.nn.Module):
         self.body, self.head = torch.nn.Linear(FEATURES, 8), torch.nn.Linear(8, classes, bias=False)
 
     def forward(self, x: Tensor, target: Tensor, group: Any) -> Tensor:
-        return linear_cross_entropy(self.body(x).tanh(), self.head.weight, target, group=group, label_smoothing=0.1)
+        return L.linear_cross_entropy(self.body(x).tanh(), self.head.weight, target, group=group, label_smoothing=0.1)
 
 
 def check_fsdp(kind: str) -> None:
@@ -516,40 +501,40 @@ def check_errors(mesh: Any) -> None:
     target = torch.zeros(ROWS, dtype=torch.int64)
     most = 6 * dist.get_world_size()
     spread = {"group": group, "classes": most}
-    refused(IndexError, f"target must hold 0 to {most - 1}", cross_entropy, x, target + most, **spread)
-    for function, given, name in ((cross_entropy, (x,), "input"), (linear_cross_entropy, (x, torch.randn(6, 6)), "weight")):
+    refused(IndexError, f"target must hold 0 to {most - 1}", L.cross_entropy, x, target + most, **spread)
+    for function, given, name in ((L.cross_entropy, (x,), "input"), (L.linear_cross_entropy, (x, torch.randn(6, 6)), "weight")):
         refused(
             ValueError, f"group needs classes, the number of all classes, because {name} of 6 may", function, *given, target, group=group
         )
-    refused(ValueError, "ignore_index needs class indices as target", cross_entropy, x, x.softmax(1), ignore_index=0, **spread)
-    refused(ValueError, f"input must have {most // 6 + 6} of", cross_entropy, x, target, group=group, classes=most + (most // 6) ** 2)
-    refused(ValueError, "classes must be at least 1, got 0", cross_entropy, x, target, group=group, classes=0)
+    refused(ValueError, "ignore_index needs class indices as target", L.cross_entropy, x, x.softmax(1), ignore_index=0, **spread)
+    refused(ValueError, f"input must have {most // 6 + 6} of", L.cross_entropy, x, target, group=group, classes=most + (most // 6) ** 2)
+    refused(ValueError, "classes must be at least 1, got 0", L.cross_entropy, x, target, group=group, classes=0)
     weight = distribute_tensor(torch.randn(most, 6), mesh, [Replicate()])
-    refused(ValueError, "weight must be placed as (Shard(dim=0),)", linear_cross_entropy, x, weight, target, group=group)
+    refused(ValueError, "weight must be placed as (Shard(dim=0),)", L.linear_cross_entropy, x, weight, target, group=group)
     weight = distribute_tensor(torch.randn(most, 6), mesh, [Shard(0)])
     more = {"group": group, "classes": most + 1}
-    refused(ValueError, f"at most those of weight, {most}, got {most + 1}", linear_cross_entropy, x, weight, target, **more)
-    refused(TypeError, "weight must be a whole tensor, got a DTensor", linear_cross_entropy, x, weight, target)
-    refused(ValueError, "served from a layer's input", cross_entropy, x, target, gradient="forward", **spread)
+    refused(ValueError, f"at most those of weight, {most}, got {most + 1}", L.linear_cross_entropy, x, weight, target, **more)
+    refused(TypeError, "weight must be a whole tensor, got a DTensor", L.linear_cross_entropy, x, weight, target)
+    refused(ValueError, "served from a layer's input", L.cross_entropy, x, target, gradient="forward", **spread)
     several = target[:, None].expand(ROWS, 2)
-    refused(ValueError, "one token a row where group is given", linear_selective_log_softmax, x, x[:6], several, **spread)
+    refused(ValueError, "one token a row where group is given", L.linear_selective_log_softmax, x, x[:6], several, **spread)
     whole, needed = torch.randn(6, 6), "teacher must give logits of shape (7, 6), got (7, 9)"
-    refused(ValueError, needed, linear_kl_div, x, whole, LinearTeacher(x, torch.randn(9, 6)), **spread)
+    refused(ValueError, needed, L.linear_kl_div, x, whole, L.LinearTeacher(x, torch.randn(9, 6)), **spread)
     refused(
         ValueError,
         "teacher has no gradient, got a tensor that requires grad",
-        linear_kl_div,
+        L.linear_kl_div,
         x,
         whole,
         x.clone().requires_grad_(),
         **spread,
     )
-    refused(ValueError, "hard_weight needs labels", linear_kl_div, x, whole, x, hard_weight=0.5, **spread)
+    refused(ValueError, "hard_weight needs labels", L.linear_kl_div, x, whole, x, hard_weight=0.5, **spread)
     more = {**spread, "hard_weight": 0.5, "labels": target + most}
-    refused(IndexError, f"labels must hold 0 to {most - 1}", linear_kl_div, x, whole, x, **more)
-    topk = TopKTeacher(torch.randn(ROWS, 2), torch.zeros(ROWS, 2, dtype=torch.int64))
-    refused(TypeError, "group needs all of the teacher's logits", linear_kl_div, x, whole, topk, **spread)
-    twice = cross_entropy(x.requires_grad_(), target, **spread)
+    refused(IndexError, f"labels must hold 0 to {most - 1}", L.linear_kl_div, x, whole, x, **more)
+    topk = L.TopKTeacher(torch.randn(ROWS, 2), torch.zeros(ROWS, 2, dtype=torch.int64))
+    refused(TypeError, "group needs all of the teacher's logits", L.linear_kl_div, x, whole, topk, **spread)
+    twice = L.cross_entropy(x.requires_grad_(), target, **spread)
     (gradient,) = torch.autograd.grad(twice, x, create_graph=True)
     refused(RuntimeError, "once_differentiable", gradient.sum().backward)
 

@@ -18,15 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.functional import all_gather
 
+from lossforge import losses as L
 from lossforge.kernels import launch_counts
-from lossforge.losses import (
-    clip_loss_from_features,
-    grad_cache_backward,
-    info_nce_loss,
-    nt_xent_loss,
-    siglip_loss_from_features,
-    supervised_contrastive_loss,
-)
 from lossforge.losses.testing import error
 
 FEATURES = 6
@@ -54,7 +47,7 @@ class Case:
 
 
 def sigmoids(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor, **options: Any) -> Tensor:
-    return siglip_loss_from_features(a, b, scale, bias, **options)
+    return L.siglip_loss_from_features(a, b, scale, bias, **options)
 
 
 def cases(samples: int) -> dict[str, Case]:
@@ -64,20 +57,20 @@ def cases(samples: int) -> dict[str, Case]:
     negatives = rows(samples * NEGATIVES)
     views = torch.randn(samples, 2, FEATURES)
     return {
-        "info_nce": Case(lambda a, b, t, **o: info_nce_loss(a, b, None, t, **o), [rows(), rows(), number(0.3)]),
-        "of a fixed temperature": Case(lambda a, b, **o: info_nce_loss(a, b, temperature=0.2, **o), [rows(), rows()]),
-        "both sides": Case(lambda a, b, n, **o: info_nce_loss(a, b, n, symmetric=True, **o), [rows(), rows(), negatives]),
-        "hard negatives": Case(lambda a, b, n, t, **o: info_nce_loss(a, b, n, t, **o), [rows(), rows(), negatives, number(0.4)]),
-        "equal positives": Case(lambda a, b, n, of, **o: info_nce_loss(a, b, n, labels=of, **o), [rows(), rows(), negatives], (of,)),
-        "negatives alone": Case(lambda a, b, n, **o: info_nce_loss(a, b, n, in_batch=False, **o), [rows(), rows(), negatives]),
-        "clip": Case(lambda a, b, s, **o: clip_loss_from_features(a, b, s, normalize=True, **o), [rows(), rows(), number(7.0)]),
-        "a negative scale": Case(lambda a, b, s, **o: clip_loss_from_features(a, b, s, **o), [rows(), rows(), number(-0.7)]),
+        "info_nce": Case(lambda a, b, t, **o: L.info_nce_loss(a, b, None, t, **o), [rows(), rows(), number(0.3)]),
+        "of a fixed temperature": Case(lambda a, b, **o: L.info_nce_loss(a, b, temperature=0.2, **o), [rows(), rows()]),
+        "both sides": Case(lambda a, b, n, **o: L.info_nce_loss(a, b, n, symmetric=True, **o), [rows(), rows(), negatives]),
+        "hard negatives": Case(lambda a, b, n, t, **o: L.info_nce_loss(a, b, n, t, **o), [rows(), rows(), negatives, number(0.4)]),
+        "equal positives": Case(lambda a, b, n, of, **o: L.info_nce_loss(a, b, n, labels=of, **o), [rows(), rows(), negatives], (of,)),
+        "negatives alone": Case(lambda a, b, n, **o: L.info_nce_loss(a, b, n, in_batch=False, **o), [rows(), rows(), negatives]),
+        "clip": Case(lambda a, b, s, **o: L.clip_loss_from_features(a, b, s, normalize=True, **o), [rows(), rows(), number(7.0)]),
+        "a negative scale": Case(lambda a, b, s, **o: L.clip_loss_from_features(a, b, s, **o), [rows(), rows(), number(-0.7)]),
         "siglip": Case(sigmoids, [rows(), rows(), number(2.0), number([-3.0])]),
         "siglip in two rounds": Case(functools.partial(sigmoids, gradient="backward"), [rows(), rows(), number(0.5), number(-1.0)]),
-        "nt_xent": Case(lambda a, b, t, **o: nt_xent_loss(a, b, t, **o), [rows(), rows(), number(0.5)], values=2),
-        "supcon": Case(lambda a, t, of, **o: supervised_contrastive_loss(a, of, t, **o), [rows(), number(0.4)], (of,)),
-        "supcon of views": Case(lambda a, of, **o: supervised_contrastive_loss(a, of, base_temperature=None, **o), [views], (of,)),
-        "supcon without labels": Case(lambda a, t, **o: supervised_contrastive_loss(a, None, t, **o), [views, number(0.3)]),
+        "nt_xent": Case(lambda a, b, t, **o: L.nt_xent_loss(a, b, t, **o), [rows(), rows(), number(0.5)], values=2),
+        "supcon": Case(lambda a, t, of, **o: L.supervised_contrastive_loss(a, of, t, **o), [rows(), number(0.4)], (of,)),
+        "supcon of views": Case(lambda a, of, **o: L.supervised_contrastive_loss(a, of, base_temperature=None, **o), [views], (of,)),
+        "supcon without labels": Case(lambda a, t, **o: L.supervised_contrastive_loss(a, None, t, **o), [views, number(0.3)]),
     }
 
 
@@ -139,15 +132,15 @@ def check_options(group: Any, samples: list[int]) -> None:
     x, y = own(a, samples), own(b, samples)
     close = torch.testing.assert_close
     for normalizer in (4, torch.tensor(4.0)):
-        close(info_nce_loss(x, y, normalizer=normalizer, group=group), info_nce_loss(a, b, normalizer=normalizer), rtol=2e-5, atol=2e-5)
-    assert info_nce_loss(x[:0], y[:0], group=group).isnan()
-    assert info_nce_loss(x[:0], y[:0], empty="zero", group=group) == 0
+        close(L.info_nce_loss(x, y, normalizer=normalizer, group=group), L.info_nce_loss(a, b, normalizer=normalizer), rtol=2e-5, atol=2e-5)
+    assert L.info_nce_loss(x[:0], y[:0], group=group).isnan()
+    assert L.info_nce_loss(x[:0], y[:0], empty="zero", group=group) == 0
     for dtype in (torch.bfloat16, torch.float16):
         whole = [t.to(dtype).double().requires_grad_() for t in (a, b)]
-        expected = clip_loss_from_features(*whole, 10.0)
+        expected = L.clip_loss_from_features(*whole, 10.0)
         wanted = torch.autograd.grad(expected, whole, torch.tensor(1.0 / dist.get_world_size(), dtype=torch.float64))
         part = [t.to(dtype).requires_grad_() for t in (x, y)]
-        found = clip_loss_from_features(*part, 10.0, group=group)
+        found = L.clip_loss_from_features(*part, 10.0, group=group)
         close(found, expected.float(), rtol=1e-5, atol=1e-5)
         scaled = [g.float() for g in torch.autograd.grad(found / dist.get_world_size() ** 2, part)]
         largest = max(g.abs().max().item() for g in wanted)
@@ -155,32 +148,35 @@ def check_options(group: Any, samples: list[int]) -> None:
             assert got.numel() == 0 or (got - own(right, samples)).abs().max() < 2e-2 * largest
         check_half_siglip(group, samples, a.to(dtype), b.to(dtype))
     before = launch_counts().get("similarity_gradient_kernel", 0)
-    clip_loss_from_features(x, y, group=group)
-    siglip_loss_from_features(x, y, group=group)
+    L.clip_loss_from_features(x, y, group=group)
+    L.siglip_loss_from_features(x, y, group=group)
     with torch.no_grad():
-        clip_loss_from_features(x.clone().requires_grad_(), y, group=group)
+        L.clip_loss_from_features(x.clone().requires_grad_(), y, group=group)
     assert launch_counts().get("similarity_gradient_kernel", 0) == before
     whole_b = b.double().requires_grad_()
     part_b = y.clone().requires_grad_()
-    (wanted_b,) = torch.autograd.grad(info_nce_loss(a.double(), whole_b, reduction="sum"), whole_b)
-    (found_b,) = torch.autograd.grad(info_nce_loss(x, part_b, reduction="sum", group=group), part_b)
+    (wanted_b,) = torch.autograd.grad(L.info_nce_loss(a.double(), whole_b, reduction="sum"), whole_b)
+    (found_b,) = torch.autograd.grad(L.info_nce_loss(x, part_b, reduction="sum", group=group), part_b)
     close(found_b, (dist.get_world_size() * own(wanted_b, samples)).float(), rtol=2e-5, atol=2e-5)
     leaf = x.clone().requires_grad_()  # a locked tower: no gradient travels
-    (gradient,) = torch.autograd.grad(clip_loss_from_features(leaf, y, group=group), leaf)
-    both = clip_loss_from_features(leaf, y.clone().requires_grad_(), group=group)
+    (gradient,) = torch.autograd.grad(L.clip_loss_from_features(leaf, y, group=group), leaf)
+    both = L.clip_loss_from_features(leaf, y.clone().requires_grad_(), group=group)
     assert torch.equal(gradient, torch.autograd.grad(both, leaf, retain_graph=True)[0])
     assert torch.equal(gradient, torch.autograd.grad(both, leaf)[0])
     with torch.autocast(x.device.type, torch.bfloat16):
-        close(clip_loss_from_features(x, y, group=group), clip_loss_from_features(a, b), rtol=1e-5, atol=1e-5)
+        close(L.clip_loss_from_features(x, y, group=group), L.clip_loss_from_features(a, b), rtol=1e-5, atol=1e-5)
     of = own(torch.arange(total) % 3, samples)
-    for function in (lambda x, y: clip_loss_from_features(x, y, group=group), lambda x, y: supervised_contrastive_loss(x, of, group=group)):
+    for function in (
+        lambda x, y: L.clip_loss_from_features(x, y, group=group),
+        lambda x, y: L.supervised_contrastive_loss(x, of, group=group),
+    ):
         compiled = torch.compile(lambda x, y: 2 * function(x, y), backend="aot_eager")  # noqa: B023
         ours = [x.clone().requires_grad_(), y]
         expected, found = 2 * function(*ours), compiled(*ours)
         assert torch.equal(found, expected)
         assert torch.equal(torch.autograd.grad(found, ours[0])[0], torch.autograd.grad(expected, ours[0])[0])
     if rank == 0:
-        assert error(both.detach(), clip_loss_from_features(a.double(), b.double())) < 1e-5
+        assert error(both.detach(), L.clip_loss_from_features(a.double(), b.double())) < 1e-5
 
 
 def check_half_siglip(group: Any, samples: list[int], a: Tensor, b: Tensor) -> None:
@@ -188,8 +184,8 @@ def check_half_siglip(group: Any, samples: list[int], a: Tensor, b: Tensor) -> N
     numbers = torch.tensor(10.0), torch.tensor(-10.0)
     wide = [t.double().requires_grad_() for t in (a, b, *numbers)]
     part = [t.clone().requires_grad_() for t in (own(a, samples), own(b, samples), *numbers)]
-    expected = siglip_loss_from_features(*wide)
-    found = siglip_loss_from_features(*part, group=group)
+    expected = L.siglip_loss_from_features(*wide)
+    found = L.siglip_loss_from_features(*part, group=group)
     torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-6)
     wanted, grads = torch.autograd.grad(expected, wide), torch.autograd.grad(found / dist.get_world_size(), part)
     for got, right in zip(grads[:2], wanted[:2], strict=True):
@@ -240,14 +236,14 @@ def check_open_clip(group: Any) -> None:
         (loss(*given) + 0.0 * given[3]).backward()  # CLIP has no bias
         return [t.grad for t in model.parameters()]
 
-    ring_of_clip = step(lambda a, b, s, t: clip_loss_from_features(a, b, s, group=group))
-    rows_of_clip = step(lambda a, b, s, t: clip_loss_from_features(a, b, s, reduction="none", group=group).mean())
+    ring_of_clip = step(lambda a, b, s, t: L.clip_loss_from_features(a, b, s, group=group))
+    rows_of_clip = step(lambda a, b, s, t: L.clip_loss_from_features(a, b, s, reduction="none", group=group).mean())
     for local_loss in (False, True):
         expected = step(lambda a, b, s, t: gathered_clip(a, b, s, t, local_loss))  # noqa: B023
         for found in (ring_of_clip, rows_of_clip):
             torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
     for reduction in ("mean", "none"):
-        found = step(lambda a, b, s, t: siglip_loss_from_features(a, b, s, t, reduction=reduction, group=group).mean())  # noqa: B023
+        found = step(lambda a, b, s, t: L.siglip_loss_from_features(a, b, s, t, reduction=reduction, group=group).mean())  # noqa: B023
         torch.testing.assert_close(found, step(gathered_siglip), rtol=2e-5, atol=2e-6)
 
 
@@ -260,29 +256,31 @@ def check_errors(group: Any) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     a = torch.randn(4, FEATURES)
     more = torch.randn(6, FEATURES)
-    refused(ValueError, "offset belongs to features that were gathered", info_nce_loss, a, more, offset=2, group=group)
-    refused(ValueError, "decoupled is not served with group", nt_xent_loss, a, a, decoupled=True, group=group)
-    refused(ValueError, "gathered belongs to features", supervised_contrastive_loss, a, gathered=more, group=group)
-    refused(ValueError, "negative_only belongs to features", siglip_loss_from_features, a, a, negative_only=True, group=group)
-    refused(ValueError, "positive must have as many rows as query where group is given", info_nce_loss, a, more, group=group)
+    refused(ValueError, "offset belongs to features that were gathered", L.info_nce_loss, a, more, offset=2, group=group)
+    refused(ValueError, "decoupled is not served with group", L.nt_xent_loss, a, a, decoupled=True, group=group)
+    refused(ValueError, "gathered belongs to features", L.supervised_contrastive_loss, a, gathered=more, group=group)
+    refused(ValueError, "negative_only belongs to features", L.siglip_loss_from_features, a, a, negative_only=True, group=group)
+    refused(ValueError, "positive must have as many rows as query where group is given", L.info_nce_loss, a, more, group=group)
     needed = 'gradient="forward" with group is served by siglip_loss_from_features alone'
-    refused(ValueError, needed, clip_loss_from_features, a, a, gradient="forward", group=group)
+    refused(ValueError, needed, L.clip_loss_from_features, a, a, gradient="forward", group=group)
     widths = [FEATURES + r for r in range(world)]
     wider = torch.randn(4, widths[rank])
-    refused(ValueError, f"query must have the same width in all processes of group, got {widths}", info_nce_loss, wider, wider, group=group)
+    refused(
+        ValueError, f"query must have the same width in all processes of group, got {widths}", L.info_nce_loss, wider, wider, group=group
+    )
     half = a.bfloat16() if rank else a
-    refused(ValueError, "must have the same dtype in all processes", clip_loss_from_features, half, half, group=group)
+    refused(ValueError, "must have the same dtype in all processes", L.clip_loss_from_features, half, half, group=group)
     once = a.clone().requires_grad_(rank == 0)
-    refused(ValueError, "must have the same need of gradients in all processes", nt_xent_loss, once, once, group=group)
+    refused(ValueError, "must have the same need of gradients in all processes", L.nt_xent_loss, once, once, group=group)
     odd = (a, more) if rank == 1 else (a, a)  # one process alone is refused: none waits for it
     one = "positive must have as many rows" if rank == 1 else "must be accepted in every process of group, refused in processes [1]"
-    refused(ValueError, one, info_nce_loss, *odd, group=group)
+    refused(ValueError, one, L.info_nce_loss, *odd, group=group)
     elsewhere = (a.to("meta"), a) if rank == 1 else (a, a)
     one = "positive must be on" if rank == 1 else "must be accepted in every process of group, refused in processes [1]"
-    refused(ValueError, one, info_nce_loss, *elsewhere, group=group)
-    refused(TypeError, "group must be a torch.distributed.ProcessGroup or a DeviceMesh", nt_xent_loss, a, a, group=1)
+    refused(ValueError, one, L.info_nce_loss, *elsewhere, group=group)
+    refused(TypeError, "group must be a torch.distributed.ProcessGroup or a DeviceMesh", L.nt_xent_loss, a, a, group=1)
     leaf = a.clone().requires_grad_()
-    for function in (clip_loss_from_features, siglip_loss_from_features):
+    for function in (L.clip_loss_from_features, L.siglip_loss_from_features):
         loss = function(leaf, a, group=group)
         refused(RuntimeError, "has no second derivative", torch.autograd.grad, loss, leaf, create_graph=True)
 
@@ -297,12 +295,12 @@ def check_grad_cache(group: dist.ProcessGroup) -> None:
     encoders = [nn.Linear(FEATURES, FEATURES, dtype=torch.float64) for _ in range(2)]
     for which in ((0, 1), (0, 0)):
         chosen = [encoders[i] for i in which]
-        whole = info_nce_loss(*[encoder(x) for encoder, x in zip(chosen, inputs, strict=True)])
+        whole = L.info_nce_loss(*[encoder(x) for encoder, x in zip(chosen, inputs, strict=True)])
         used = [encoders[i] for i in sorted({*which})]
         exact = torch.autograd.grad(whole, [p for encoder in used for p in encoder.parameters()])
         wrapped = {id(encoder): nn.parallel.DistributedDataParallel(encoder) for encoder in used}
-        loss = functools.partial(info_nce_loss, group=group)
-        value = grad_cache_backward(loss, [wrapped[id(encoder)] for encoder in chosen], [x[part] for x in inputs], chunk_size=2)
+        loss = functools.partial(L.info_nce_loss, group=group)
+        value = L.grad_cache_backward(loss, [wrapped[id(encoder)] for encoder in chosen], [x[part] for x in inputs], chunk_size=2)
         torch.testing.assert_close(value, whole.detach())
         torch.testing.assert_close([p.grad for encoder in used for p in encoder.parameters()], [*exact])
         for encoder in used:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from preference_calls import KTO, MASK, OLD, POLICY, REF, A, none, pairs, value_and_gradients
+from preference_calls import KTO, none, pairs, value_and_gradients
 
 from lossforge import losses as L
 
@@ -81,53 +81,6 @@ def test_empty_batches(function, count):
     assert values[0].grad.shape == (0,)
 
 
-TPO = {"beta": 0.3, "label_smoothing": 0.1, "loss_type": L.TpoL(0.1), "tpo_alpha": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("module", "function", "values", "settings"),
-    [
-        (L.BradleyTerryLoss, L.bradley_terry_loss, pairs(), {"label_smoothing": 0.1, "center_rewards_coefficient": 0.1}),
-        (L.DPOLoss, L.dpo_loss, pairs(count=4), {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "robust"}),
-        (L.CPOLoss, L.cpo_loss, pairs(), {"beta": 0.3, "label_smoothing": 0.1, "loss_type": "sigmoid", "cpo_alpha": 0.2}),
-        (L.SimPOLoss, L.simpo_loss, pairs(), {"beta": 0.3, "gamma": 0.1, "label_smoothing": 0.0, "loss_type": "hinge"}),
-        (
-            L.TPOLoss,
-            L.tpo_loss,
-            pairs(count=3),
-            {"beta": 0.3, "label_smoothing": 0.1, "loss_type": L.TpoL(0.1), "tpo_alpha": 0.2},
-        ),
-        (L.PPOValueLoss, L.ppo_value_loss, [POLICY, OLD, REF, MASK], {"cliprange_value": 0.1}),
-        (L.ORPOLoss, L.orpo_loss, pairs(), {"beta": 0.3, "alpha": 0.1}),
-        (L.KTOLoss, L.kto_loss, KTO, {"beta": 0.3, "desirable_weight": 0.5, "undesirable_weight": 0.7}),
-        (
-            L.GRPOLoss,
-            L.grpo_loss,
-            [POLICY, A, OLD, REF, MASK],
-            {
-                "epsilon": 0.1,
-                "epsilon_high": 0.3,
-                "beta": 0.3,
-                "importance_sampling_level": "sequence",
-                "loss_type": L.DrGRPO(9),
-                "delta": 1.5,
-            },
-        ),
-    ],
-    ids=lambda v: v.__name__ if isinstance(v, type) else "",
-)
-def test_modules(module, function, values, settings):
-    assert torch.equal(module()(*values), function(*values))
-    for reduction in ("none", "mean", "sum"):
-        made = module(*settings.values(), reduction, empty="zero")
-        assert torch.equal(made(*values), function(*values, reduction=reduction, empty="zero", **settings))
-    assert torch.equal(module(reduction="sum")(*values, normalizer=5), function(*values, reduction="sum", normalizer=5))
-    assert not module().state_dict()
-    assert all(f"{k}={v!r}" in repr(made) for k, v in settings.items())
-    with pytest.raises(ValueError, match="reduction must be one of"):
-        module(reduction="avg")
-
-
 def test_module_takes_what_each_call_brings():
     c, r, m = pairs(count=3)
     assert torch.equal(L.BradleyTerryLoss()(c, r, margin=m), L.bradley_terry_loss(c, r, m))
@@ -145,14 +98,11 @@ META = torch.zeros(3, device="meta")
     ("call", "error", "message"),
     [
         (lambda: L.dpo_loss(X, Y, X, X), ValueError, "policy_rejected_logps must have the shape of policy_chosen_logps, (3,), got (2,)"),
-        (lambda: L.dpo_loss(X, X, X, INT), TypeError, "reference_rejected_logps must be of a floating dtype, got torch.int64"),
-        (lambda: L.dpo_loss(X, X, X, [0.0]), TypeError, "reference_rejected_logps must be a tensor, got list"),
         (
             lambda: L.dpo_loss(X, X, META, X),
             ValueError,
             "reference_chosen_logps must be on the device of policy_chosen_logps, cpu, got meta",
         ),
-        (lambda: L.dpo_loss(X, X, X, X, 0.0), ValueError, "beta must be finite and above 0, got 0.0"),
         (
             lambda: L.dpo_loss(X, X, X, X, X),
             TypeError,
@@ -163,7 +113,6 @@ META = torch.zeros(3, device="meta")
             ValueError,
             "loss_type must be one of 'sigmoid', 'robust', 'hinge', 'ipo', 'exo_pair', 'nca_pair', 'bco_pair', 'sppo_hard', 'aot', ",
         ),
-        (lambda: L.dpo_loss(X, X, X, X, label_smoothing=0.6), ValueError, "label_smoothing must be finite and at least 0 and at most 0.5"),
         (
             lambda: L.dpo_loss(X, X, X, X, 0.1, 0.5, "robust"),
             ValueError,
@@ -175,43 +124,20 @@ META = torch.zeros(3, device="meta")
             'label_smoothing needs loss_type "sigmoid" or "robust" or "exo_pair" or "aot" or "aot_unpaired", got 0.1 with',
         ),
         (lambda: L.dpo_loss(X, X, X, X, loss_type="exo_pair"), ValueError, 'label_smoothing must be above 0 with loss_type "exo_pair"'),
-        (lambda: L.dpo_loss(X, X, X, X, f_divergence_type="kl"), ValueError, "f_divergence_type must be one of 'reverse_kl', 'forward_kl'"),
         (
             lambda: L.dpo_loss(X, X, X, X, loss_type="aot", f_divergence_type="forward_kl"),
             ValueError,
             'f_divergence_type other than "reverse_kl" needs a loss_type of "sigmoid", "robust", "hinge", "ipo", "exo_pair", "discopop"',
         ),
         (lambda: L.dpo_loss(X, X, X, X, loss_type=L.DiscoPOP(0.0)), ValueError, "DiscoPOP.tau must be finite and above 0, got 0.0"),
-        (lambda: L.dpo_loss(X, X, X, X, reduction="avg"), ValueError, "reduction must be one of 'none', 'mean', 'sum', got 'avg'"),
-        (lambda: L.dpo_loss(X, X, X, X, reduction="none", normalizer=2), ValueError, "normalizer needs a scalar result"),
-        (lambda: L.dpo_loss(X, X, X, X, normalizer=X), ValueError, "normalizer must be a number or a 0-d tensor, got shape (3,)"),
-        (lambda: L.dpo_loss(X, X, X, X, empty="0"), ValueError, "empty must be one of 'nan', 'zero', got '0'"),
         (lambda: L.bradley_terry_loss(X, X, Y), ValueError, "margin must have the shape of rewards_chosen, (3,), got (2,)"),
-        (lambda: L.bradley_terry_loss(X, X, "1"), TypeError, "margin must be a number, got str"),
-        (
-            lambda: L.bradley_terry_loss(X, X, center_rewards_coefficient=-1),
-            ValueError,
-            "center_rewards_coefficient must be finite and at least 0",
-        ),
-        (lambda: L.cpo_loss(X, X, cpo_alpha=-1.0), ValueError, "cpo_alpha must be finite and at least 0, got -1.0"),
         (
             lambda: L.cpo_loss(X, X, policy_nll_loss=Y),
             ValueError,
             "policy_nll_loss must be 0-d or have the shape of policy_chosen_logps, (3,)",
         ),
         (lambda: L.cpo_loss(X, X, loss_type="robust"), ValueError, "loss_type must be one of 'sigmoid', 'hinge', 'ipo', got 'robust'"),
-        (lambda: L.orpo_loss(X, X, policy_nll_loss=1.0), TypeError, "policy_nll_loss must be a tensor, got float"),
-        (lambda: L.orpo_loss(X, X, -0.1), ValueError, "beta must be finite and at least 0, got -0.1"),
-        (lambda: L.simpo_loss(X, X, gamma=INF), ValueError, "gamma must be finite, got inf"),
-        (lambda: L.simpo_loss(X, X, loss_type="ipo"), ValueError, "loss_type must be one of 'sigmoid', 'hinge', got 'ipo'"),
-        (lambda: L.simpo_loss(X, X, alpha=INF), ValueError, "alpha must be finite, got inf"),
         (lambda: L.tpo_loss(X, X, Y), ValueError, "policy_gold_logps must have the shape of policy_chosen_logps, (3,), got (2,)"),
-        (
-            lambda: L.tpo_loss(X, X, X, loss_type="tpo"),
-            ValueError,
-            "loss_type must be one of 'sigmoid', 'hinge', 'ipo', 'tpo-l', got 'tpo'",
-        ),
-        (lambda: L.tpo_loss(X, X, X, tpo_alpha=-1), ValueError, "tpo_alpha must be finite and at least 0, got -1"),
         (lambda: L.kto_loss(X, Y, X, X, Y, None), ValueError, "go together, got None for reference_KL_logps"),
         (lambda: L.kto_loss(X, Y, X, X, Y, X, kl=0.1), ValueError, "kl takes the place of policy_KL_logps"),
         (
@@ -226,27 +152,12 @@ META = torch.zeros(3, device="meta")
             ValueError,
             "desirable_weight must be a number, 0-d, or of the shape",
         ),
-        (
-            lambda: L.kto_loss(X, Y, None, X, Y, None, undesirable_weight=-1.0),
-            ValueError,
-            "undesirable_weight must be finite and at least 0",
-        ),
         (lambda: L.grpo_loss(X, X), ValueError, "per_token_logps must have shape (N, T), got (3,)"),
         (lambda: L.grpo_loss(Z, X), ValueError, "advantages must have shape (2,) or (2, 3), got (3,)"),
         (lambda: L.grpo_loss(Z, Y, X), ValueError, "old_per_token_logps must have the shape of per_token_logps, (2, 3), got (3,)"),
         (lambda: L.grpo_loss(Z, Y, beta=0.1), ValueError, "ref_per_token_logps must be given where beta is above 0"),
         (lambda: L.grpo_loss(Z, Y, mask=Z), TypeError, "mask must be of dtype bool or an integer dtype, got torch.float32"),
         (lambda: L.grpo_loss(Z, Y, mask=INT), ValueError, "mask must have the shape of per_token_logps, (2, 3), got (3,)"),
-        (lambda: L.grpo_loss(Z, Y, mask=[1]), TypeError, "mask must be a tensor, got list"),
-        (lambda: L.grpo_loss(Z, Y, epsilon=1.5), ValueError, "epsilon must be finite and at least 0 and at most 1, got 1.5"),
-        (lambda: L.grpo_loss(Z, Y, epsilon_high=-0.1), ValueError, "epsilon_high must be finite and at least 0, got -0.1"),
-        (lambda: L.grpo_loss(Z, Y, delta=1.1), ValueError, "delta must be finite and above 1.2, got 1.1"),
-        (
-            lambda: L.grpo_loss(Z, Y, importance_sampling_level="word"),
-            ValueError,
-            "importance_sampling_level must be one of 'token', 'sequence'",
-        ),
-        (lambda: L.grpo_loss(Z, Y, loss_type="ppo"), ValueError, "loss_type must be one of 'grpo', 'bnpo', 'dapo', 'dr_grpo', 'luspo', "),
         (lambda: L.grpo_loss(Z, Z, loss_type="gmpo"), ValueError, "advantages must have shape (2,) for gmpo, got (2, 3)"),
         (lambda: L.grpo_loss(Z, Y, loss_type="dro"), ValueError, "beta must be above 0 with loss_type 'dro', got 0.0"),
         (lambda: L.grpo_loss(Z, Y, loss_type="a2po"), ValueError, "beta must be above 0 with loss_type 'a2po', got 0.0"),
@@ -260,11 +171,6 @@ META = torch.zeros(3, device="meta")
             lambda: L.grpo_loss(Z, Y, importance_sampling_ratio=X),
             ValueError,
             "importance_sampling_ratio must have shape (2, 3) or (2, 1), got (3,)",
-        ),
-        (
-            lambda: L.grpo_loss(Z, Y, importance_sampling_ratio=torch.ones(2, 3, requires_grad=True)),
-            ValueError,
-            "importance_sampling_ratio has no gradient",
         ),
         (
             lambda: L.grpo_loss(Z, Y, None, Z, beta=1.0, loss_type="a2po", importance_sampling_ratio=Z),
@@ -281,9 +187,9 @@ META = torch.zeros(3, device="meta")
             ValueError,
             "KLCov.ratio must be finite and at least 0 and at most",
         ),
+        (lambda: L.grpo_loss(Z, Y, importance_sampling_ratio=Z.clone().requires_grad_()), ValueError, "ratio has no gradient"),
         (lambda: L.ppo_value_loss(Z, Z, Y), ValueError, "old_values must have the shape of values, (2, 3), got (2,)"),
         (lambda: L.ppo_value_loss(Z, Z, Z, mask=Z), TypeError, "mask must be of dtype bool or an integer dtype, got torch.float32"),
-        (lambda: L.ppo_value_loss(Z, Z, Z, cliprange_value=0), ValueError, "cliprange_value must be finite and above 0, got 0"),
         (lambda: L.grpo_loss(Z, Y, loss_type=L.DrGRPO(0)), ValueError, "DrGRPO.max_completion_length must be at least 1, got 0"),
         (lambda: L.grpo_loss(Z, Y, loss_type=L.TpoL()), ValueError, "loss_type must be one of 'grpo', 'bnpo'"),
         (lambda: L.grpo_loss(Z, Y, outputs=("kl",)), ValueError, 'ref_per_token_logps must be given for outputs "kl", got None'),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from preference_calls import MASK, OLD, POLICY, REF, A, none
+from preference_calls import MASK, OLD, POLICY, REF, A
 
 from lossforge import losses as L
 
@@ -83,18 +83,3 @@ def test_what_is_masked_does_not_matter(level, loss_type):
     out.backward()
     assert out.isfinite()
     assert x.grad.isfinite().all()
-
-
-def test_grpo_without_tokens():
-    for loss_type in ("grpo", "dapo", "dr_grpo"):
-        x = none(0, 3)
-        assert L.grpo_loss(x, none(0), loss_type=loss_type).isnan()
-        assert L.grpo_loss(x, none(0), loss_type=loss_type, empty="zero") == 0
-    x, nothing = none(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    assert L.grpo_loss(x, torch.ones(2), mask=nothing) == 0
-    assert L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo", empty="zero") == 0
-    out = L.grpo_loss(x, torch.ones(2), mask=nothing, loss_type="dapo")
-    assert out.isnan()
-    out.backward()
-    assert (x.grad == 0).all()
-    assert L.grpo_loss(none(2, 0), torch.ones(2)) == 0

@@ -215,8 +215,8 @@ def reduced(items, divisor, reduction="mean", normalizer=None, empty=None):
     return items.sum() / divisor
 
 
-def compare(function, formula, count, table, names, draw):
-    options = allowed(function, drawn(draw, table | REDUCING, names))
+def compare(function, formula, count, table, names, draw, **fixed):
+    options = allowed(function, drawn(draw, table | REDUCING, names) | fixed)
     given = [draw.tensor(N, low=-4.0, high=-0.05) for _ in range(count)]
     if function is L.kto_loss and "kl" in options:
         given[2] = given[5] = None
@@ -249,6 +249,14 @@ def test_pairs(function, formula, count, table):
     for names in itertools.combinations(table | REDUCING, 2):
         for _ in range(2):
             compare(function, formula, count, table, names, draw)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_every_loss_of_pairs(kind):
+    """With scores of each f-divergence that it takes."""
+    draw, (function, formula, count, table) = Draw(1), LOSSES[0]
+    for of_scores in DIVERGENCES if PAIRS[kind].divergence else ("reverse_kl",):
+        compare(function, formula, count, table, ("beta", "label_smoothing"), draw, loss_type=kind, f_divergence_type=of_scores)
 
 
 # Policies
@@ -366,7 +374,7 @@ POLICY = {
     "vespo_lambda_neg": uniform(0.1, 3.0),
     "clip_cov_lb": uniform(-1.0, 0.5),
     "clip_cov_ub": uniform(0.6, 3.0),
-    "kl_cov_ratio": uniform(0.0, 1.0),
+    "kl_cov_ratio": lambda draw: draw.choice([0.0, draw.random()]),
     "ppo_kl_coef": uniform(0.0, 1.0),
     "tokens": one_of(True),
     "on_policy": one_of(True),
@@ -381,13 +389,13 @@ READ_BY |= {name: (kind,) for kind, record in OWN_NUMBERS.items() for _, made, n
 PLACES = {"per_token_logps": "x", "advantages": "a", "old_per_token_logps": "old", "ref_per_token_logps": "ref"}
 
 
-def policy_options(draw, names):
-    """Draw a set of options that are accepted together, of a loss type that reads those that are named."""
+def policy_options(draw, names, kind=None):
+    """Draw a set of options that are accepted together, of a loss type that reads those that are named, unless it is given."""
     options = drawn(draw, POLICY | REDUCING, names)
     levels = tuple(kind for kind, known in POLICIES.items() if known.level)
     readers = {**READ_BY, "importance_sampling_level": levels}
     kinds = [kind for kind in POLICIES if all(kind in readers.get(name, POLICIES) for name in names)]
-    options["loss_type"] = kind = draw.choice(kinds or list(POLICIES))
+    options["loss_type"] = kind = kind or draw.choice(kinds or list(POLICIES))
     drop = {name for name, known in readers.items() if kind not in known}
     drop |= {"tokens"} if kind in ("gmpo", "a2po") else set()
     drop |= {"importance_sampling_ratio"} if kind == "a2po" else set()
@@ -398,8 +406,8 @@ def policy_options(draw, names):
     return options
 
 
-def compare_policies(names, draw):
-    options = policy_options(draw, names)
+def compare_policies(names, draw, kind=None):
+    options = policy_options(draw, names, kind)
     flags = {name: options.pop(name, False) for name in ("tokens", "on_policy", "reference", "unmasked")}
     x = draw.tensor(N, T, low=-6.0, high=-0.05)
     given = {"per_token_logps": x, "advantages": draw.tensor(*((N, T) if flags["tokens"] else (N,)), low=-2.0, high=2.0)}
@@ -435,26 +443,12 @@ def test_pairs_of_policies():
         compare_policies(names, draw)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_pairs_through_the_kernels(seed, device):
-    """The gradient of a linear head's input, with the log-probabilities of the fused kernels."""
-    draw = Draw(seed)
-    hidden, weight = draw.tensor(N, T, 8, low=-1.0), draw.tensor(40, 8, low=-1.0)
-    index = torch.arange(N * T).view(N, T)
-    old, ref = (draw.tensor(N, T, low=-4.5, high=-3.0) for _ in range(2))
-    advantages = draw.tensor(N, low=-2.0, high=2.0)
-    options = {"beta": 0.5, "kl_clamp": 0.6, "use_bias_correction_kl": True, "importance_sampling_ratio": of_sampler(draw)}
-    options["loss_type"] = kind = ("grpo", "vespo", "gmpo")[seed]
-    exact = hidden.clone().requires_grad_()
-    logps = (exact @ weight.T).log_softmax(-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    value, _ = grpo(logps, advantages, old, ref, **{name: v for name, v in (DEFAULTS | options).items() if name not in PLACES})
-    x = hidden.to(device, torch.float32).requires_grad_()
-    given = [t.to(device, torch.float32) for t in (advantages, old, ref)]
-    options["importance_sampling_ratio"] = options["importance_sampling_ratio"].to(device)
-    found = L.grpo_loss(L.linear_selective_log_softmax(x, weight.to(x), index.to(device)), *given, **in_records(options))
-    assert found.item() == pytest.approx(value.item(), rel=1e-5), kind
-    gradients = (torch.autograd.grad(t, leaf)[0] for t, leaf in ((found, x), (value, exact)))
-    torch.testing.assert_close(*(g.double().cpu() for g in gradients), rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("kind", POLICIES)
+def test_every_policy(kind):
+    """On the policy and off it, with a KL term and without, with a mask and without."""
+    draw = Draw(1)
+    for flags in itertools.product(("on_policy", "epsilon"), ("reference", "beta"), ("unmasked", "importance_sampling_ratio")):
+        compare_policies(flags, draw, kind)
 
 
 @pytest.mark.parametrize(

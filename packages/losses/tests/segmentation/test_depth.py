@@ -87,30 +87,3 @@ def test_an_exact_fit_has_gradient_0(dtype, per_image, device):
     (g,) = torch.autograd.grad(silog_loss(x, y, per_image=True), x)
     assert not g[0].any()
     assert error(g[1], torch.autograd.grad(silog_loss(x[1:], y[1:]), x)[0][1] / 2) < 1e-6
-
-
-def test_gradients_twice_and_compiled(device):
-    x, y = problem(device, (2, 5, 7))
-    leaf, y32 = x.float().requires_grad_(), y.float()
-    found = []
-    for of, target, loss in ((leaf, y32, silog_loss), (x.requires_grad_(), y, by_hand)):
-        (first,) = torch.autograd.grad(loss(of, target), of, create_graph=True)
-        found += torch.autograd.grad(first.square().sum(), of)
-    assert error(*found) < 1e-4
-    torch._dynamo.reset()  # which counts the compiled functions of all tests before
-    compiled = torch.compile(silog_loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    values = compiled(leaf, y32), silog_loss(leaf, y32)
-    torch.testing.assert_close(*values)
-    torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in values))
-
-
-def test_mistakes(device):
-    x, y = problem(device)
-    for arguments, options, kind, message in (
-        ((x[0, 0, 0], y), {}, ValueError, r"input must have shape \(N, …\), got \(41,\)"),
-        ((x, y[:2]), {}, ValueError, r"target must have the shape of input, \(3, 1, 37, 41\)"),
-        ((x, y.long()), {}, TypeError, "target must be"),
-        ((x, y), {"lambd": 1.5}, ValueError, "lambd must be finite and at least 0 and at most 1"),
-    ):
-        with pytest.raises(kind, match=message):
-            silog_loss(*arguments, **options)

@@ -5,9 +5,8 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_calls import Operators
 
-from lossforge.losses import backend, boundary_loss, generalized_dice_loss, hausdorff_loss, mcc_loss
+from lossforge.losses import boundary_loss, generalized_dice_loss, hausdorff_loss, mcc_loss
 from lossforge.losses.testing import error
 
 with warnings.catch_warnings():
@@ -143,31 +142,6 @@ def test_mcc_of_an_empty_region_without_smoothing_has_gradient_0(device):
     assert g[1].isfinite().all()
 
 
-def test_a_right_prediction_has_mcc_loss_0(device):
-    target = torch.zeros(2, 1, 4, 4, dtype=torch.bool, device=device)
-    assert mcc_loss(target.float(), target, activation=None) == 0
-    target[0, 0, 1] = True
-    assert mcc_loss(target.float(), target, activation=None).abs() < 1e-6
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_twice_and_operator(name, device):
-    x, target, _ = problem(device)
-    loss, leaf = LOSSES[name][0], x.float().requires_grad_()
-    with Operators() as operators:
-        value = loss(leaf, target)
-    if backend(leaf) != "torch":
-        assert operators.names == ["region_sums"]
-        torch.library.opcheck(torch.ops.lossforge.region_sums.default, operators.seen[0][1])
-    found = []
-    for of in (leaf, x.requires_grad_()):
-        (first,) = torch.autograd.grad(loss(of, target), of, create_graph=True)
-        found += torch.autograd.grad(first.square().sum(), of)
-    assert error(*found) < 1e-4
-    torch._dynamo.reset()  # which counts the compiled functions of all tests before
-    torch.testing.assert_close(torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")(leaf, target), value)
-
-
 @pytest.mark.parametrize("loss", [generalized_dice_loss, mcc_loss, boundary_loss, hausdorff_loss])
 def test_no_images(loss, device):
     """As torch: a mean of nothing is nan, a sum 0."""
@@ -177,18 +151,3 @@ def test_no_images(loss, device):
         loss(x, target, reduction="sum").backward()
         assert loss(x, target, reduction="sum") == 0
         assert loss(x, target, reduction="none").numel() == 0
-
-
-def test_mistakes(device):
-    x, target, _ = problem(device)
-    with pytest.raises(ValueError, match="weighting must be one of 'square', 'simple', 'uniform', got 'cubic'"):
-        generalized_dice_loss(x, target, "cubic")
-    for loss in (generalized_dice_loss, mcc_loss):
-        with pytest.raises(ValueError, match="reduction must be one of"):
-            loss(x, target, reduction="max")
-        with pytest.raises(ValueError, match="smooth_dr must be finite and at least 0"):
-            loss(x, target, smooth_dr=-1.0)
-        with pytest.raises(ValueError, match="activation must be one of"):
-            loss(x, target, activation="relu")
-        with pytest.raises(TypeError, match=r"target must hold real numbers, got torch\.complex64"):
-            loss(x, x.cfloat())

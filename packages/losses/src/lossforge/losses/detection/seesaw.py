@@ -76,7 +76,7 @@ def seesaw_loss(
     rows, classes = input.shape
     ignore_index = checks.whole_number("ignore_index", ignore_index)
     target = checks.indices("target", target, input, checks.Allowed(0, classes, ignore_index, None), (rows,))
-    checks.tensor("class_counts", class_counts)
+    checks.real("class_counts", class_counts)
     checks.without_gradient("class_counts", class_counts)
     wide = torch.float64 if input.dtype == torch.float64 else torch.float32
     counts = weights_of_classes("class_counts", class_counts.to(wide), input, classes)
