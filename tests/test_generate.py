@@ -16,7 +16,7 @@ import tables
 from loss_code import LOSSES as PACKAGE
 from loss_code import check_lists, function_of
 from loss_configs import in_short
-from loss_pages import CURVES, page, reference
+from loss_pages import CURVES, page, reference, written
 from loss_text import MissingError, check
 
 from lossforge.bench.report import load
@@ -112,6 +112,14 @@ def test_a_line_that_is_too_long_for_the_help_is_named():
     long = FOCAL.definition.__doc__.replace("        gamma: ", "        gamma: " + "of " * 30)
     with pytest.raises(MissingError, match=r"definitions/classes/binary\.py: the first sentence on gamma of sigmoid_focal_loss has"):
         in_short(changed(long), "gamma")
+
+
+def test_a_formula_without_tex_is_named():
+    odd = FOCAL.definition.__doc__.replace("L = ", "L = ∂", 1)
+    with pytest.raises(
+        MissingError, match=r"definitions/classes/binary\.py: sigmoid_focal_loss: L = ∂.*: no TeX is known for .'∂'.*formula_tex\.py"
+    ):
+        written(changed(odd))
 
 
 def test_a_stub_has_the_whole_signature():

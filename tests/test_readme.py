@@ -168,16 +168,24 @@ def test_other_results_make_tables_and_pictures_stale(tmp_path, monkeypatch):
     assert [path.name for path in tables.stale_drawings()] == ["time.svg"]
 
 
-def test_every_path_of_the_tree_exists():
+def test_the_map_has_every_room_on_one_screen():
     (tree,) = (block.code for block in blocks_of("docs/know/repository.md") if block.language == "text")
+    assert len(tree.splitlines()) <= 45
+    assert max(map(len, tree.splitlines())) <= 100
+    named: set[str] = set()
     folders: list[str] = []
     for line in tree.splitlines():
         depth, names = (len(line) - len(line.lstrip())) // 2, line.split("  ")
         name = next(part for part in names if part.strip()).strip()
         del folders[depth:]
         for each in name.split(", "):
-            assert (ROOT / "/".join([*folders, each])).exists(), "/".join([*folders, each])
-        folders.append(name.rstrip("/"))
+            named.add("/".join([*folders, each]))
+        folders.append(name)
+    assert not [path for path in named if not (ROOT / path).exists()]
+    rooms = {path for name in ("kernels", "losses", "bench") for path in (ROOT / "packages" / name / "src" / "lossforge").glob("*/*/")}
+    rooms |= {*(ROOT / "experiments" / "lab").glob("*/")}
+    rooms = {str(path.relative_to(ROOT)) for path in rooms if (path / "__init__.py").exists() or any(path.glob("*.py"))}
+    assert not rooms - named
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

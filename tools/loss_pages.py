@@ -120,13 +120,23 @@ def title(function: Callable[..., Any]) -> str:
     return re.split(r", as |, for |, the | \(|; |\. |\.$|: ", first)[0]
 
 
+def written(declared: Declared) -> str:
+    """Return the formula of a docstring in TeX."""
+    try:
+        return tex(formula(declared.definition))
+    except ValueError as problem:
+        raise MissingError(
+            f"{file_of(declared)}: {declared.definition.__name__}: {problem} in tools/formula_tex.py, or write it otherwise"
+        ) from None
+
+
 def section(declared: Declared, report: Report) -> str:
     name, definition = title_of(declared), declared.definition
     function = getattr(lossforge.losses, definition.__name__)
     parts = [
         f'<a id="{name}"></a>',
         f"## {title(function)}: `{name}`",
-        f"$$\n{tex(formula(definition))}\n$$",
+        f"$$\n{written(declared)}\n$$",
         *guide(declared),
         facts(declared),
         example(function),

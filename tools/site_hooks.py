@@ -76,7 +76,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             for name in ("promises", "when_not", "differences", "precision", "determinism", "memory", "versions", "how_it_works")
         ),
         "Templates": (),
-        "Contribute": ("know/way", "know/repository", "release"),
+        "Contribute": ("know/way", "know/repository", "know/triton", "know/testing", "know/measuring", "release"),
     },
     "Benchmarks": {
         "": tuple(

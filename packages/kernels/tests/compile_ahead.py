@@ -403,7 +403,7 @@ def record(few: bool = False) -> Recorder:
     views(recorder)
     token_weights(recorder)
     sums_of_divergences(recorder)
-    spread_rows(recorder)
+    sharded_rows(recorder)
     linear_losses(recorder)
     formulas_of_rows(recorder)
     return recorder
@@ -642,7 +642,7 @@ def sums_of_divergences(recorder: Recorder) -> None:
             divergence_launch.backward(call, FORMULAS[loss].kernels, known, [torch.ones(64)], [torch.zeros(64, classes)])
 
 
-def spread_rows(recorder: Recorder) -> None:
+def sharded_rows(recorder: Recorder) -> None:
     """Cross entropy of classes that are spread over processes: the rows after the exchange."""
     for name, given in {
         "plain": {},
@@ -651,9 +651,9 @@ def spread_rows(recorder: Recorder) -> None:
         layer = Head(torch.zeros(300, 128, dtype=torch.bfloat16), torch.zeros(1000, 128, dtype=torch.bfloat16), None)
         call = RowwiseCall("cross_entropy", layer, torch.zeros(300, dtype=torch.int64), **given)
         for held in (False, True):
-            recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} spread, {name}, held: {held} forward"
+            recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} sharded, {name}, held: {held} forward"
             exponentials = torch.zeros(300, 1000, dtype=torch.bfloat16)
-            linear_launch.spread_of(call, FORMULAS["cross_entropy"].kernels, torch.zeros(4, 3, 300), exponentials, 1, held)
+            linear_launch.sharded_rows_of(call, FORMULAS["cross_entropy"].kernels, torch.zeros(4, 3, 300), exponentials, 1, held)
 
 
 def token_weights(recorder: Recorder) -> None:

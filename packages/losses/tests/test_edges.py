@@ -390,8 +390,9 @@ def check_agreement(loss, sample, **options):
     options = {**sample.kwargs, **options}
     found = gradient_of(loss.function, sample.x, sample.target, **options)
     expected = gradient_of(loss.reference, sample.x, sample.target, **options)
-    for got, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True, msg=lambda text: f"{sample.name}: {text}")
+    for part, got, wanted in zip(("value", "gradient"), found, expected, strict=True):
+        case = f"{part} of the kernel, then of the reference, at {sample.name}"
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True, msg=lambda text, case=case: f"{case}: {text}")
 
 
 DIVIDED = [loss for loss in LOSSES.values() if "normalizer" in inspect.signature(loss.function).parameters]
@@ -587,8 +588,9 @@ def test_kernels_and_reference_agree_at_infinite_inputs(loss, indices, device):
         for call in calls:
             found = gradient_of(loss.function, x, y, **{**call, **options})
             expected = gradient_of(loss.reference, x, y, **{**call, **options})
-            for got, wanted in zip(found, expected, strict=True):
-                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6, equal_nan=True)
+            for part, got, wanted in zip(("value", "gradient"), found, expected, strict=True):
+                case = f"{part} of the kernel, then of the reference, at {values}, {call | options}"
+                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6, equal_nan=True, msg=lambda text, case=case: f"{case}: {text}")
 
 
 @pytest.mark.parametrize("alpha", [0.25, -1.0])

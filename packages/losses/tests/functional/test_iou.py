@@ -95,7 +95,10 @@ def of_an_empty_box(name: str, b1: Tensor, b2: Tensor) -> Tensor:
     if name == "ciou":
         v = 4 / math.pi**2 * (torch.atan2(s1[:, 0], s1[:, 1]) - torch.atan2(s2[:, 0], s2[:, 1])).square()
         return diou + (v / (1 + v)).detach() * v
-    return diou + ((s1 - s2) / hull).square().sum(1) * (name == "eiou")
+    if name == "eiou":
+        return diou + ((s1 - s2) / hull).square().sum(1)
+    assert name == "diou", f"write the loss of {name} for a flipped box here"
+    return diou
 
 
 ACROSS, DOWN, BOTH = [2, 1, 0, 3], [0, 3, 2, 1], [2, 3, 0, 1]

@@ -37,7 +37,7 @@ from lossforge.kernels.linear.kernel import (
     slopes,
     statistics,
 )
-from lossforge.kernels.linear.spread import linear_spread_kernel
+from lossforge.kernels.linear.sharded_rows import linear_sharded_rows_kernel
 from lossforge.kernels.plans import computed, in_order, narrowed
 from lossforge.kernels.product import add_product
 from lossforge.kernels.tiles import ProductTiles, product_tiles
@@ -229,7 +229,7 @@ def scale_rows(to: Tensor, x: Tensor, factors: Tensor, finite: bool = False) -> 
     Launch(linear_scale_kernel, grid, (*strided, factors, rows, columns), FINITE=finite, BR=8, BC=512, num_warps=4).start()
 
 
-def spread_of(call: RowwiseCall[Any], formulas: Formulas, gathered: Tensor, to: Tensor, rank: int, held: bool) -> Results:
+def sharded_rows_of(call: RowwiseCall[Any], formulas: Formulas, gathered: Tensor, to: Tensor, rank: int, held: bool) -> Results:
     """Return the total loss and the rows' factors of a call whose classes are spread over processes.
 
     Args:
@@ -244,7 +244,7 @@ def spread_of(call: RowwiseCall[Any], formulas: Formulas, gathered: Tensor, to: 
     of_rows, logits = sweep.Config(JOIN, 1, EMPTY_IS_ZERO=call.empty_is_zero), logits_of(call, Strided(), classes)
     numbers, loss = Strided(gathered, gathered.stride(0), gathered.stride(1)), row_loss(call, formulas, call.normalizer)
     arguments = (logits, _target(call), numbers, to, to.stride(0), factors, sum_slots(), loss, rows, rank, len(gathered), held, of_rows)
-    (total,) = Launch(linear_spread_kernel, (triton.cdiv(rows, JOIN),), arguments, 1, num_warps=4).start()
+    (total,) = Launch(linear_sharded_rows_kernel, (triton.cdiv(rows, JOIN),), arguments, 1, num_warps=4).start()
     return total, factors
 
 

@@ -37,8 +37,9 @@ def main() -> int:
         loss = LOSSES[given.loss] if given.loss in LOSSES else find(given.loss)
     except (ImportError, FileNotFoundError, TypeError, ValueError) as problem:
         near = difflib.get_close_matches(given.loss, LOSSES, 1)
-        known = f"Did you mean {near[0]}?" if near else f"In the registry: {', '.join(LOSSES)}."
-        print(f"{given.loss}: {problem}. {known}", file=sys.stderr)
+        own = ":" in given.loss or given.loss.endswith(".py")
+        known = "" if own else f" Did you mean {near[0]}?" if near else f" In the registry: {', '.join(LOSSES)}."
+        print(f"{given.loss}: {problem}.{known}", file=sys.stderr)
         return 2
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\..*interpreter")  # numpy's, of infinities on purpose

@@ -24,6 +24,7 @@ SECTION = "formula, in float64"
 STEP, TOLERANCE, ONE_SIDED = 6e-6, 1e-5, 100.0
 """A central difference over STEP, relative to x, is right to about 1e-9 of a smooth formula's slope; a one-sided one to 1e-5."""
 ENDS = "0, 1, ties and kinks"
+INF, NAN = float("inf"), float("nan")
 
 
 Both = Callable[..., Sequence[Any]]
@@ -179,6 +180,8 @@ def check_formula(loss: Loss, report: Report, seed: int) -> None:
             break
         _compare(name, loss, both, held, report, [p for p in found if p.name == name])
     _reference(loss, both, held, formula.reference, report, found)
+    if ":" not in loss.name:  # the reference of a custom loss is its formula, unless it says otherwise
+        _infinite(loss, both, held, formula.reference, report)
 
 
 def _inlined(formula: Formula, leading: int) -> tuple[Both, Held]:
@@ -255,22 +258,31 @@ def _difference(loss: Loss, both: Both, held: Held, p: Points, variable: int, va
     return found, inside
 
 
+def _by_reference(loss: Loss, reference: Callable[..., Tensor], p: Points) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return value and gradients of the reference.
+
+    Raises:
+        FormulaError: an operation has no counterpart in torch; the message names it.
+    """
+    leaves = [v.clone().requires_grad_(i < loss.template.slopes) for i, v in enumerate(p.values)]
+    values, half = leaves, len(leaves) // 2
+    if loss.template in PAIRS:
+        values = [torch.stack(leaves[:half], -1), torch.stack(leaves[half:], -1)]
+    value = reference(*values, *p.hyper)
+    gradients = torch.autograd.grad(value.sum(), leaves[: loss.template.slopes], materialize_grads=True)
+    return value.detach(), gradients
+
+
 def _reference(loss: Loss, both: Both, held: Held, reference: Callable[..., Tensor], report: Report, found: Sequence[Points]) -> None:
     problem = ""
     for p in found:
         held.keep()
         value, *slopes = both(*p.values, *p.hyper)
-        leaves = [v.clone().requires_grad_(i < len(slopes)) for i, v in enumerate(p.values)]
-        values, half = leaves, len(leaves) // 2
-        if loss.template in PAIRS:
-            values = [torch.stack(leaves[:half], -1), torch.stack(leaves[half:], -1)]
         try:
-            wanted = reference(*values, *p.hyper)
+            wanted, gradients = _by_reference(loss, reference, p)
         except FormulaError as missing:
             report.add(SECTION, "reference", None, str(missing))
             return
-        gradients = torch.autograd.grad(wanted.sum(), leaves[: len(slopes)], materialize_grads=True)
-        wanted = wanted.detach()
         fits = ((value - wanted).abs() <= 1e-6 * torch.maximum(wanted.abs(), torch.ones_like(wanted))) | (value == wanted)
         if not (fits.all() or problem):
             at = int((~fits).nonzero()[0])
@@ -282,5 +294,47 @@ def _reference(loss: Loss, both: Both, held: Held, reference: Callable[..., Tens
                 off |= slope.isfinite() & gradient.isfinite() & ((slope - gradient).abs() > TOLERANCE * slope.abs().clamp(min=1.0))
             if off.any() and not problem:
                 at = int(off.nonzero()[0])
-                problem = f"{p.at(at, loss)}: the gradient is {gradient[at]:.6g}, the formula's {slope[at]:.6g}"
+                problem = f"{p.at(at, loss)}: the reference's gradient is {gradient[at]:.6g}, the formula's {slope[at]:.6g}"
     report.add(SECTION, "reference against the formula", not problem, problem)
+
+
+def _infinite(loss: Loss, both: Both, held: Held, reference: Callable[..., Tensor], report: Report) -> None:
+    """Check that the reference and the formula agree where an input is infinite or nan, in value and gradient."""
+    if loss.template not in INFINITE:
+        return
+    problem = ""
+    for hyper in formula_hyper(loss):
+        p = Points("infinite", INFINITE[loss.template](loss), hyper)
+        held.keep()
+        value, *slopes = both(*p.values, *p.hyper)
+        wanted, gradients = _by_reference(loss, reference, p)
+        pairs = [("value", value, wanted), *(("gradient", *pair) for pair in zip(slopes, gradients, strict=True))]
+        for name, got, expected in pairs:
+            got = torch.as_tensor(got).to(expected).expand_as(expected)
+            off = ~torch.isclose(got, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
+            if loss.template is ROWWISE and name == "gradient":  # a part of the gradient in the logits, which is nan where z is
+                off &= ~(p.values[0].isnan() | (got.isfinite() & expected.isfinite()))
+            if off.any() and not problem:
+                at = int(off.nonzero()[0])
+                problem = f"{p.at(at, loss)}: the reference's {name} is {expected[at]:.6g}, the formula's {got[at]:.6g}"
+    report.add(SECTION, "reference against the formula, inf and nan", not problem, problem)
+
+
+def _infinite_elements(loss: Loss) -> tuple[Tensor, ...]:
+    x, y = torch.tensor([INF, -INF, NAN], dtype=torch.float64), torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
+    return tuple(t.flatten() for t in torch.meshgrid(x, y, indexing="ij"))
+
+
+def _infinite_rows(loss: Loss) -> tuple[Tensor, ...]:
+    return (torch.tensor([INF, NAN], dtype=torch.float64),)
+
+
+def _infinite_boxes(loss: Loss) -> tuple[Tensor, ...]:
+    """Each number of a pair in turn."""
+    pair = torch.tensor([[0.0, 0.0, 2.0, 3.0, 1.0, 1.0, 4.0, 2.0]], dtype=torch.float64)
+    numbers = torch.tensor([INF, -INF, NAN], dtype=torch.float64)
+    return torch.cat([torch.where(torch.eye(8, dtype=torch.bool), number, pair) for number in numbers]).unbind(1)
+
+
+INFINITE = {ELEMENTWISE: _infinite_elements, ROWWISE: _infinite_rows, BOXES: _infinite_boxes}
+"""Infinite inputs of a formula. A row's z is infinite where the logit of its class is -inf, and nan where another logit is inf."""

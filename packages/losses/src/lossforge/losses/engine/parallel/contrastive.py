@@ -40,9 +40,9 @@ def over_processes(group: Any, checked: CheckedCall[SimilarityCall], of: str, di
     call = checked.call
     if checked.options.get("gradient") == "forward" and call.loss != "sigmoid":
         raise ValueError('gradient="forward" with group is served by siglip_loss_from_features alone: a softmax takes a second round')
-    spread = _spread(group, call, checked.options, of, distinct)
-    call = spread.call
-    return checked.finish((_OverProcesses.apply(spread, call.a, call.b, call.scale, call.bias),))
+    sharded = _sharded(group, call, checked.options, of, distinct)
+    call = sharded.call
+    return checked.finish((_OverProcesses.apply(sharded, call.a, call.b, call.scale, call.bias),))
 
 
 REFUSED = -1
@@ -77,7 +77,7 @@ def device_of_exchange(backends: str, given: Sequence[torch.device]) -> torch.de
     return torch.device("cpu") if "cpu" in served else torch.device("cuda", torch.cuda.current_device())
 
 
-class Spread(NamedTuple):
+class ShardedCall(NamedTuple):
     """A call whose columns are spread over processes.
 
     Attributes:
@@ -114,7 +114,7 @@ def wide(t: Tensor) -> torch.dtype:
     return torch.float64 if t.dtype == torch.float64 else torch.float32
 
 
-def _spread(group: Any, call: SimilarityCall, options: Any, of: str, distinct: bool) -> Spread:
+def _sharded(group: Any, call: SimilarityCall, options: Any, of: str, distinct: bool) -> ShardedCall:
     group, rank, world = membership(group)
     tensors = [t for t in (call.a, call.b, call.scale, call.bias) if t is not None]
     graded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
@@ -141,7 +141,7 @@ def _spread(group: Any, call: SimilarityCall, options: Any, of: str, distinct: b
         factor = factor / total if total else 0.0 if call.empty_is_zero else float("nan")
     call = call._replace(reduction=reduction, loss_scale=factor)
     by_kernels = kernels_apply(call.a.detach())
-    return Spread(Ring(group, rank, rows, columns), call, any(flags[1]), in_forward, by_kernels)
+    return ShardedCall(Ring(group, rank, rows, columns), call, any(flags[1]), in_forward, by_kernels)
 
 
 def _first_graded(tensors: Sequence[Tensor]) -> Tensor:
@@ -163,12 +163,12 @@ Kept = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 class _OverProcesses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, spread: Spread, *tensors: Tensor | None) -> Tensor:
-        ctx.spread = spread
+    def forward(ctx: Any, sharded: ShardedCall, *tensors: Tensor | None) -> Tensor:
+        ctx.sharded = sharded
         wanted = ctx.needs_input_grad[1:]
-        values, kept, ctx.sums = (_sigmoids if spread.call.loss == "sigmoid" else _softmaxes)(spread, wanted)
+        values, kept, ctx.sums = (_sigmoids if sharded.call.loss == "sigmoid" else _softmaxes)(sharded, wanted)
         ctx.save_for_backward(*kept, *tensors)
-        call, ring = spread.call, spread.ring
+        call, ring = sharded.call, sharded.ring
         if call.reduction == "none":
             return values * call.loss_scale
         total = all_gathered(values.sum().view(1), ring.group, ring.world).sum()  # in the same order in each process
@@ -179,14 +179,14 @@ class _OverProcesses(torch.autograd.Function):
         if torch.is_grad_enabled():  # once_differentiable would refuse it only where the upstream gradient requires grad
             raise RuntimeError("a contrastive loss with group has no second derivative: call backward without create_graph=True")
         *kept, a, _, scale, bias = ctx.saved_tensors  # raises where one has been changed since
-        spread, wanted = ctx.spread, ctx.needs_input_grad[1:]
-        call: SimilarityCall = spread.call
+        sharded, wanted = ctx.sharded, ctx.needs_input_grad[1:]
+        call: SimilarityCall = sharded.call
         each = grads[0].contiguous() if call.reduction == "none" else None
-        sums: Sums = ctx.sums or _gradients(spread, (kept[0], kept[1], kept[2]), each, wanted)
+        sums: Sums = ctx.sums or _gradients(sharded, (kept[0], kept[1], kept[2]), each, wanted)
         upstream = torch.ones_like(grads[0].sum())
         if each is None:  # the loss of each process is that of all, and what each process does with it counts
             upstream = grads[0].clone()
-            dist.all_reduce(upstream, group=spread.ring.group)
+            dist.all_reduce(upstream, group=sharded.ring.group)
         factor = reduced(upstream, call.loss_scale, call.normalizer, "sum", call.empty_is_zero)
         of_similarity = factor * call.logit_scale if scale is None else factor * call.logit_scale * scale.to(factor.dtype)
         found: list[Tensor | None] = [None] * 4
@@ -200,19 +200,19 @@ class _OverProcesses(torch.autograd.Function):
         return None, *found
 
 
-def _softmaxes(spread: Spread, wanted: Sequence[bool]) -> tuple[Tensor, Kept, None]:
+def _softmaxes(sharded: ShardedCall, wanted: Sequence[bool]) -> tuple[Tensor, Kept, None]:
     """Return the loss of each row, and what backward needs."""
-    call, ring, (sign, size) = spread.call, spread.ring, spread.size()
+    call, ring, (sign, size) = sharded.call, sharded.ring, sharded.size()
     labelled, both = call.labelled, call.loss == "both_sides"
     of_pairs = sign.new_zeros(len(call.a))
     of_rows = _nothing(4 if labelled else 2, len(call.a), sign)
 
     def step(origin: int, part: Part) -> Tensor | None:
         nonlocal of_rows
-        own = spread.against(origin, part)
+        own = sharded.against(origin, part)
         columns = _nothing(2, len(part.features), sign)
         if own is not None:
-            rows, tiles = _parts_of(spread, own, None if labelled else of_pairs)
+            rows, tiles = _parts_of(sharded, own, None if labelled else of_pairs)
             of_rows = _joined(torch.cat((of_rows.unsqueeze(1), rows), 1), size)
             columns = columns if tiles is None else _joined(tiles, size)
         return columns.t().contiguous() if both else None
@@ -239,31 +239,31 @@ def _softmaxes(spread: Spread, wanted: Sequence[bool]) -> tuple[Tensor, Kept, No
     return values, (row_lse, None, torch.stack((sign * top, total))), None
 
 
-def _sigmoids(spread: Spread, wanted: Sequence[bool]) -> tuple[Tensor, Kept, Sums | None]:
+def _sigmoids(sharded: ShardedCall, wanted: Sequence[bool]) -> tuple[Tensor, Kept, Sums | None]:
     """Return the loss of each row, and the gradients where they are written in forward."""
-    call = spread.call
-    values = spread.size()[0].new_zeros(len(call.a))
-    gradient = _Gradient(spread, (None, None, None), None, wanted) if spread.in_forward else None
+    call = sharded.call
+    values = sharded.size()[0].new_zeros(len(call.a))
+    gradient = _Gradient(sharded, (None, None, None), None, wanted) if sharded.in_forward else None
 
     def step(origin: int, part: Part) -> Tensor | None:
-        own = spread.against(origin, part)
+        own = sharded.against(origin, part)
         if own is not None:
-            values.add_(_parts_of(spread, own, None)[0][0].sum(0))
+            values.add_(_parts_of(sharded, own, None)[0][0].sum(0))
         return None if gradient is None else gradient.step(origin, part)
 
-    of_b = spread.ring.around(Part(call.b.contiguous()), step, torch.add)
+    of_b = sharded.ring.around(Part(call.b.contiguous()), step, torch.add)
     return values, (None, None, None), None if gradient is None else gradient.sums(of_b)
 
 
-def _gradients(spread: Spread, kept: Kept, each: Tensor | None, wanted: Sequence[bool]) -> Sums:
+def _gradients(sharded: ShardedCall, kept: Kept, each: Tensor | None, wanted: Sequence[bool]) -> Sums:
     """Return the gradients. each: the upstream gradient of each row, or None for 1."""
-    call, (_, _, column_lse) = spread.call, kept
+    call, (_, _, column_lse) = sharded.call, kept
     of_pairs = None
     if each is not None and column_lse is not None:
         of_pairs = torch.cat((each, each.new_zeros(len(call.b) - len(each))))
-    gradient = _Gradient(spread, kept, each, wanted)
+    gradient = _Gradient(sharded, kept, each, wanted)
     part = Part(call.b.contiguous(), call.column_labels, column_lse, of_pairs)
-    return gradient.sums(spread.ring.around(part, gradient.step, torch.add))
+    return gradient.sums(sharded.ring.around(part, gradient.step, torch.add))
 
 
 class _Gradient:
@@ -274,23 +274,23 @@ class _Gradient:
         of_numbers: of scale and of bias, 0-d, None where they need none.
     """
 
-    def __init__(self, spread: Spread, kept: Kept, each: Tensor | None, wanted: Sequence[bool]) -> None:
-        self.spread, self.kept, self.each = spread, kept, each
-        a = spread.call.a
+    def __init__(self, sharded: ShardedCall, kept: Kept, each: Tensor | None, wanted: Sequence[bool]) -> None:
+        self.sharded, self.kept, self.each = sharded, kept, each
+        a = sharded.call.a
         self.dtype = wide(a)
         self.of_a = torch.zeros(a.shape, dtype=self.dtype, device=a.device) if wanted[0] else None
         self.of_numbers = [torch.zeros((), dtype=self.dtype, device=a.device) if want else None for want in wanted[2:]]
 
     def step(self, origin: int, part: Part) -> Tensor | None:
         """Add the gradients of this process's rows against a part, and return that of the part."""
-        spread, features = self.spread, part.features
-        own = spread.against(origin, part)
-        of_part = torch.zeros(features.shape, dtype=self.dtype, device=features.device) if spread.travels else None
+        sharded, features = self.sharded, part.features
+        own = sharded.against(origin, part)
+        of_part = torch.zeros(features.shape, dtype=self.dtype, device=features.device) if sharded.travels else None
         if own is None:
             return of_part
         upstream = None if self.each is None else (self.each, self.each if part.grads is None else part.grads)
         totals = [t is not None for t in self.of_numbers]
-        for start, end, gradient, *sums in _blocks_of(spread, own, (*self.kept[:2], part.lse), upstream, totals):
+        for start, end, gradient, *sums in _blocks_of(sharded, own, (*self.kept[:2], part.lse), upstream, totals):
             if self.of_a is not None:
                 add_product(self.of_a[start:end], gradient, features.to(gradient.dtype), False)
             if of_part is not None:
@@ -325,9 +325,9 @@ def _joined(parts: Tensor, size: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def _parts_of(spread: Spread, call: SimilarityCall, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _parts_of(sharded: ShardedCall, call: SimilarityCall, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return the statistics of each tile's rows and columns; of a sigmoid the rows' losses. own: where products of pairs are written."""
-    if spread.by_kernels:
+    if sharded.by_kernels:
         found: tuple[Tensor, Tensor | None] = kernels.load("features.similarity.launch").parts_of(call, own)
         return found
     x, scale, bias = products(call)
@@ -335,7 +335,7 @@ def _parts_of(spread: Spread, call: SimilarityCall, own: Tensor | None) -> tuple
     if call.loss == "sigmoid":
         x = x * scale + bias
         return -torch.nn.functional.logsigmoid(torch.where(together, x, -x)).sum(1).view(1, 1, -1), None
-    sign, size = spread.size()
+    sign, size = sharded.size()
     x = torch.where(counts, x * sign, -torch.inf)
     planes = []
     for dim in (1, 0):
@@ -350,7 +350,7 @@ def _parts_of(spread: Spread, call: SimilarityCall, own: Tensor | None) -> tuple
 
 
 def _blocks_of(
-    spread: Spread, call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None, totals: Sequence[bool]
+    sharded: ShardedCall, call: SimilarityCall, kept: Kept, upstream: tuple[Tensor, Tensor] | None, totals: Sequence[bool]
 ) -> Iterator[Any]:
     """Return blocks of rows of the gradient of the similarities: their first row and last, the gradient, and sums for scale and bias.
 
@@ -359,7 +359,7 @@ def _blocks_of(
         upstream: the gradients of each row's loss, and of that of each column.
         totals: whether the sums for scale and for bias are wanted.
     """
-    if spread.by_kernels:
+    if sharded.by_kernels:
         launches = kernels.load("features.similarity.launch")
         found: Iterator[Any] = launches.blocks_of(call, kept, None if upstream is None else launches.Upstream(*upstream), totals)
         return found

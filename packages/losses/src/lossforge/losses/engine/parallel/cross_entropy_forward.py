@@ -2,7 +2,7 @@
 
 The product stores exponentials E of this process's logits, each row's relative to an offset c (lossforge.kernels.linear.exponentials).
 After the exchange the log-sum-exp of all classes is known. The gradient of the logits is then E times one factor a row, exp(c - lse). The
-target's entry differs: it is written such that the same factor holds for it. One kernel does so (lossforge.kernels.linear.spread).
+target's entry differs: it is written such that the same factor holds for it. One kernel does so (lossforge.kernels.linear.sharded_rows).
 
 A chunk of rows is exchanged at a time, before its two further products. An exchange of 12 bytes a row takes less time than the memory of a
 second chunk, which would let it run beside the next chunk's product, is worth. The gradient of the input is summed over the processes in
@@ -118,7 +118,7 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
         chunk = chunk._replace(loss_scale=whole.loss_scale, normalizer=divisor, reduction="sum", z_loss=joining.z_loss)
         chunk = chunk._replace(lam=None if joining.weight is None else joining.weight[start:end])
         formulas = FORMULAS[call.loss].kernels
-        total, factors = by_product(product_of(call).spread_of, chunk, (known, e), formulas, known, e, shards.rank, held)
+        total, factors = by_product(product_of(call).sharded_rows_of, chunk, (known, e), formulas, known, e, shards.rank, held)
         sums.add(start, end, e, factors)
         exchanged.append(known)
         totals.append(total)

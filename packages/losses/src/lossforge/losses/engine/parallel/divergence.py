@@ -57,8 +57,8 @@ def over_processes(shards: Shards, hard: float, temperature_squared: bool, check
         if t is not None:
             checks.without_gradient(name, t)
     in_forward = gradient_in_forward(checked.options.get("gradient"), call.x, call.reduction)
-    spread = Spread(shards, call, in_forward and FUSED[type(call)].computed_by_kernel(call))
-    return checked.finish(_Divergence.apply(spread, *call.x[:3]))
+    sharded = ShardedCall(shards, call, in_forward and FUSED[type(call)].computed_by_kernel(call))
+    return checked.finish(_Divergence.apply(sharded, *call.x[:3]))
 
 
 def _own_labels(shards: Shards, call: Call) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _tensors(teacher: Tensor | Head) -> list[Tensor]:
     return [teacher] if isinstance(teacher, Tensor) else teacher.tensors
 
 
-class Spread(NamedTuple):
+class ShardedCall(NamedTuple):
     """How the classes of a call are spread, the call of this process's, and whether its gradient is written in forward."""
 
     shards: Shards
@@ -90,28 +90,28 @@ class _Divergence(torch.autograd.Function):
     """A divergence. Gradients that forward wrote are handed out once; a second backward computes them again, with the same bits."""
 
     @staticmethod
-    def forward(ctx: Any, spread: Spread, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        ctx.spread, ctx.wanted = spread, ctx.needs_input_grad[1:]
-        (loss, entropy), stats, written = _computed(spread, ctx.wanted if spread.in_forward else [False] * 3)
+    def forward(ctx: Any, sharded: ShardedCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        ctx.sharded, ctx.wanted = sharded, ctx.needs_input_grad[1:]
+        (loss, entropy), stats, written = _computed(sharded, ctx.wanted if sharded.in_forward else [False] * 3)
         if entropy is not None:
             ctx.mark_non_differentiable(entropy)
-        ctx.written = written if spread.in_forward else None
-        ctx.save_for_backward(stats, *tensors, *_tensors(spread.call.target))
+        ctx.written = written if sharded.in_forward else None
+        ctx.save_for_backward(stats, *tensors, *_tensors(sharded.call.target))
         return loss, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         stats, *_ = ctx.saved_tensors  # raises where one has been changed since
-        if not ctx.spread.in_forward:
-            return None, *_computed(ctx.spread, ctx.wanted, stats, grads[0])[2]
-        written, ctx.written = ctx.written or _computed(ctx.spread, ctx.wanted, stats)[2], None
+        if not ctx.sharded.in_forward:
+            return None, *_computed(ctx.sharded, ctx.wanted, stats, grads[0])[2]
+        written, ctx.written = ctx.written or _computed(ctx.sharded, ctx.wanted, stats)[2], None
         kernels.scale_(grads[0], *[t for t in written if t is not None])
         return None, *written
 
 
 def _computed(
-    spread: Spread, wanted: Sequence[bool], stats: Tensor | None = None, grad_output: Tensor | None = None
+    sharded: ShardedCall, wanted: Sequence[bool], stats: Tensor | None = None, grad_output: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor | None], Tensor, list[Tensor | None]]:
     """Return the loss and the entropies, the rows' statistics (5 or 6, rows), and the gradients of input, weight and bias that are wanted.
 
@@ -119,7 +119,7 @@ def _computed(
         stats: of all classes, where they are known; loss and entropies are then not computed.
         grad_output: the gradient of the loss; None: 1.
     """
-    shards, call, wide = spread.shards, spread.call, is_wide(spread.call.x)
+    shards, call, wide = sharded.shards, sharded.call, is_wide(sharded.call.x)
     layer = call.x
     bias = None if layer.bias is None else layer.bias.detach()
     rows = rows_of_exchange(call, shards, wide)

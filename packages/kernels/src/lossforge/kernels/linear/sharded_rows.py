@@ -1,4 +1,4 @@
-"""The rows of classes that are spread over processes, from each process's exponentials: the loss, and the factors of the gradient.
+"""Rows of logits whose classes are sharded over processes, from each process's exponentials: the loss, and the factors of the gradient.
 
 Process r has exponentials of its own classes, relative to an offset c_r a row, and ls_r = ln Σ exp(x - c_r). With all of them
 
@@ -25,7 +25,7 @@ def number_of(gathered, r, plane, span, keep):
 
 
 @triton.jit(do_not_specialize=("count", "rank"))
-def linear_spread_kernel(
+def linear_sharded_rows_kernel(
     x, target, gathered, e_ptr, stride, factors_ptr, sum, loss, count, rank, WORLD: tl.constexpr, HELD: tl.constexpr, config: tl.constexpr
 ):
     """Compute the total loss and the rows' factors, and write the exponentials of the targets that this process has.
