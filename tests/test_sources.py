@@ -173,11 +173,6 @@ def test_equal_shares_of_the_classes_are_held_out_by_the_splits_seed(opened, sou
     assert seen(other, other.val) != val
 
 
-def test_folds_hold_out_every_image_once(opened, source):
-    held = [opened(source, {"train": rows(range(12))}, folds=3, fold=fold) for fold in range(3)]
-    assert sorted(row for data in held for row in seen(data, data.val)) == sorted(rows(range(12)))
-
-
 @pytest.mark.parametrize(("form", "share"), [("table", "test"), ("hf", "test_share")])
 def test_a_share_of_the_images_is_for_testing(opened, form, share):
     data = opened(form, {"train": rows(range(30))}, **{share: 0.2}, held_out=0.2)
