@@ -331,6 +331,7 @@ def test_damaged_images_are_named_together_or_left_out(opened, form, tmp_path, c
         head, *lines = str(caught.value).splitlines()
         assert head.endswith(": 2 corrupt entries; data.skip_corrupt=true leaves them out.")
         assert {re.search(r"(\d+)(\.png)?: cannot be read as an image", line)[1] for line in lines} == {"7", "20"}
+        assert images.CACHE.exists() == (few == 4)
     data = opened(form, {}, **where, skip_corrupt=True)
     assert "2 corrupt entries are left out" in capsys.readouterr().out
     kept = [row for row in rows(range(30)) if row[0] not in (7, 20)]
