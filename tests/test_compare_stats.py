@@ -14,6 +14,7 @@ def test_agrees_with_scipy(n, confidence):
     mean = mean_of(list(ours), confidence)
     low, high = stats.t.interval(confidence, n - 1, ours.mean(), stats.sem(ours))
     assert (mean.low, mean.high) == (pytest.approx(low), pytest.approx(high))
+    assert (mean.least, mean.most, mean.sd) == (ours.min(), ours.max(), pytest.approx(ours.std(ddof=1)))
     found = paired_difference(dict(enumerate(ours)), dict(enumerate(baseline)), confidence)
     tested = stats.ttest_rel(ours, baseline)
     assert (found.t, found.p) == (pytest.approx(tested.statistic), pytest.approx(tested.pvalue))
@@ -29,6 +30,8 @@ def test_what_cannot_be_tested_is_not():
     assert (equal.p, equal.untested) == (None, "the differences are all equal")
     same = paired_difference({0: 0.3, 1: 0.6}, {0: 0.3, 1: 0.6}, 0.95)
     assert (same.of.mean, same.p) == (0, None)
+    with pytest.raises(ValueError, match="no values"):
+        mean_of([], 0.95)
 
 
 def test_holm_by_hand():

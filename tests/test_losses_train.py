@@ -1,6 +1,7 @@
 """Every loss trains a classifier, takes weights, groups and mixup pairs, and agrees with torch's own."""
 
 import functools
+import math
 import pathlib
 
 import pytest
@@ -263,3 +264,35 @@ def test_a_head_that_is_no_linear_layer_has_no_cosines(make_trainer):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 10))
     with pytest.raises(UserError, match=r"^loss=ldam: a model is expected that ends with one torch\.nn\.Linear; Sequential has no head"):
         cosine_head(model, (1, 2, 2), "ldam", 30.0)
+
+
+def test_values_by_hand():
+    """One row, two classes, logits 0 and 0: every probability is one half."""
+    batch = Batch(torch.zeros(1, 1, 2, 2), torch.tensor([1]), torch.tensor([0]), weight=torch.tensor([3.0]), group=torch.tensor([1]))
+    log2 = 0.6931471805599453
+    wanted = {
+        "ce": 3 * log2,
+        "mae": 3 * 1.0,
+        "mse": 3 * (0.25 + 0.25),
+        "huber": 3 * (0.125 + 0.125),
+        "smooth_l1": 3 * (0.125 + 0.125),
+        "bce": 3 * 2 * log2,
+        "focal": 3 * 0.25 * log2 * (0.25 + 0.75),
+        "asymmetric": 3 * (0.5 * log2 - 0.45**4 * math.log(0.55)),
+        "poly_bce": 3 * 2 * (log2 + 2 * 0.5),
+        "bce_smoothed": 3 * 2 * log2,
+        "quality_focal": 3 * 2 * 0.25 * log2,
+        "varifocal": 3 * (log2 + 0.75 * 0.25 * log2),
+        "softmax_focal": 3 * 0.25 * log2,
+        "poly_ce": 3 * (log2 + 2 * 0.5),
+        "generalized_ce": 3 * (1 - 0.5**0.7) / 0.7,
+        "logit_adjusted_ce": 3 * log2,
+        "asymmetric_single_label": 3 * log2 * (0.95 * 0.5 + 0.05 * 0.5**4),
+        "preference_bce": 3 * 2 * log2 * 0.5,
+    }
+    for name, value in wanted.items():
+        words = ["loss.group_weight=[9,0.5]"] if name == "preference_bce" else []
+        config = load([f"loss={name}", *words]).config
+        made = Criterion(config.loss, config.data, 2, 2, CPU)
+        loss = made(torch.zeros(1, 2), batch, made.normalizer(batch))
+        torch.testing.assert_close(loss, torch.tensor(value), msg=lambda text, name=name: f"{name}: {text}")
