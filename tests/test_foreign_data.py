@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from words import ALONE, TINY
 
 import evaluate
 import train
@@ -140,6 +139,23 @@ def test_a_strange_member_of_a_shard_is_named_or_left_out(tmp_path, what):
     assert not list(tmp_path.glob("x*"))
 
 
+@pytest.mark.slow
+def test_a_shard_with_other_bytes_is_refused_or_read(tmp_path):
+    whole = bytearray(tar(tmp_path / "shard.tar", samples()).read_bytes())
+    path = tmp_path / "altered.tar"
+    for number in range(60):
+        choice, data = random.Random(number), bytearray(whole)
+        for _ in range(choice.choice([1, 3, 20])):
+            data[choice.randrange(len(data))] = choice.randrange(256)
+        for start in range(0, len(data) - 511, 512):  # a whole header, so that its fields are read
+            if data[start + 257 : start + 262] == b"ustar":
+                data[start + 148 : start + 156] = b" " * 8
+                data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+        path.write_bytes(data)
+        with contextlib.suppress(UserError):
+            assert seen(of_shard(path, f"data.skip_corrupt={choice.choice(['true', 'false'])}")) <= 20
+
+
 @pytest.fixture
 def pictures(tmp_path):
     folder = tmp_path / "pictures"
@@ -225,6 +241,48 @@ def test_a_file_larger_than_the_limit_is_not_read(tmp_path, limit, what):
             read_rgb(path)
 
 
+@pytest.mark.slow
+def test_a_table_of_strange_columns_is_refused_or_read(tmp_path, pictures):
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    names, labels = [f"{i}.png" for i in range(20)], ["ab"[i % 2] for i in range(20)]
+    columns = {
+        "path": [
+            names,
+            [name.encode() for name in names],
+            [None] * 20,
+            [[name] for name in names],
+            ["a\0b"] * 20,
+            [f"\x1b{n}" for n in names],
+        ],
+        "label": [
+            *([label.encode() for label in labels], [{"a": 1}] * 20, [math.nan] * 20, [True, False] * 10, ["9" * 10**5, "8"] * 10),
+            *(pa.array([0, 10**8] * 10, pa.date32()), pa.array([0, 2**62] * 10, pa.timestamp("us")), pa.array(labels).dictionary_encode()),
+        ],
+    }
+    file = tmp_path / "table.parquet"
+    for name, given in columns.items():
+        for column in given:
+            parquet.write_table(pa.table({"path": names, "label": labels} | {name: column}), file)
+            for kind in ("class", "labels", "numbers"):
+                with contextlib.suppress(UserError):
+                    assert seen(of_table(file, pictures, kind)) == 20
+    whole = pa.table({"path": names, "label": labels})
+    parquet.write_table(whole, file)
+    content = file.read_bytes()
+    for number in range(60):
+        choice, data = random.Random(number), bytearray(content)
+        for _ in range(choice.choice([1, 3, 20])):
+            data[choice.randrange(len(data))] = choice.randrange(256)
+        file.write_bytes(data)
+        with contextlib.suppress(UserError):
+            assert seen(of_table(file, pictures)) == 20
+    for about in ({}, {"index_columns": ["path"], "columns": [], "column_indexes": []}, 7):
+        parquet.write_table(whole.replace_schema_metadata({b"pandas": json.dumps(about).encode()}), file)
+        assert seen(of_table(file, pictures)) == 20
+
+
 datasets = pytest.importorskip("datasets")
 
 
@@ -289,8 +347,8 @@ def test_a_folders_description_does_not_expand(tmp_path, file, text):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
-    words = [*TINY, "trainer.max_updates=1", "loss.implementation=torch"]
-    assert train.main([*words, *ALONE, f"trainer.runs={runs}", "name=own"]) == 0
+    words = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=1", "loss.implementation=torch"]
+    assert train.main([*words, "tracking=none", f"trainer.runs={runs}", "name=own"]) == 0
     (folder,) = runs.iterdir()
     return folder
 
