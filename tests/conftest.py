@@ -1,5 +1,6 @@
 """Fixtures for the apps: a clone to run them in, and a trainer assembled in this process."""
 
+import json
 import os
 import shutil
 import signal
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("experiments", "tools", "measurements", "tests")]
-
-TINY = ["model=tiny_resnet", "trainer.device=cpu"]
 
 
 @dataclass
@@ -149,6 +148,37 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("without_torch")
     (folder / "torch.py").write_text("raise RuntimeError('torch was imported')")
     return {"PYTHONPATH": str(folder)}
+
+
+EACH = """
+import contextlib, importlib, io, json, sys
+from pathlib import Path
+sys.path.insert(0, "experiments")
+app, answers = importlib.import_module(sys.argv[1]), []
+for words in json.loads(sys.argv[2]):
+    before, output = set(Path().rglob("*")), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        status = app.main(words)
+    written = [str(path) for path in set(Path().rglob("*")) - before if "__pycache__" not in path.parts]
+    answers.append([words, status, output.getvalue(), written])
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers_without_torch(
+    new_clone: Callable[[], Clone], without_torch: dict[str, str]
+) -> Callable[..., dict[tuple[str, ...], tuple[int, str, list[str]]]]:
+    """Ask an app in one process without torch; return its exit status, output and the files that it wrote, by the words."""
+
+    def ask(app: str, mistakes: list[list[str]]) -> dict[tuple[str, ...], tuple[int, str, list[str]]]:
+        clone = new_clone()
+        command, env = [sys.executable, "-c", EACH, app, json.dumps(mistakes)], clone.env | without_torch
+        done = subprocess.run(command, cwd=clone.path, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return {tuple(words): (status, output, written) for words, status, output, written in json.loads(done.stdout)}
+
+    return ask
 
 
 @pytest.fixture

@@ -128,12 +128,6 @@ def signalled_twice_at(number: int, line: Any) -> None:
     before_update(number, wait)
 
 
-def clock_set_back_at(number: int, _line: Any) -> None:
-    """From this update on the system's clock is two hours behind."""
-    now = time.time
-    before_update(number, lambda trainer: setattr(time, "time", lambda: now() - 7200))
-
-
 def full_at(number: int, size: int, _line: Any) -> None:
     """From this update on no file can grow beyond `size` bytes, as if the disk were full."""
     before_update(number, lambda trainer: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))

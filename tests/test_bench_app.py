@@ -23,13 +23,10 @@ def ran(new_clone):
     return clone
 
 
-def test_it_says_what_a_machine_without_a_gpu_cannot_measure(ran):
+def test_it_says_what_a_machine_without_a_gpu_cannot_measure_and_reports_the_rest(ran):
     assert "No CUDA GPU: wall-clock times of the plain-torch path" in ran.output
     assert "Not measured: the kernels, time on the device" in ran.output
     assert "1/3 · ce 256x1000 fp32 · ms: lossforge " in ran.output
-
-
-def test_report_of_the_run(ran):
     from lossforge.bench.report import load
 
     report = load(ran.path / "figures.json")
@@ -84,32 +81,36 @@ def test_a_report_compares_with_itself(ran):
     assert "0 changed, 0 in one only, 0 regressions (3319e81 → 3319e81)" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
-        (["shape=8192x3200"], ["8192x3200", "'8192x32000'"]),
-        (["dtype=fp16"], ["fp16", "bf16, fp32"]),
-        (["contenders=lossforge,triton"], ["triton", "torch.compile"]),
-        (["contenders=x*"], ["x*", "lossforge"]),
-        (["suite=tables"], ["'table'"]),
-        (["loss=mae", "shape=8192x32000"], ["no case has all of it", "loss=mae, shape=8192x32000"]),
-        (["mode=profil"], ["'profile'", "measure"]),
-        (["mode=profile", "device=cpu"], ["needs a CUDA GPU"]),
-        (["milliseconds=0"], ["milliseconds", "above 0"]),
-        (["milisecond=10"], ["'milliseconds'"]),
-        (["trackng=none"], ["'tracking'"]),
-        (["--hlep"], ["--hlep", "'--help'"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_mistake(clone, words, said, without_torch):
+MISTAKES = [
+    (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
+    (["shape=8192x3200"], ["8192x3200", "'8192x32000'"]),
+    (["dtype=fp16"], ["fp16", "bf16, fp32"]),
+    (["contenders=lossforge,triton"], ["triton", "torch.compile"]),
+    (["loss=mae", "shape=8192x32000"], ["no case has all of it", "loss=mae, shape=8192x32000"]),
+    (["mode=profil"], ["'profile'", "measure"]),
+    (["milliseconds=0"], ["milliseconds", "above 0"]),
+    (["--hlep"], ["--hlep", "'--help'"]),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(answers_without_torch):
+    return answers_without_torch("bench", [words for words, _ in MISTAKES])
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=lambda value: " ".join(value))
+def test_mistake(answers, words, said):
+    status, output, written = answers[tuple(words)]
+    assert status == 1, output
+    assert "Traceback" not in output
+    assert [text for text in said if text not in output] == [], output
+    assert written == []
+
+
+def test_a_profile_without_a_gpu_is_refused(clone):
     before = clone.contents()
-    done = bench(clone, *words, **({} if words[0] == "mode=profile" else without_torch))
-    assert done.status == 1, done.output
-    assert "Traceback" not in done.output
-    assert [text for text in said if text not in done.output] == [], done.output
-    assert clone.contents() == before
+    done = bench(clone, "mode=profile", "device=cpu")
+    assert (done.status, "needs a CUDA GPU" in done.output, clone.contents() == before) == (1, True, True), done.output
 
 
 def test_help_answers_at_once(clone, without_torch):

@@ -112,10 +112,8 @@ def test_images_of_two_parts_are_said(part, tmp_path):
 LINES = {
     "1 0.5 0.5 0.2": "has 4 numbers; class, x, y, width, height, or a class and the corners of a polygon are expected",
     "3 0.5 0.5 0.2 0.2": "class 3 is not among the 3 classes, 0 to 2",
-    "1.5 0.5 0.5 0.2 0.2": "class 1.5 is not among",
     "-1 0.5 0.5 0.2 0.2": "class -1 is not among",
     "1 50 40 20 20": "50 40 20 20 are not shares of the image, from 0 to 1",
-    "1 nan 0.5 0.2 0.2": "are not shares",
     "1 0.5 0.5 0.2 0": "has no area",
     "1 1.005 0.5 0.9 0.2": "is mostly outside of the image",
     "cat 0.5 0.5 0.2 0.2": "has something else than numbers",
@@ -165,15 +163,12 @@ MISTAKES = [
     (yolo, change("data.yaml", "images/val", "[[a]]"), "val: a folder or a list of files is expected, got ['a']"),
     (yolo, change("data.yaml", "  2: owl", "  5: owl"), "names: numbers from 0 to 2 are expected"),
     (yolo, change("data.yaml", "  1: dog", "\t1: dog"), "line 6, column 1: while scanning a plain scalar found a tab character"),
-    (yolo, change("data.yaml", "  0: cat", "\t0: cat"), "line 5, column 1: while scanning for the next token found character that"),
     (yolo, change("data.yaml", "  0: cat", "\t0: cat"), "cannot start any token; YAML takes spaces, not tabs, before a value"),
     (yolo, change("data.yaml", "  1: dog", "  1: ''"), "names: a list of names, or names by number, is expected"),
     (yolo, change("data.yaml", "names:", "nc: 7\nnames:"), "nc: 7 is said, while names has 3"),
     (yolo, change("data.yaml", "path:", "path: &a\nother: *a\nx:"), "holds references"),
     (yolo, change("data.yaml", "path:", "x: !!python/object/apply:os.system [touch ran]\ny:"), "cannot be read"),
-    (yolo, change("data.yaml", "names:", "names: ["), "cannot be read"),
     (yolo, lambda root: (root / "labels").rename(root / "texts"), "none of its 10 images has a file of boxes; the first would be"),
-    (yolo, lambda root: (root / "images/val/020.png").write_bytes(b"x"), "images/val/020.png"),
     (yolo, lambda root: (root / "labels/val/020.txt").write_bytes(b"\xff\xfe0"), "labels/val/020.txt: "),
     (yolo, lambda root: (root / "train.csv").write_text("image_id,xmin,ymin,xmax,ymax\n001,1,1,9,9\n"), "holds boxes in 2 forms"),
     (kaggle_voc, change("001.xml", "<xmin>", "<xmin>x"), "annotations/001.xml, line 6: bndbox: xmin, ymin, xmax, ymax are expected"),
@@ -506,7 +501,7 @@ def test_train_evaluate_and_predict(tmp_path, capsys):
     root = roboflow_yolo(tmp_path / "data")
     runs = tmp_path / "runs"
     few = [f"trainer.runs={runs}", "data.workers=0", "tracking=none"]
-    sized = ["data.shortest=64", "data.longest=96", "trainer.epochs=1", "data.batch_size=4"]
+    sized = ["data.shortest=64", "data.longest=96", "trainer.epochs=1", "data.batch_size=4", "tracking.model=false"]
     assert train.main(["task=detection", "model=yolo_tiny", "data=boxes", f"data.root={root}", *sized, *few]) == 0
     said = capsys.readouterr().out
     assert "YOLO's data.yaml, 3 classes: 10 train images of train/images, 6 val images of valid/images" in said

@@ -1,5 +1,6 @@
 """Images of 1 to 12 channels, of 8 bits, 16 bits and floats: read as they are, normalised by what was measured, and predicted."""
 
+import io
 import json
 import struct
 import zlib
@@ -11,7 +12,7 @@ from PIL import Image, TiffImagePlugin
 
 from lab.base.errors import UserError
 from lab.config.settings import Settings
-from lab.data.images.files import UNREADABLE, ImageBytes, fault_in
+from lab.data.images.files import UNREADABLE, CorruptError, ImageBytes, fault_in
 from lab.data.images.pixels import measured, read_pixels, shown
 from lab.data.sources.custom import of_channels
 from lab.results.prediction import AskedPrediction, predict
@@ -202,11 +203,6 @@ def test_files_that_need_channels_are_named(make_trainer, tmp_path):
 
 
 def test_a_header_takes_no_memory_that_the_file_does_not_hold(tmp_path):
-    import io
-
-    from lab.data.images.files import UNREADABLE, ImageBytes
-    from lab.data.images.pixels import read_pixels
-
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6, 3)})
     zipped = io.BytesIO()
@@ -220,12 +216,6 @@ def test_a_header_takes_no_memory_that_the_file_does_not_hold(tmp_path):
 
 
 def test_a_header_of_a_deep_png_takes_no_memory_that_its_pixels_would_need(tmp_path):
-    import struct
-    import zlib
-
-    from lab.data.images.files import CorruptError
-    from lab.data.images.pixels import read_pixels
-
     head = struct.pack(">IIBBBBB", 2**20, 2**20, 16, 2, 0, 0, 0)
     chunk = struct.pack(">I", len(head)) + b"IHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)

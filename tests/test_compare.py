@@ -119,11 +119,8 @@ def rows(written):
     return list(csv.DictReader(written.read("comparison.csv").splitlines()))
 
 
-def test_the_table_has_a_line_for_each_loss_and_model(rows):
+def test_the_table_has_a_line_for_each_loss_and_model_with_means_intervals_and_costs(rows):
     assert [(row["loss"], row["model"]) for row in rows] == [(a, b) for b in ("resnet18", "resnet50") for a in ("ce", "focal")]
-
-
-def test_means_in_the_table_have_intervals_and_costs(rows):
     for row, scores in zip(rows, [CE, FOCAL, [x + 0.02 for x in CE], [x + 0.02 for x in FOCAL]], strict=True):
         low, high = stats.t.interval(0.95, 2, sum(scores) / 3, stats.sem(scores))
         assert row["metric"] == "best_top1"
@@ -158,9 +155,15 @@ def test_runs_that_are_not_finished_are_listed_and_not_averaged(written):
     assert "0.01" not in {line["value"] for line in lines}  # evaluations and comparisons are no part of it
 
 
-def test_markdown_is_a_table(written):
+def test_pictures_settings_and_a_markdown_table_are_in_the_folder(written):
     text = written.read("comparison.md")
     assert "| loss | resnet18 | resnet50 |\n| --- | ---: | ---: |\n| ce | 92.00 ± 4.97 | 94.00 ± 4.97 |\n| focal | **94.67" in text
+    assert {path.name for path in written.folder.iterdir()} >= {"curves.svg", "differences.svg", "tradeoff.svg", "config.yaml"}
+    assert written.folder.name.endswith("-mine")
+    curves = written.read("curves.svg")
+    assert "resnet50" in curves
+    assert "currentColor" not in curves
+    assert yaml.safe_load(written.read("config.yaml"))["rows"] == ["loss"]
 
 
 def test_the_page_is_one_file_with_everything_in_it(written):
@@ -173,15 +176,6 @@ def test_the_page_is_one_file_with_everything_in_it(written):
     assert page.count("<svg") == 4  # differences, speed and memory, and a curve for each model
     assert "92.00 ± 4.97" in page
     assert not re.search(r"#010203|#ffffff", page.partition("</style>")[2])  # pictures follow the reader's colours
-
-
-def test_pictures_and_settings_are_in_the_folder(written):
-    assert {path.name for path in written.folder.iterdir()} >= {"curves.svg", "differences.svg", "tradeoff.svg", "config.yaml"}
-    assert written.folder.name.endswith("-mine")
-    curves = written.read("curves.svg")
-    assert "resnet50" in curves
-    assert "currentColor" not in curves
-    assert yaml.safe_load(written.read("config.yaml"))["rows"] == ["loss"]
 
 
 @pytest.fixture(scope="module")
@@ -198,15 +192,12 @@ def logged(journal, tmp_path_factory):
     return run, Written(status, out.getvalue(), "", folder)
 
 
-def test_a_comparison_is_logged_as_a_run_of_its_own(logged):
+def test_a_comparison_is_logged_with_figures_settings_and_files(logged, journal):
     run, found = logged
     assert found.status == 0
     assert (run.info.status, run.info.run_name) == ("FINISHED", "compare-top1")
     assert f"run {run.info.run_id}" in found.text
     assert run.data.tags["compare"] == "4 runs"
-
-
-def test_a_logged_comparison_has_figures_settings_and_files(logged, journal):
     run, _ = logged
     assert "| focal | **65.50" in run.data.tags["mlflow.note.content"]
     assert run.data.metrics["focal/vit/mean"] == pytest.approx(0.655)
@@ -214,10 +205,6 @@ def test_a_logged_comparison_has_figures_settings_and_files(logged, journal):
     assert run.data.params["baseline"] == "[]"
     there = {item.path for item in journal.client.list_artifacts(run.info.run_id)}
     assert there >= {"comparison.html", "comparison.md", "comparison.csv", "runs.csv", "pictures"}
-
-
-def test_no_comparison_takes_a_logged_one(logged, look):
-    assert len(look("experiment=logged").runs_csv()) == 4
 
 
 def test_a_logged_comparison_has_a_view_of_its_runs_and_what_differs(logged, journal, look):
@@ -464,20 +451,14 @@ def test_nothing_finite_is_averaged(journal, look):
     [
         (["experiment=losforge"], ["experiment=losforge", "Did you mean 'lossforge'"]),
         (["tag=host"], ["tag=host", "tag=host:gpu*"]),
-        (["tag=hots:x"], ["tag=hots", "'host'"]),
         (["tag=host:there"], ["tag=host:there of 14 runs", "Choices: here"]),
         (["where=loss=focl"], ["where=loss=focl of 14 runs", "'focal'", "ce, focal"]),
-        (["where=los=focal"], ["where=los", "'loss'"]),
-        (["where=loss"], ["where=loss", "where=data=digits"]),
         (["where=loss=ce,model=resnet50", "where=data=digits", "sweep=x"], ["sweep=x", "no sweeps"]),
         (["metric=best_top_1"], ["metric=best_top_1", "'best_top1'"]),
         (["baseline=loss=mae"], ["baseline=loss=mae", "ce, focal"]),
         (["baseline=data=digits"], ["baseline=data=digits", "loss, model"]),
         (["rows=losses"], ["rows=losses", "'loss'"]),
-        (["rows=[]"], ["rows=", "rows=loss"]),
         (["confidence=1"], ["confidence", "below 1"]),
-        (["goal=best"], ["goal=best", "max, min"]),
-        (["bseline=loss=ce"], ["'baseline'"]),
         (["--hlep"], ["'--help'"]),
         (["tracking.uri=sqlite:////nowhere/mlflow.db"], ["tracking.uri=sqlite:////nowhere/mlflow.db", "train first"]),
     ],
@@ -547,14 +528,11 @@ def test_ratios_of_costs_have_intervals_and_tests(ratios, loss):
     assert float(row["images_per_second_ratio_p"]) == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
 
 
-def test_no_ratio_looks_sure_where_costs_vary_by_more_than_they_differ(ratios):
+def test_ratios_of_costs_are_corrected_for_their_number_and_sure_only_where_they_differ(ratios):
+    """Or the costs vary by more than they differ."""
     rows = {row["loss"]: row for row in ratios.csv()}
     verdicts = {loss: (row["images_per_second_ratio_verdict"], row["peak_mib_ratio_verdict"]) for loss, row in rows.items()}
     assert verdicts == {"ce": ("", ""), "focal": ("not shown", "the differences are all equal"), "mae": ("better", "worse")}
-
-
-def test_ratios_of_costs_are_corrected_for_their_number(ratios):
-    rows = {row["loss"]: row for row in ratios.csv()}
     raw, held = ([float(rows["mae"][f"{name}_ratio_{p}"]) for name in ("peak_mib", "images_per_second")] for p in ("p", "p_holm"))
     assert raw[0] < raw[1]
     assert held == pytest.approx([3 * raw[0], 2 * raw[1]])  # three tests in all: equal ratios are none

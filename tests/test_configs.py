@@ -1,21 +1,15 @@
 """Configs, schemas and the losses' registry agree."""
 
 import dataclasses
-import os
-import shutil
-import sys
 
 import pytest
 
 from lab.comparison.runs import CompareConfig
-from lab.config.help import settings_text
 from lab.config.loss_schema import LOSSES
 from lab.config.schema import SEARCHES, BenchConfig, TrainConfig
-from lab.config.settings import CONF, TRAIN, groups
+from lab.config.settings import CONF, groups
 from lab.data.specs import SOURCES
 from lab.registry import SCHEMAS, TASKS
-
-REGIONS = [name for name, schema in LOSSES.items() if schema.takes == "regions"]
 
 
 def test_every_loss_has_a_config_a_schema_and_a_registry_entry():
@@ -42,16 +36,6 @@ NOT_TRAINED = {  # losses of the registry that no task has as `loss=`, and what 
 }
 
 
-@pytest.mark.parametrize("name", ["multi_similarity", "arcface", "boundary"])
-def test_help_shows_a_losss_settings_in_80_columns(monkeypatch, name):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size((80, 24)))
-    text = settings_text(TRAIN, ["loss", f"loss={name}", f"task={next(task for task, spec in TASKS.items() if name in spec.losses)}"])
-    assert max(map(len, text.splitlines())) <= 80
-    for item in dataclasses.fields(LOSSES[name]):
-        assert item.name == "name" or f"loss.{item.name}=" in text
-
-
 def test_every_setting_has_a_line_of_meaning():
     options = [schema for each in SCHEMAS.values() for schema in each.values()]
     schemas = [TrainConfig, BenchConfig, CompareConfig, *SEARCHES.values(), *options]
@@ -69,6 +53,13 @@ def meant(schema):
             yield from meant(inner)
         elif item.name != "name":
             yield item
+
+
+@pytest.mark.parametrize("task", ["contrastive", "regression"])
+def test_a_task_needs_its_folder_and_its_record_alone(task):
+    for path in CONF.parent.joinpath("experiments").rglob("*.py"):
+        if task not in path.parts:
+            assert f"tasks.{task}" not in path.read_text(encoding="utf-8"), path
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.name)

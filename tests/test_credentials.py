@@ -11,6 +11,7 @@ import torch
 import yaml
 from mlflow_server import Server, written
 from safetensors import safe_open
+from words import TINY
 
 from lab.base.errors import UserError
 from lab.base.formats import masked
@@ -19,7 +20,7 @@ from lab.config.settings import load
 from lab.tracking.uploader import completed, tracking_uri
 
 SECRET = "tr0ub4dor-and-3"
-WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.log_every=1"]
+WORDS = [*TINY, "loss.implementation=torch", "trainer.log_every=1", "tracking.model=false"]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +80,6 @@ def test_credentials_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", WHOLE)
     assert completed("http://me:***@host") == tracking_uri(TrackingConfig()) == WHOLE
     assert tracking_uri(TrackingConfig(uri="http://me:***@host")) == WHOLE
-
-
-def test_an_address_of_the_command_line_comes_before_the_environments(monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", WHOLE)
-    assert tracking_uri(TrackingConfig(uri="http://other"), "http://third") == "http://other"
 
 
 def test_a_runs_own_server_is_taken_where_none_is_named_and_its_own_file_is_not(monkeypatch):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, TiffImagePlugin
+from words import ALONE
 
-import predict
 import train
 from lab.data.images.files import CorruptError, read_rgb
 from lab.data.images.pixels import dark_note, read_pixels
@@ -21,7 +21,7 @@ from lab.tasks.segmentation.data import MaskFiles, Pairs, read_mask
 
 SIZE = 32
 NORM = Norm([0.5] * 3, [0.25] * 3)
-TRAINING = ["trainer.device=cpu", "trainer.max_updates=1", "tracking=none", "tracking.model=false", "data.workers=0", "data.batch_size=2"]
+TRAINING = ["trainer.device=cpu", "trainer.max_updates=1", *ALONE, "data.workers=0", "data.batch_size=2"]
 
 
 def written(path, bright, kind="png"):
@@ -137,17 +137,6 @@ def test_images_of_the_hub_are_scaled_as_those_of_a_folder(tmp_path, values, bit
     shared = {"mode": None, "targets": torch.zeros(1), "keys": ["0"], "dataset": rows, "column": "picture", "folders": None}
     torch.testing.assert_close(HubSamples(**shared, channels=1).image(0), read_pixels(path, 1), atol=0, rtol=0)
     assert np.array_equal(np.asarray(HubSamples(**shared).image(0)), np.asarray(read_rgb(path, deep=True)))
-
-
-def test_a_detector_trains_on_sixteen_bits_and_predicts(boxes, tmp_path):
-    files = ["data.train_images=train", "data.val_images=val", "data.train_annotations=train.json", "data.val_annotations=val.json"]
-    words = ["task=detection", "model=fcos_tiny", "data=coco", f"data.root={boxes}", *files, "data.shortest=32", "data.longest=32"]
-    assert train.main([*words, *TRAINING, f"trainer.runs={tmp_path / 'runs'}"]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
-    out = tmp_path / "said"
-    assert predict.main([f"checkpoint={run}", str(boxes / "val" / "0.png"), "trainer.device=cpu", f"out={out}"]) == 0
-    (line,) = (out / "predictions.jsonl").read_text().splitlines()
-    assert "found" in json.loads(line)
 
 
 def test_segmentation_trains_on_images_and_masks_of_sixteen_bits(tmp_path):

@@ -109,22 +109,17 @@ def held_out(coco):
     return batch
 
 
-def test_a_batch_names_its_images_and_their_sizes(held_out):
+def test_a_batch_is_of_the_files_images_boxes_and_pixels(held_out):
+    """The rest is padding, of the mean colour."""
     assert held_out.image_ids.tolist() == [111, 105, 108, 109]
     assert held_out.index.tolist() == [0, 1, 2, 3]
     assert held_out.sizes.tolist() == held_out.originals.tolist() == [[60, 100], [80, 40], [50, 50], [64, 64]]
-
-
-def test_a_batchs_boxes_are_the_files_and_the_rest_is_padding(held_out):
     assert held_out.boxes.shape == (4, 8, 4)
     assert (held_out.boxes.dtype, held_out.labels.dtype) == (torch.float32, torch.int64)
     assert held_out.labels[:, :2].tolist() == [[0, 1], [1, -1], [-1, -1], [0, -1]]
     assert held_out.labels[:, 2:].eq(-1).all()
     assert held_out.boxes[0, :2].tolist() == [[10, 20, 40, 45], [60, 10, 80, 50]]
     assert held_out.boxes[held_out.labels < 0].eq(0).all()
-
-
-def test_a_batchs_pixels_are_the_files_and_the_rest_is_the_mean(held_out):
     assert held_out.images.shape == (4, 3, 80, 112)
     torch.testing.assert_close(pixels_of(held_out.images)[0, :, 30, 20], torch.tensor(RED).float(), atol=1e-3, rtol=0)
     assert held_out.images[1, :, :, 40:].abs().max() < 0.02, "padding is the mean colour"
@@ -463,11 +458,7 @@ MISTAKES = [
     ({"train_annotations": "train/005.png"}, None, "is not JSON"),
     ({"train_annotations": "deep.json"}, lambda coco: (coco.path / "deep.json").write_text("[" * 100_000), "is not JSON"),
     ({}, break_file(lambda trees: trees["val"].pop("annotations")), "no list annotations"),
-    (
-        {},
-        break_file(lambda trees: trees["val"]["categories"].pop()),
-        "90 'none'. Remedy: write the same list `categories`",
-    ),
+    ({}, break_file(lambda trees: trees["val"]["categories"].pop()), "90 'none'. Remedy: write the same list `categories`"),
     ({}, break_file(lambda trees: trees["val"]["categories"].append({"id": 7, "name": "x"})), "id 7 is given to 'blue' and to 'x'"),
     ({}, break_file(lambda trees: trees["train"]["annotations"].clear()), "data.train_annotations="),
     ({}, break_file(lambda trees: [a.update(iscrowd=1) for a in trees["train"]["annotations"]]), "no image has a box"),
@@ -533,18 +524,12 @@ def test_categories_of_one_name_are_told_apart(coco):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["task=detection"],
-            "data.shortest=800: images are enlarged 12.5 times, the median one from 64×64 to 800×800 .* 156 times",
-        ),
+        (["task=detection"], "data.shortest=800: images are enlarged 12.5 times, the median one from 64×64 to 800×800 .* 156 times"),
         (["task=detection", "data.shortest=50"], None),
         (["task=detection", "data.shortest=null"], None),
         (["task=detection", "data.shortest=90"], None),
         (["task=detection", "data.shortest=112"], "data.shortest=112: images are enlarged 1.8 times.* 3 times as much"),
-        (
-            ["task=detection", "model.fixed_size=[320,320]"],
-            r"model.fixed_size=\[320, 320\]: .* 5.0 times.*=\[64,64\] keeps",
-        ),
+        (["task=detection", "model.fixed_size=[320,320]"], r"model.fixed_size=\[320, 320\]: .* 5.0 times.*=\[64,64\] keeps"),
         (["task=multilabel", "model=tiny_resnet"], "data.shortest=800: images are enlarged 12.5 times.*; data.shortest=64 keeps"),
         (["task=multilabel", "model=tiny_resnet", "data.shortest=64"], None),
     ],

@@ -290,13 +290,6 @@ def test_true_boxes_have_their_class_and_crowds_a_colour(coco, file):
     assert [each.removesuffix(" (crowd)") for each in text] == [classes[i] for i in file.labels[file.rows(crowded)].tolist()]
 
 
-@pytest.mark.parametrize("images", [3, 6])
-def test_a_picture_of_detections_has_any_number_of_images(coco, file, tmp_path, images):
-    data = load(coco)
-    detections_picture(evaluated(data), file, data.classes, tmp_path / "found.png", images=images)
-    assert pixels_of(tmp_path / "found.png").std() > 10
-
-
 def test_the_curve_of_precision_and_recall_has_a_line_for_each_class(coco, tmp_path):
     precision_recall_picture(evaluated(load(coco)), tmp_path / "curve.png")
     pixels = pixels_of(tmp_path / "curve.png").reshape(-1, 3)
@@ -317,10 +310,3 @@ def test_only_the_surest_boxes_are_drawn_and_the_title_says_how_many_are_not(coc
         drawn[name] = pixels_of(tmp_path / "many.png")
     assert (drawn["all"][40:] == drawn["surest"][40:]).all(), "below the title"
     assert (drawn["all"][:40] != drawn["surest"][:40]).any(), "the title"
-
-
-def test_pictures_of_a_detector_that_finds_nothing(coco, file, tmp_path):
-    data = load(coco)
-    detections_picture(evaluated(data, nothing), file, data.classes, tmp_path / "none.png")
-    precision_recall_picture(counts_of(data).result(), tmp_path / "empty.png")
-    assert (tmp_path / "none.png").stat().st_size > 1000

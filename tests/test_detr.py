@@ -5,7 +5,6 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from stock_detectors import CLASSES, HEIGHT, WIDTH, batch, learn, pyramid, trained_without_boxes
 
-import lab
 from lab.detectors.detection.loss import DetectionLoss
 from lab.detectors.detection.models.detr import Denoising, Detr, ImageCoder
 from lab.detectors.detection.types import DetectorOutput, rows_of
@@ -230,31 +229,3 @@ def test_settings_of_suppression_are_said_to_have_no_effect(make_trainer, model)
     words = [*SCENES, *model.split(), "model.nms_threshold=0.7", "model.candidates=10"]
     told = [note for note in make_trainer(*words).task.notes if "no effect" in note]
     assert [note.partition(":")[0] for note in told] == ["model.nms_threshold=0.7", "model.candidates=10"]
-
-
-def test_a_resumed_run_draws_the_same_noise(tmp_path, monkeypatch):
-    """A run that a callback ends in its first epoch, and that goes on, has the weights of one that was not ended, to the bit."""
-    monkeypatch.chdir(tmp_path)
-    words = [
-        *SCENES,
-        "model=detr_tiny",
-        "model.name=test_resnet",
-        "model.denoising=20",
-        "data.batch_size=2",
-        "loss=mal",
-        "trainer.epochs=2",
-    ]
-    words += ["trainer.device=cpu", "tracking=none", "tracking.model=false", "trainer.save_updates=1", "data.train_scenes=4"]
-    words += ["loss.implementation=torch", "task.pictures=0"]
-
-    class Ended:
-        def on_update(self, trainer):
-            if trainer.done == 3:
-                raise KeyboardInterrupt
-
-    whole = lab.train(*words, "name=whole")
-    part = lab.train(*words, "name=part", callbacks=[Ended()])
-    assert part.status == "KILLED"
-    found = lab.train(f"resume={part.folder}", "trainer.device=cpu")
-    ours, theirs = (torch.load(each.folder / "checkpoints" / "last.pt", weights_only=True)["model"] for each in (found, whole))
-    assert all(value.equal(theirs[name]) for name, value in ours.items())

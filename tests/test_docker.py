@@ -16,11 +16,12 @@ import postgres
 import pytest
 import yaml
 from mlflow_server import Server, written
+from words import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = ROOT / "docker" / "compose.yaml"
 LOGIN = ROOT / "docker" / "serve_mlflow.py"
-WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.max_updates=6"]
+WORDS = [*TINY, "loss.implementation=torch", "trainer.max_updates=6"]
 
 
 def tool(name: str, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -84,23 +85,17 @@ TRAINS = {"train", "train-cpu", "bench", "sync"}
 STORE = {"postgres", "s3"}
 
 
-def test_what_trains_reaches_the_mlflow_server_alone():
+def test_what_trains_reaches_the_mlflow_server_alone_and_the_store_reaches_no_further():
+    """And what trains has no password of the store."""
     found = services()
     assert set(found) == STORE | TRAINS | {"mlflow", "passwords"}
     reached = {name: {other for other in found if networks_of(found[name]) & networks_of(found[other])} for name in found}
     assert {name: reached[name] for name in TRAINS} == dict.fromkeys(TRAINS, TRAINS | {"mlflow"})
     assert reached["mlflow"] >= STORE
     assert reached["passwords"] == set()
-
-
-def test_what_trains_has_no_password_of_the_store():
     for service in (each for name, each in services().items() if name in TRAINS):
         assert not any("password" in volume for volume in service["volumes"])
         assert not any(word in str(service["environment"]) for word in ("AWS", "POSTGRES", "PGPASS"))
-
-
-def test_the_stores_network_reaches_no_further():
-    found = services()
     networks = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["networks"]
     assert [name for name, how in networks.items() if how and how.get("internal")] == ["store"]
     assert all(networks_of(found[name]) == {"store"} and "ports" not in found[name] for name in STORE)

@@ -5,7 +5,6 @@ import torch
 from digit_folders import digit_files
 
 from lab.base.errors import UserError
-from lab.base.seeds import seed_of
 from lab.config.settings import load
 from lab.data.loading import chances_of, order_of
 from lab.run.trust import naming_code
@@ -103,26 +102,3 @@ def test_only_a_function_counts_as_code_in_a_file():
     for value, is_code in (("balanced", False), ("weighted", False), ("own.py:first", True), ("os:system", True)):
         tree = load(["data.sampler=" + value]).tree()
         assert ("data.sampler" in dict(naming_code(tree))) == is_code, value
-
-
-def test_epochs_of_one_seed_differ_by_their_number():
-    chances = torch.rand(100, generator=torch.Generator().manual_seed(0))
-    orders = [order_of(100, chances, torch.Generator().manual_seed(seed_of(0, epoch))) for epoch in (1, 2, 1)]
-    assert torch.equal(orders[0], orders[2])
-    assert not torch.equal(orders[0], orders[1])
-
-
-@pytest.mark.parametrize("words", [["data.sampler=balanced"], ["task=regression", "loss=mse"]])
-def test_a_continued_run_has_the_same_bits(tmp_path, monkeypatch, words):
-    import lab
-
-    monkeypatch.chdir(tmp_path)
-    small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none", "trainer.deterministic=true", *words]
-    small += ["optim.schedule.name=constant", "optim.schedule.warmup_epochs=0", "data.batch_size=32"]
-    whole = lab.train(*small, "trainer.max_updates=4", "name=whole")
-    part = lab.train(*small, "trainer.max_updates=2", "name=part")
-    part = lab.train(f"resume={part.folder}", "trainer.max_updates=4")
-    ours, others = ({name: value.clone() for name, value in each.model.state_dict().items()} for each in (part, whole))
-    assert ours.keys() == others.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, others[name]), name

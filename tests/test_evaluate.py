@@ -11,6 +11,7 @@ import torch
 import yaml
 from digit_folders import digit_files
 from PIL import Image
+from words import ALONE
 
 from lab.base.errors import UserError
 from lab.config.settings import load
@@ -18,7 +19,7 @@ from lab.run.resume import Earlier, load_state
 from lab.run.saved import Saved, settings_of
 from lab.run.trust import Origin
 
-QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", "tracking=none"]
+QUICK = ["loss=ce", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=2", "trainer.ema=0.9", *ALONE]
 
 
 @pytest.fixture(scope="module")
@@ -206,37 +207,10 @@ def test_predict_sees_images_as_evaluate_does(capsys, of_files, tmp_path, words)
     )
 
 
-def test_an_override_of_the_models_own_is_taken_and_named(capsys, of_files, tmp_path):
-    checkpoints, copy = of_files
-    words = ["data=folder", f"data.root={copy}", "data.image_size=64"]
-    _, values, said, _ = here(capsys, tmp_path / "runs", f"checkpoint={checkpoints / 'best.pt'}", *words)
-    assert values["samples"] == 18
-    assert values["loss"] != best_of(checkpoints)["loss"]
-    assert "changed: data.image_size=64 (the run had 40)" in said
-    (folder,) = (tmp_path / "runs").iterdir()
-    start = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    assert start["kind"] == "start"
-    assert (start["tags"]["mlflow.source.name"], start["tags"]["mlflow.source.type"]) == ("experiments/evaluate.py", "LOCAL")
-
-
 @pytest.mark.parametrize("words", [["data.train_share=1"], ["data.train_share=0.3", "data=digits"]], ids=str)
 def test_pixels_are_normalised_as_in_training(capsys, of_digits, tmp_path, words):
     _, values, _, _ = here(capsys, tmp_path / "runs", f"checkpoint={of_digits / 'best.pt'}", *words)
     assert values == best_of(of_digits)
-
-
-@pytest.mark.parametrize("word", ["data.split_seed=1", "data.held_out=0.5", "data.held_out=0.1"])
-def test_a_split_that_would_hold_out_training_images_is_refused(capsys, of_digits, tmp_path, word):
-    status, _, _, said = here(capsys, tmp_path / "runs", f"checkpoint={of_digits / 'last.pt'}", word)
-    assert status == 1
-    assert said.startswith(f"error: {word}: the model was trained with {word.partition('=')[0]}=0")
-    assert "has seen" in said
-
-
-def test_the_training_folder_is_not_held_out(capsys, of_files, tmp_path):
-    status, _, _, said = here(capsys, tmp_path / "runs", f"checkpoint={of_files[0] / 'best.pt'}", "data.val=train")
-    assert status == 1
-    assert said == "error: data.val=train: the model was trained on these images; held-out ones are expected.\n"
 
 
 def test_cfg_prints_what_would_hold_and_runs_nothing(capsys, of_files, tmp_path):
@@ -319,23 +293,3 @@ def test_what_does_not_fit_the_weights_is_said(capsys, of_digits, of_files, tmp_
     status, _, _, error = here(capsys, tmp_path / "runs", *given)
     assert status == 1
     assert error.startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "checkpoint= must be given once"),
-        (["checkpoint=nowhere.pt"], "nowhere.pt: no such file"),
-        (["checkpoint=conf/train.yaml"], "cannot be read"),
-        (["checkpoint={best}", "data.hold_out=0.5"], "Did you mean 'held_out'?"),
-        (["checkpoint={best}", "data=mnist", "data.download=false"], "data.root"),
-    ],
-)
-def test_mistakes_leave_nothing_behind(trained, words, said):
-    before = trained.contents()
-    done = evaluate(trained, *(word.format(best=trained.folder / "checkpoints" / "best.pt") for word in words))
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
-    assert said in done.stderr
-    assert trained.contents() == before

@@ -17,7 +17,6 @@ from lab.data.sets import Norm
 from lab.data.sources.custom import as_rgb, of_channels
 from lab.detectors.detection.data import load_detection_data
 from lab.detectors.schema import CocoConfig
-from lab.results.prediction import images as predicted_files
 from lab.tasks.segmentation import MaskFolderConfig
 from lab.tasks.segmentation.data import load_masks
 
@@ -109,11 +108,6 @@ def test_a_picture_is_read_as_shown_by_every_reader(turned):
             assert near(as_rgb(own), shown, kind)
         with Image.open(path) as own:
             assert near((of_channels(own.convert("RGB"), 3) * 255).round().permute(1, 2, 0), shown, kind)
-
-
-def test_a_picture_that_was_turned_is_not_turned_twice(turned):
-    for _, path, *_ in turned:
-        assert turn_of(read_rgb(path)) == 1
 
 
 def test_annotations_of_another_size_are_refused_in_each_turn(turned):
@@ -227,11 +221,6 @@ def symmetric(turn, size):
     return shown, np.zeros(0) if STORED[turn](shown).shape != shown.shape else STORED[turn](shown)
 
 
-def test_upright_pictures_are_not_counted(tmp_path):
-    data = load(coco(tmp_path / "coco", [("1-a.jpg", 1, SQUARE), ("6-a.jpg", 6, WIDE)]))
-    assert not [note for note in data.notes if "EXIF" in note]
-
-
 def test_a_size_that_fits_neither_is_named_with_both(tmp_path):
     folder = coco(tmp_path / "coco", [("6-a.jpg", 6, WIDE)])
     text = (folder / "train.json").read_text().replace('"height": 24', '"height": 25')
@@ -314,37 +303,3 @@ def test_a_mask_of_another_size_is_refused_while_it_is_read(tmp_path):
         mask_data(folder)
     with pytest.raises(UserError, match=r"masks/01_a.png: is 40×30, its image 40×24"):
         list(mask_data(folder, check="off").val)
-
-
-def test_predictions_are_of_the_picture_as_shown(tmp_path):
-    """predict.py reads by the same function, so that its boxes are those that a viewer would draw."""
-    from lab.data.images.pixels import read_image
-
-    shown = boxed(*WIDE)
-    for turn in TURNS:
-        write(tmp_path / f"{turn}-a.tif", shown, turn)
-    files, *_ = predicted_files([tmp_path], tmp_path / "out")
-    assert len(files) == 8
-    for path in files:
-        assert near(read_image(path, None), shown, path.name)
-
-
-def trained(make_trainer, folder, *more):
-    """Train a detector for two epochs; return its held-out figures."""
-    named = ["data.train_images=.", "data.val_images=.", "data.train_annotations=train.json", "data.val_annotations=val.json"]
-    small = ["data.workers=0", "data.shortest=32", "data.longest=64", "model.fixed_size=[32,32]", "data.batch_size=4", "trainer.epochs=2"]
-    trainer = make_trainer("task=detection", "model=yolo_tiny", "data=coco", f"data.root={folder}", *named, *small, "optim.lr=0.003", *more)
-    while trainer.begin_epoch():
-        trainer.batch = len(trainer.data.train)
-        for group in trainer.groups():
-            trainer.update(group)
-        trainer.epoch_ended = True
-    return trainer.evaluate(trainer.model, trainer.data.val).values
-
-
-def test_a_detector_learns_as_from_upright_pictures(make_trainer, tmp_path):
-    """To the bit, since its images, boxes and random changes are the same; boxes that are read the other way teach it otherwise."""
-    upright = trained(make_trainer, coco(tmp_path / "upright", [(f"{turn}-early.png", 1, SQUARE) for turn in TURNS]))
-    folder = coco(tmp_path / "turned", [(f"{turn}-early.png", turn, SQUARE) for turn in TURNS])
-    assert trained(make_trainer, folder) == upright
-    assert trained(make_trainer, folder, "data.exif=stored")["loss"] != upright["loss"]

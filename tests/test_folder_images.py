@@ -272,17 +272,6 @@ def test_hidden_files_and_folders_are_not_seen(make_trainer, pictures):
     assert [path.name for path in prediction.images([whole / "train"], whole / "out")[0]] == [f"{number}.png" for number in range(8)] * 2
 
 
-def test_few_classes_have_no_top5(make_trainer, run_folder, quiet, pictures):
-    trainer = make_trainer(*words(pictures, "trainer.epochs=1", "trainer.log_every=1"))
-    trainer.fit(run_folder, quiet)
-    assert "val/top1" in trainer.values
-    assert "train/top1" in trainer.values
-    assert [name for name in trainer.values if "top5" in name] == []
-    best = {name.removeprefix("val/"): value for name, value in trainer.values.items()}
-    assert [name for name in trainer.task.rows(best) if "top-5" in name] == []
-    assert "top-5" not in trainer.task.headline(trainer.pictured)
-
-
 @pytest.mark.parametrize("policy", ["foo", "original-x5", "3"])
 def test_an_unknown_policy_of_augmentation_is_refused(make_trainer, pictures, policy):
     with pytest.raises(UserError, match=rf"^data.auto_augment={policy}: timm knows no such policy \(Unknown .*\); rand-m9-mstd0.5"):

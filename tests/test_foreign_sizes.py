@@ -12,24 +12,23 @@ import pytest
 import torch
 from mlflow.tracking import MlflowClient
 from PIL import Image
+from words import ALONE, TINY
 
-import predict
 import sync
 import train
 from lab.base.errors import UserError
 from lab.data.images.files import MOST_PIXELS, UNREADABLE, most_pixels, read_rgb
 from lab.data.images.pixels import read_pixels
 from lab.run import checkpoint
-from lab.run.frames import write_rows
 from lab.run.saved import read_checkpoint
 
-QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=1", "loss.implementation=torch"]
+QUICK = [*TINY, "trainer.max_updates=1", "loss.implementation=torch"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
-    assert train.main([*QUICK, "tracking=none", f"trainer.runs={runs}", "name=own"]) == 0
+    assert train.main([*QUICK, *ALONE, f"trainer.runs={runs}", "name=own"]) == 0
     (folder,) = runs.iterdir()
     return folder
 
@@ -208,17 +207,6 @@ def test_the_limit_of_pixels_is_one_setting(tmp_path, most, monkeypatch):
         read_rgb(path)
 
 
-def test_predict_names_a_picture_of_too_many_pixels(run, tmp_path, capsys, most):
-    large = picture(tmp_path / "large.png", 13_000, 13_000)
-    assert predict.main([f"checkpoint={run}", f"out={tmp_path / 'out'}", str(large)]) == 1
-    assert "LOSSFORGE_MAX_PIXELS sets another limit" in capsys.readouterr().err
-
-
-def test_control_characters_are_text_in_a_csv_file(tmp_path):
-    path = write_rows(tmp_path / "rows.csv", [{"a\x1b[31m": "\x1b]0;title\x07", "b": "=1+\x1b", "c": "two\nlines\tand a tab", "d": -1.5}])
-    assert path.read_bytes() == b'a\\x1b[31m,b,c,d\r\n\\x1b]0;title\\x07,\'=1+\\x1b,"two\nlines\tand a tab",-1.5\r\n'
-
-
 def test_a_name_of_millions_of_letters_is_no_class(capsys):
     from lab.data.sets import Data
     from lab.run.checkpoint_checks import fault
@@ -260,8 +248,3 @@ def test_an_error_of_a_strangers_text_does_not_control_the_terminal(run, tmp_pat
     write_error(folder, "cannot read \x1b[2J")
     folder.release()
     assert (folder.path / "error.txt").read_text() == "cannot read \\x1b[2J"
-
-
-def test_a_checkpoint_of_our_own_is_as_large_as_its_file(run):
-    for name in ("best.pt", "last.pt"):
-        assert checkpoint.load(run / "checkpoints" / name)["classes"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow.tracking._tracking_service.utils import path_to_local_sqlite_uri
+from words import TINY
 
 import evaluate
 import sync
@@ -19,7 +20,7 @@ from lab.run.saved import open_checkpoint
 from lab.tracking.store_paths import outside
 from lab.tracking.uploader import MlflowUploader, checked_uri
 
-QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking.model=false"]
+QUICK = [*TINY, "trainer.max_updates=2", "tracking.model=false"]
 
 
 @pytest.mark.parametrize(
@@ -29,14 +30,11 @@ QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "train
         ("file://{store}/mlartifacts/lossforge", False),
         ("file://{store}/with%20space", False),
         ("file://{outside}", True),
-        ("{outside}", True),
         ("file://{store}/../outside", True),
         ("file://{store}/%2e%2e/outside", True),
         ("file://{store}/link", True),
         ("file://{store}-beside", True),
         ("file://elsewhere.example.org{store}", True),
-        ("ftp://127.0.0.1:9/theirs", True),
-        ("http://127.0.0.1:9/theirs", True),
         ("s3://theirs", True),
         ("mlflow-artifacts:/1", True),
     ],

@@ -6,12 +6,14 @@ from pathlib import Path
 import pandas
 import pytest
 from PIL import Image
+from words import TINY
 
 import lab
 from lab.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "data.train_share=0.1", "trainer.epochs=2"]
+SMALL = [*TINY, "data.train_share=0.1", "trainer.epochs=2"]
+WORDS = ["tracking.model=false", "trainer.log_every=1"]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        yield lab.train(*SMALL, "tracking.model=false", "trainer.log_every=1"), folder
+        yield lab.train(*SMALL, *WORDS), folder
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,11 @@ def there(trained, monkeypatch):
 def recorded(folder):
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [each for each in records if each["kind"] == "metrics"]
+
+
+def test_a_run_says_how_it_was_called(trained):
+    start = json.loads((trained[0].folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert start["tags"]["command"] == " ".join(["experiments/train.py", *SMALL, *WORDS])
 
 
 def test_a_result_has_its_curves_and_its_last_figures(trained):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from words import ALONE
 
 from lab.base.errors import UserError
-from lab.config.settings import load
 from lab.tasks import heads
 
 FUSED = "loss.fused_head=true"
@@ -92,7 +92,7 @@ def test_a_compiled_model_gives_the_same(make_trainer, amp):
 
 def test_a_run_is_resumed_and_scored(clone):
     """With the head fused, without it after that, and with it again."""
-    words = ["model=tiny_vit", "data.image_size=16", "trainer.device=cpu", "tracking=none", "trainer.runs=runs"]
+    words = ["model=tiny_vit", "data.image_size=16", "trainer.device=cpu", *ALONE, "trainer.runs=runs"]
     done = clone.run(*words, FUSED, "trainer.max_updates=2")
     assert done.status == 0, done.output
     assert "peak memory" in done.output
@@ -105,23 +105,6 @@ def test_a_run_is_resumed_and_scored(clone):
     done = clone.run(f"checkpoint={folder}/checkpoints/last.pt", "tracking=none")
     assert done.status == 0, done.output
     assert "held-out top-1" in done.output
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["loss=mae"], "loss=mae is computed from the softmax of all logits"),
-        (["loss=seesaw"], "loss=seesaw has no fused form"),
-        (["loss.implementation=torch"], "loss.implementation=torch has no fused losses"),
-        (["task=detection"], "task=detection does not have one loss of one head's logits; classification, distillation, multilabel have"),
-        (["task=preference", "loss=bradley_terry"], "task=preference does not have one loss"),
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_fused_are_refused(words, said):
-    with pytest.raises(UserError, match=r"loss\.fused_head=true: ") as caught:
-        load([*words, FUSED])
-    assert said in str(caught.value)
 
 
 class Own(nn.Module):

@@ -434,15 +434,6 @@ def test_figures_are_those_of_coco_on_the_exported_file(coco, tmp_path):
 FIGURES = {"map": 0.423385196, "map50": 0.558816597, "map75": 0.499292786, "box_map": 0.447640657, "box_map50": 0.653618576}
 
 
-def test_nothing_found_has_figures_of_0(coco):
-    data = opened(coco)
-    counts = InstanceCounts(data.classes, data.category_ids, CPU, data.val.file)
-    for each in data.val:
-        counts.add([{name: value[:0] for name, value in found.items()} for found in guesses(each)], each)
-    values = counts.result().values
-    assert (values["map"], values["box_map"]) == (0, 0)
-
-
 def test_a_file_is_predicted_as_it_was_evaluated(make_trainer, tmp_path):
     """By the same model: scores, boxes and masks of each held-out image."""
     words = ["task=instances", "model=yolo_tiny", f"data.root={tmp_path}", "data.train_scenes=4", "data.val_scenes=2", "data.workers=0"]

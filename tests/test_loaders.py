@@ -120,31 +120,17 @@ def begun(request, monkeypatch):
     return begun
 
 
-def test_batches_made_together_keep_targets_and_weights_with_their_images(begun):
+def test_batches_made_together_are_the_epochs_samples_in_another_order_each_time(begun):
+    """From any batch on, with their targets and weights."""
     loader = begun(1, 0)
     first = list(loader)
     assert [len(batch) for batch in first] == [4, 4, 4, 4, 4, 2]
     for batch in first + list(loader):
         assert torch.equal(batch.index, batch.target)
         assert torch.equal(batch.weight, WEIGHT[batch.index])
-
-
-def test_batches_made_together_are_augmented_pixel_by_pixel(begun):
-    for batch in begun(1, 0):
-        moved = batch.images - torch.arange(SAMPLES * 12, dtype=torch.float32).view(SAMPLES, 3, 2, 2)[batch.index]
-        assert moved.min() >= 0
-        assert len(moved.unique()) > moved.numel() // 2  # pixels move by different numbers
-        assert moved.max() < 1
-
-
-def test_batches_made_together_are_another_order_of_all_samples_in_each_epoch(begun):
-    loader = begun(1, 0)
     first, second = list(loader), list(loader)
     assert sorted(int(i) for batch in second for i in batch.index) == list(range(SAMPLES))
     assert not torch.equal(first[0].index, second[0].index)
-
-
-def test_batches_made_together_are_the_epochs_from_any_batch_on(begun):
     loader = begun(1, 0)
     _, second, third = (list(loader) for _ in range(3))
     for epoch, at in itertools.product((2, 3), range(6)):
@@ -153,6 +139,14 @@ def test_batches_made_together_are_the_epochs_from_any_batch_on(begun):
         for ours, theirs in zip(again, (second, third)[epoch - 2][at:], strict=True):
             assert torch.equal(ours.images, theirs.images)
             assert torch.equal(ours.index, theirs.index)
+
+
+def test_batches_made_together_are_augmented_pixel_by_pixel(begun):
+    for batch in begun(1, 0):
+        moved = batch.images - torch.arange(SAMPLES * 12, dtype=torch.float32).view(SAMPLES, 3, 2, 2)[batch.index]
+        assert moved.min() >= 0
+        assert len(moved.unique()) > moved.numel() // 2  # pixels move by different numbers
+        assert moved.max() < 1
 
 
 def test_large_batches_are_made_alone(monkeypatch):

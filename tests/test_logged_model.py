@@ -28,24 +28,25 @@ SCENES = [
 ]  # fmt: skip
 
 
+def in_store(folder: Path, name: str, *words: str) -> SimpleNamespace:
+    """Train; return the run's folder, the run in the store, and its model with the model's folder there."""
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    assert train.main([*TRAINED, *words, f"trainer.runs={folder / 'runs'}", f"tracking.uri={uri}", f"name={name}"]) == 0
+    client = MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("lossforge").experiment_id], f"attributes.run_name = '{name}'")
+    (output,) = run.outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    (path,) = (folder / "runs").glob(f"*-{name}")
+    place = Path(model.artifact_location.removeprefix("file://"))
+    return SimpleNamespace(run=run, folder=path, model=model, place=place, output=output)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The store, and of each run its folder, its run in the store and its model's folder there."""
+    """The store, and the run of a classifier."""
     folder = tmp_path_factory.mktemp("models")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    where = [f"trainer.runs={folder / 'runs'}", f"tracking.uri={uri}"]
-    assert train.main([*TRAINED, *DIGITS, *where, "name=digits"]) == 0
-    assert train.main([*TRAINED, *SCENES, *where, "name=scenes", f"data.root={folder / 'data'}"]) == 0
-    client = MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name("lossforge").experiment_id
-    found = {}
-    for run in client.search_runs([experiment]):
-        (output,) = run.outputs.model_outputs
-        model = client.get_logged_model(output.model_id)
-        (path,) = (folder / "runs").glob(f"*-{run.info.run_name}")
-        place = Path(model.artifact_location.removeprefix("file://"))
-        found[run.info.run_name] = SimpleNamespace(run=run, folder=path, model=model, place=place, output=output)
-    return SimpleNamespace(uri=uri, client=client, folder=folder, **found)
+    return SimpleNamespace(uri=uri, client=MlflowClient(tracking_uri=uri), digits=in_store(folder, "digits", *DIGITS))
 
 
 def says(one, out: Path, files: list[Path], *words: str) -> list[list[dict]]:
@@ -144,14 +145,16 @@ def test_a_server_of_the_model_says_what_predict_says(trained, digits, tmp_path,
 
 
 @pytest.mark.slow
-def test_mlflow_predicts_the_boxes_that_predict_finds(trained, tmp_path):
+def test_mlflow_predicts_the_boxes_that_predict_finds(tmp_path):
     import mlflow.pyfunc
 
-    files = sorted(trained.folder.glob("data/digit_scenes/*/images/*.png"))[-3:]
+    scenes = in_store(tmp_path, "scenes", *SCENES, f"data.root={tmp_path / 'data'}")
+    assert "torchvision==" in (scenes.place / "requirements.txt").read_text()
+    files = sorted(tmp_path.glob("data/digit_scenes/*/images/*.png"))[-3:]
     pixels = np.stack([np.array(Image.open(file).convert("RGB")).transpose(2, 0, 1) for file in files])
-    said = mlflow.pyfunc.load_model(str(trained.scenes.place)).predict(pixels)
+    said = mlflow.pyfunc.load_model(str(scenes.place)).predict(pixels)
     assert said.shape == (3, 20, 6)
-    found = says(trained.scenes, tmp_path / "out", files, "score=0")
+    found = says(scenes, tmp_path / "out", files, "score=0")
     for rows, entries in zip(said, found, strict=True):
         there = rows[rows[:, 4] > 0]
         assert len(there) == len(entries) > 3
@@ -159,7 +162,7 @@ def test_mlflow_predicts_the_boxes_that_predict_finds(trained, tmp_path):
         np.testing.assert_allclose(there[:, :4], [entry["box"] for entry in entries], atol=1e-3)
         assert [str(int(label)) for label in there[:, 5]] == [entry["label"] for entry in entries]
     # one image alone, as no batch of the export was
-    alone = mlflow.pyfunc.load_model(str(trained.scenes.place)).predict(pixels[:1])
+    alone = mlflow.pyfunc.load_model(str(scenes.place)).predict(pixels[:1])
     np.testing.assert_allclose(alone[0], said[0], atol=1e-4)
 
 
@@ -168,26 +171,19 @@ def data_of(one):
     return {each.tags[0].value: each.dataset for each in one.run.inputs.dataset_inputs}
 
 
-def test_the_store_ties_a_run_to_its_data(trained):
+def test_the_store_ties_a_model_to_its_run_and_data(trained):
     data = data_of(trained.digits)
     assert {context: (each.name, json.loads(each.profile)) for context, each in data.items()} == {
         "training": ("digits", {"num_rows": 1437, "num_classes": 10}),
         "validation": ("digits", {"num_rows": 360, "num_classes": 10}),
     }
     assert data["training"].digest != data["validation"].digest
-
-
-def test_the_store_ties_a_model_to_its_run_and_data(trained):
     one = trained.digits
     assert (one.model.source_run_id, one.model.status.value, one.output.step) == (one.run.info.run_id, "READY", 46)
     assert one.model.tags["mlflow.user"] == one.run.data.tags["mlflow.user"]
     of_model = {metric.key: (metric.value, metric.dataset_digest) for metric in one.model.metrics}
     assert of_model["best_top1"] == (one.run.data.metrics["best_top1"], data_of(one)["validation"].digest)
     assert "images_per_second" not in of_model
-
-
-def test_the_registry_has_a_version_of_the_model(trained):
-    one = trained.digits
     (version,) = trained.client.search_model_versions("name = 'digits-reader'")
     assert (version.source, version.run_id) == (one.model.artifact_location, one.run.info.run_id)
     assert json.loads(one.model.tags["mlflow.modelVersions"]) == [{"name": "digits-reader", "version": "1"}]
@@ -212,7 +208,6 @@ def test_the_model_says_what_it_takes(trained):
     needed = (trained.digits.place / "requirements.txt").read_text()
     assert f"torch=={torch.__version__.partition('+')[0]}\n" in needed
     assert "torchvision" not in needed
-    assert "torchvision==" in (trained.scenes.place / "requirements.txt").read_text()
 
 
 OTHERS = {"multilabel": ["experiment=multilabel", "data.train_scenes=8", "data.val_scenes=4"], "preference": ["experiment=preference"]}

@@ -86,14 +86,6 @@ def test_mathematics_alone_is_shown_as_code():
     assert "```text\nv = map_alpha + " in about(lossforge.losses.distribution_balanced_loss)
 
 
-@pytest.mark.parametrize(
-    ("name", "indices"),
-    [("cross_entropy", True), ("sigmoid_focal_loss", True), ("gaussian_nll_loss", False), ("box_iou_loss", False)],
-)
-def test_an_index_error_is_documented_where_there_are_class_indices(name, indices):
-    assert ("IndexError" in inspect.getdoc(getattr(lossforge.losses, name))) is indices
-
-
 def test_the_templates_are_counted():
     page = text_of("docs/know/how_it_works.md")
     rows = re.findall(r"^\| \[\w+\]\(template_", page, re.M)

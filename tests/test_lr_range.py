@@ -4,13 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
+from words import ALONE
 
 import lab
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.optim.lr_range import LEAST, LrRange, suggestion
 
-SHORT = ["experiment=lr_range", "data.image_size=16", "data.batch_size=64", "model=tiny_resnet", "trainer.device=cpu", "tracking=none"]
+SHORT = ["experiment=lr_range", "data.image_size=16", "data.batch_size=64", "model=tiny_resnet", "trainer.device=cpu", *ALONE]
 
 
 def test_the_suggestion_is_where_the_loss_falls_the_fastest():

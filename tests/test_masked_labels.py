@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-import evaluate
-import train
 from lab.base.errors import UserError
 from lab.config.settings import load
 from lab.data.batch import Batch
@@ -117,16 +115,6 @@ def test_figures_and_rows_of_samples_leave_masked_labels_out(make_trainer, table
     rows = {row["class"]: row for row in task.per_class(counts.result())}
     assert [(rows[name]["labels"], rows[name]["samples"]) for name in "abc"] == [(1, 1), (2, 1), (1, 0)]
     assert (rows["a"]["precision"], rows["b"]["recall"]) == (1.0, 0.0)
-
-
-def test_a_run_with_masked_labels_is_scored(table, tmp_path):
-    asked = words(table, tmp_path, "model=tiny_resnet", "trainer.device=cpu", "trainer.max_updates=2", f"trainer.runs={tmp_path / 'runs'}")
-    assert train.main([*asked, "tracking.model=false"]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
-    assert evaluate.main([f"checkpoint={run}", f"trainer.runs={tmp_path / 'scored'}", "trainer.device=cpu", "tracking=none"]) == 0
-    (folder,) = (tmp_path / "scored").iterdir()
-    masked = pandas.read_csv(folder / "predictions.csv", keep_default_na=False).set_index("sample")["masked"]
-    assert masked.to_dict() == {"18.png": "", "19.png": "b", "20.png": "a", "21.png": "c", "22.png": "a"}
 
 
 @pytest.mark.parametrize(

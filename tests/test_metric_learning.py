@@ -3,29 +3,18 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_contrastive import StopAfter
 
 from lab.base.errors import UserError
-from lab.base.process import StoppedError
 from lab.config.settings import load
 from lab.data.batch import Batch
-from lab.run import checkpoint
-from lab.run.folder import RunFolder
 from lab.tasks.contrastive import OF_IMAGES
 from lab.tasks.contrastive.metrics import NeighbourCounts
 from lab.tasks.contrastive.model import Embedded, batch_loss
-from lab.training.callbacks import Callbacks
 from lossforge import losses
 
 CPU = torch.device("cpu")
 SMALL = ["task=contrastive", "data=digits", "task.width=8", "data.image_size=16", "data.train_share=0.06", "data.batch_size=28"]
 SMALL += ["data.held_out=0.1", "optim.schedule.warmup_epochs=0", "optim.lr=5e-3", "trainer.log_every=1", "tracking=none"]
-
-
-def test_every_loss_of_images_has_a_test():
-    assert {*OF_IMAGES} == {"arcface", "cosface", "proxy_anchor", "supcon", "multi_similarity", "circle"} | {
-        *("info_nce", "nt_xent", "vicreg", "barlow_twins")
-    }
 
 
 def in_float64(name, output, target):
@@ -65,6 +54,7 @@ def test_the_losses_are_those_of_the_library(name, implementation):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.each("function")
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_a_few_updates_lower_the_loss(make_trainer, name):
     trainer = make_trainer(*SMALL, f"loss={name}", "data.augment=false", "trainer.epochs=4")
@@ -112,33 +102,6 @@ def test_equal_features_recall_nothing():
     counts.add(torch.ones(6, 3), torch.arange(6) % 2, torch.tensor(0.0), torch.tensor(6.0))
     assert counts.result().values["recall5"] == 1  # three of the other class come first
     assert counts.result().values["recall1"] == 0
-
-
-@pytest.mark.parametrize("loss", ["proxy_anchor", "nt_xent"])
-def test_a_run_goes_on_to_the_bit(make_trainer, run_folder, quiet, tmp_path, loss):
-    """Proxies and their moments are those of the checkpoint, and the views go on as they were drawn."""
-    words = [*SMALL, f"loss={loss}", "trainer.epochs=2", "trainer.ema=0.9"]
-    whole = make_trainer(*words)
-    whole.fit(run_folder, quiet)
-    other = RunFolder(tmp_path / "other", "test", {})
-    stopped = make_trainer(*words)
-    stopped.callbacks = Callbacks((), (StopAfter(5),))
-    with pytest.raises(StoppedError):
-        stopped.fit(other, quiet)
-    again = make_trainer(*words)
-    again.restore(checkpoint.load(other.path / "checkpoints" / "last.pt"))
-    assert again.done == 5
-    assert again.batch > 0
-    again.fit(other, quiet)
-    assert whole.done == again.done
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, again.model.state_dict()[name]), name
-    moments, others = (trainer.updater.state()["optimizer"]["state"] for trainer in (whole, again))
-    assert len(moments) == len([*whole.model.parameters()])
-    for number, state in moments.items():
-        assert torch.equal(state["exp_avg_sq"], others[number]["exp_avg_sq"])
-    assert whole.values["val/loss"] == again.values["val/loss"]
-    other.close("FINISHED")
 
 
 def test_a_run_leaves_figures_a_picture_and_an_encoder(make_trainer, run_folder, quiet):

@@ -1,6 +1,5 @@
 """A mistake stops the app at once: exit status 1, the way out in the message, nothing trained or written."""
 
-import json
 import os
 import shlex
 import subprocess
@@ -16,19 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 KNOWN_TO_CONFIGS = [
     (["loss=focl"], ["focl", "'focal'", "preference_bce"]),
     (["loss.gama=2"], ["gama", "loss.gamma of loss=focal", "label_smoothing"]),
-    (["+loss.gama=2"], ["gama", "loss.gamma of loss=focal"]),
     (["loss=focal", "loss.gama=2"], ["gama", "Did you mean 'gamma'", "alpha"]),
-    (["loss=focal", "+loss.gama=2"], ["gama", "Did you mean 'gamma'"]),
-    (["loss=focal", "++loss.gama=2"], ["gama", "Did you mean 'gamma'"]),
     (["optim.lr=-1"], ["optim.lr", "above 0"]),
-    (["optim.lr=nan"], ["optim.lr", "above 0"]),
     (["optim.lr=inf"], ["optim.lr=inf", "finite numbers above 0"]),
     (["optim.args={eps: -inf}"], ["optim.args", "finite numbers"]),
-    (["tracking.patience_seconds=inf"], ["tracking.patience_seconds", "finite"]),
     (["loss=poly_ce", "loss.epsilon=nan"], ["loss.epsilon=nan", "finite"]),
     (["lr=0.1"], ["'lr' is not known", "There is also optim.lr."]),
-    (["lrr=0.1"], ["There is also optim.lr."]),
-    (["gamma=2"], ["There is also loss.gamma of loss=focal"]),
     (
         ["name=${oc.env:LOSSFORGE_UNSET}"],
         ["name: Environment variable 'LOSSFORGE_UNSET' not found. Set it, or write ${oc.env:NAME,default}."],
@@ -36,14 +28,10 @@ KNOWN_TO_CONFIGS = [
     (["optim.lr=${oc.env:HOME}"], ["optim.lr", "could not be converted to Float"]),
     (["optim.args={eps: ${nothing}}"], ["optim.args.eps: Interpolation key 'nothing' not found"]),
     (["loss=${oc.env:LOSSFORGE_UNSET}"], ["loss=${oc.env:LOSSFORGE_UNSET}: Environment variable"]),
-    (["resume=${oc.env:LOSSFORGE_UNSET}"], ["resume=${oc.env:LOSSFORGE_UNSET}: Environment variable"]),
     (["name=${nothing:1}"], ["name: Unsupported interpolation type nothing"]),
     (["trainer.epochs=ten"], ["trainer.epochs=ten", "an integer", "at least 1"]),
-    (["trainer.epochs=1.5"], ["trainer.epochs", "an integer"]),
     (["trainer.amp=bf61"], ["bf61", "'bf16'", "fp16"]),
-    (["lss=focal"], ["lss", "'loss'"]),
     (["optimizer.lr=1"], ["optimizer", "'optim'"]),
-    (["trainer.epoch=3"], ["epoch", "'epochs'"]),
     (["trainer.seed=3"], ["trainer.seed", "There is also plain seed."]),
     (["data=folder", "data.root=~/cats"], ["data.root=~/cats: a value with such characters", "\"data.root='~/cats'\""]),
     (
@@ -55,44 +43,19 @@ KNOWN_TO_CONFIGS = [
     ),
     (["loss.name=focal"], ["loss=focal"]),
     (["model=timm"], ["model.name"]),
-    (["~loss"], ["deleted"]),
     (["~trainer.amp"], ["~trainer.amp: settings cannot be deleted. Leave it out for its default, or give it another value."]),
     (["focal"], ["'focal'", "name=value"]),
     (["--hlep"], ["--hlep", "'--help'"]),
     (["loss=focal,ce"], ["--multirun"]),
     (["--multirun", "loss=focal,cee"], ["cee", "'ce'"]),
     (["data.class_weight={3: -1}"], ["data.class_weight", "at least 0"]),
-    (["data.class_weight={3: high}"], ["data.class_weight"]),
     (["loss.class_weight=[1,x]"], ["loss.class_weight", "number"]),
-    (["optim.schedule.name=cosin"], ["cosin", "'cosine'", "poly"]),
 ]
 
 
-EACH = """
-import contextlib, io, json, sys
-from pathlib import Path
-sys.path.insert(0, "experiments")
-import train
-answers = []
-for words in json.loads(sys.argv[1]):
-    before, output = set(Path().rglob("*")), io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        status = train.main(words)
-    written = [str(path) for path in set(Path().rglob("*")) - before if "__pycache__" not in path.parts]
-    answers.append([words, status, output.getvalue(), written])
-print(json.dumps(answers))
-"""
-
-
 @pytest.fixture(scope="module")
-def answers(new_clone, without_torch):
-    """What one process without torch answers to each mistake: its exit status, output, and the files that it wrote."""
-    clone = new_clone()
-    mistakes = json.dumps([words for words, _ in KNOWN_TO_CONFIGS])
-    command, env = [sys.executable, "-c", EACH, mistakes], clone.env | without_torch
-    done = subprocess.run(command, cwd=clone.path, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return {tuple(words): answer for words, *answer in json.loads(done.stdout)}
+def answers(answers_without_torch):
+    return answers_without_torch("train", [words for words, _ in KNOWN_TO_CONFIGS])
 
 
 @pytest.mark.parametrize(("words", "said"), KNOWN_TO_CONFIGS, ids=lambda value: " ".join(value))
@@ -104,30 +67,20 @@ def test_mistake_known_to_the_configs(answers, words, said):
     assert written == []
 
 
-def test_a_mistake_ends_the_process_with_status_1(clone, without_torch):
-    done = clone.run("loss=focl", fresh=True, **without_torch)
-    assert done.status == 1, done.output
-    assert "'focal'" in done.output
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("optim:\n  lr: [1\n", "mine.yaml, line 4, column 1: is not valid YAML: while parsing a flow sequence"),
-        ("optim:\n\tlr: 1\n", "mine.yaml, line 3, column 1: is not valid YAML: while scanning for the next token"),
         ("a: 1\na: 2\n", "mine.yaml, line 3, column 1: is not valid YAML: "),
         ("optim:\n  lr: ${oc.env:LOSSFORGE_UNSET}\n", "optim.lr: Environment variable 'LOSSFORGE_UNSET' not found."),
         ("optim:\n  lr: ${a b\n", "conf/: "),
-        ("- a\n", "conf/: "),
         ("lr: 1\n", "conf/ sets lr: no such setting."),
-        ("loss:\n  gama: 1\n", "conf/ sets loss.gama: no such setting."),
         ("loss: focal\n", "conf/ sets loss: focal: settings by name are expected; an option is chosen in `defaults`."),
-        ("loss: null\n", "conf/ sets loss: None: settings by name are expected"),
         ("defaults:\n  - override /task: detection\nmodel: fcos_tiny\n", "conf/ sets model: fcos_tiny: settings by name are expected"),
         ("defaults:\n  - override /loss: nope\n", "conf/: In 'train': Could not find 'loss/nope' Available options"),
         ("\udcff\udcfe", "conf/ with experiment=mine: a file is not valid YAML: "),
     ],
-    ids=["unclosed", "tab", "twice", "unset", "grammar", "list", "unknown", "inside", "name", "null", "model", "default", "bytes"],
+    ids=["unclosed", "twice", "unset", "grammar", "unknown", "name", "model", "default", "bytes"],
 )
 def test_a_config_of_ones_own_with_a_mistake(tmp_path, monkeypatch, text, said):
     import shutil
@@ -155,17 +108,14 @@ HALF = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, 10)]
         (f"model: {{args: {{x: [{'1,' * 300_000}]}}}}", TOO_LARGE),
         ("model: {args: {x: &x [*x]}}", TOO_LARGE),
         ("\n  ".join(["model:", "  args:", "  x0: &x0 [1]", *(f"  {line}" for line in HALF)]), TOO_LARGE),
-        ("\n  ".join(["model:", "  args:", "  x0: &x0 [1]", *(f"  x{i}: &x{i} [*x{i - 1}]" for i in range(1, 99))]), TOO_LARGE),
         ("defaults: [mine]", "conf/ with experiment=mine: `defaults` name each other without end"),
         ("hydra: {run: {dir: elsewhere}}", f"mine.yaml: sets hydra: {OF_HYDRA}"),
-        ("hydra.job.chdir: true", f"mine.yaml: sets hydra.job.chdir: {OF_HYDRA}"),
         ("defaults: [override /hydra/launcher: joblib]", f"mine.yaml: sets override /hydra/launcher: {OF_HYDRA}"),
         ("defaults: [/optim@hydra.run: adamw]", f"mine.yaml: sets /optim@hydra.run: {OF_HYDRA}"),
         ("# @package hydra.run\ndir: elsewhere", f"mine.yaml: sets hydra.run: {OF_HYDRA}"),
         ("optim: {lr: *unknown}", TOO_LARGE),
-        ("optim: {lr: [1}", "mine.yaml, line 2, column 15: is not valid YAML"),
     ],
-    ids=["levels", "values", "itself", "references", "chain", "circle", "run", "key", "launcher", "package", "header", "undefined", "yaml"],
+    ids=["levels", "values", "itself", "references", "circle", "run", "launcher", "package", "header", "undefined"],
 )
 def test_a_preset_of_a_config_folder_with_a_mistake(tmp_path, monkeypatch, text, said):
     from lab.config import settings
@@ -277,15 +227,6 @@ def test_a_gpu_that_is_not_there_is_explained(monkeypatch):
     assert "sees no GPU: it is a CPU build" in said()
     assert "trainer.device=cpu" in said()
     assert pick_device("auto") == torch.device("cpu")
-
-
-def test_misspelt_model_is_refused_right_after_timms_import(clone):
-    before = clone.contents()
-    done = clone.run("model.name=resnet5O")
-    assert done.status == 1, done.output
-    assert "Traceback" not in done.output
-    assert "Did you mean 'resnet50'" in done.output
-    assert clone.contents() == before
 
 
 @pytest.mark.parametrize(

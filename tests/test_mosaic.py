@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from lab.base.errors import UserError
 from lab.base.seeds import seeded
-from lab.config.settings import load
 from lab.data.sets import Norm
 from lab.detectors.detection.augment import Prepared, mosaic
 from lab.detectors.detection.data import Collate, Sample, load_detection_data
@@ -79,11 +77,3 @@ def test_a_data_sets_windows(tmp_path):
     boxes = sum((batch.labels >= 0).sum().item() for batch in data.train)
     assert boxes > 12
     assert all(batch.images.shape[-1] == 128 for batch in data.val)
-
-
-@pytest.mark.parametrize("given", ["[1.5,0.5]", "[1.0]"])
-@pytest.mark.parametrize("name", ["batch_scale", "scale", "digits", "digit_pixels"])
-def test_a_range_that_is_none_is_refused(given, name):
-    given = given if "scale" in name else {"[1.5,0.5]": "[20,10]", "[1.0]": "[9]"}[given]
-    with pytest.raises(UserError, match=rf"data.{name}=.*: the smallest and the largest value are expected"):
-        load(["task=detection", f"data.{name}={given}"])

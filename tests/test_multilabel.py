@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lab.base.errors import UserError
-from lab.config.settings import load
 from lab.data.batch import Batch
 from lab.detectors.label_sets import multi_hot
 from lab.tasks.multilabel.task import MultilabelCounts
@@ -81,11 +80,6 @@ def test_a_damaged_image_is_named_when_it_is_taken_into_memory(make, tmp_path):
         make(*words)
     assert f"image {file.image_ids[5]} (" in str(caught.value)
     assert "Traceback" not in str(caught.value)
-
-
-def test_multi_hot():
-    labels = torch.tensor([[2, 0, 2, -1], [-1, -1, -1, -1]])
-    assert multi_hot(labels, 4).tolist() == [[1, 0, 1, 0], [0, 0, 0, 0]]
 
 
 def test_map_is_the_mean_of_the_classes_average_precisions():
@@ -173,13 +167,6 @@ def test_a_balanced_loss_knows_the_training_datas_classes(make):
     torch.testing.assert_close(task.loss(logits, batch, task.normalizer(batch)), theirs / 6, rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_by_hand(make):
-    """Logits of 0: ten labels of ln 2 an image, with bce."""
-    task = make("loss=bce").task
-    batch = Batch(torch.zeros(2, 3, 2, 2), multi_hot(torch.tensor([[1], [3]]), 10), torch.arange(2))
-    assert task.loss(torch.zeros(2, 10), batch, task.normalizer(batch)).item() == pytest.approx(10 * np.log(2))
-
-
 def test_classes_start_at_their_mean_share(make):
     trainer = make("loss=bce")
     present = sum(batch.target.sum().item() for batch in make("data.augment=false").data.train)
@@ -187,39 +174,10 @@ def test_classes_start_at_their_mean_share(make):
     torch.testing.assert_close(bias.sigmoid(), torch.full_like(bias, present / 480))
 
 
-def test_it_trains_and_evaluates(make, run_folder, quiet):
-    trainer = make("loss=bce", "trainer.epochs=30", "data.batch_size=16", "data.augment=false", "optim.lr=3e-3", "trainer.eval_every=10")
-    before = trainer.evaluate(trainer.model, trainer.data.train).values
-    trainer.fit(run_folder, quiet)
-    assert trainer.done == 90
-    after = trainer.evaluate(trainer.model, trainer.data.train).values
-    assert after["loss"] < before["loss"] / 2
-    assert after["map"] > before["map"] + 0.3
-    assert trainer.values["val/samples"] == 16
-    assert trainer.guard.total.item() == 0
-    assert set(trainer.best.values) >= {"map", "f1"}
-    (picture,) = trainer.task.pictures(trainer.pictured, run_folder.path)
-    assert picture.stat().st_size > 1000
-
-
 @pytest.mark.parametrize("held", ["true", "false"])
 def test_batches_of_several_sizes_are_refused(make, held):
     with pytest.raises(UserError, match=r"data.rect=true: task=multilabel takes images of one size. Use data.rect=false."):
         make("data.rect=true", f"task.in_memory={held}")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["loss=ce"], "loss=ce with task=multilabel"),
-        (["data=digits"], "task=multilabel takes table, digit_scenes, coco, boxes"),
-        (["model=fcos_tiny"], "task=multilabel takes a classifier"),
-        (["box_loss=giou"], "it is for task=detection and task=instances"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(words, said):
-    with pytest.raises(UserError, match=said):
-        load(["task=multilabel", *words])
 
 
 ROWWISE = """

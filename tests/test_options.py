@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from words import ALONE
 
 import train
 from lab.base.errors import UserError
@@ -219,7 +220,7 @@ def test_evaluate_scores_a_kept_checkpoint(monkeypatch, tmp_path, capsys):
 
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "experiments")
     train, evaluate = (importlib.import_module(name).main for name in ("train", "evaluate"))
-    places = [f"trainer.runs={tmp_path}", "tracking=none"]
+    places = [f"trainer.runs={tmp_path}", *ALONE]
     words = ["model=tiny_resnet", "trainer.device=cpu", *SMALL, *places, "trainer.epochs=2", "trainer.keep=1", "model.freeze=[backbone]"]
     assert train(words) == 0
     said = capsys.readouterr().out
@@ -291,22 +292,6 @@ def test_what_does_not_fit_the_model_is_refused(make_trainer, words, said):
     assert said in str(caught.value)
 
 
-def test_a_frozen_run_goes_on_as_if_it_had_never_stopped(make_trainer, tmp_path, quiet):
-    words = [*SMALL, "trainer.epochs=2", "model.freeze=[layer1,backbone]", "trainer.ema=0.9"]
-    whole = make_trainer(*words)
-    whole.fit(RunFolder(tmp_path, "whole", {}), quiet)
-    first = make_trainer(*words)
-    folder = first.folder = RunFolder(tmp_path, "parts", {})
-    first.console = quiet
-    first.saved_at = 0.0
-    first.train_epoch()
-    first.end_epoch()
-    second = make_trainer(*words)
-    second.restore(checkpoint.load(folder.path / "checkpoints" / "last.pt"))
-    second.fit(folder, quiet)
-    assert not changed(second, weights_of(whole))
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with averaged weights."""
@@ -370,7 +355,7 @@ def test_a_continued_run_and_an_evaluation_do_not_ask_for_the_weights(trained, t
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "experiments")
     train, evaluate = (importlib.import_module(name).main for name in ("train", "evaluate"))
     shutil.copy(trained / "best.pt", tmp_path / "mine.pt")
-    places = [f"trainer.runs={tmp_path / 'runs'}", "tracking=none"]
+    places = [f"trainer.runs={tmp_path / 'runs'}", *ALONE]
     words = ["model=tiny_resnet", "trainer.device=cpu", *SMALL, *places, f"model.weights={tmp_path / 'mine.pt'}"]
     assert train([*words, "trainer.epochs=1"]) == 0
     (tmp_path / "mine.pt").unlink()

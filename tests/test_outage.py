@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 from mlflow_server import Server, written
+from words import TINY
 
-WORDS = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "loss.implementation=torch", "trainer.log_every=1"]
+WORDS = [*TINY, "loss.implementation=torch", "trainer.log_every=1"]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,8 @@ UNANSWERED = r"incomplete: (interrupted while it did not answer|\S+ does not ans
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
 def test_a_signal_ends_the_wait_for_a_server_that_hangs(clone, server, hanging, number, status):
-    words = [*WORDS, "trainer.max_updates=2", f"tracking.uri={hanging}", "tracking.experiment=hanging", "tracking.patience_seconds=3600"]
+    alone = [*WORDS, "trainer.max_updates=2", "tracking.model=false"]
+    words = [*alone, f"tracking.uri={hanging}", "tracking.experiment=hanging", "tracking.patience_seconds=3600"]
     process = clone.start(*words, OMP_NUM_THREADS="1")
     output = until_said(process, f"waiting for MLflow at {hanging}")
     process.send_signal(number)

@@ -22,48 +22,14 @@ from torchvision.transforms import v2
 drawn = v2.Compose([v2.RandomResizedCrop(16), v2.ColorJitter(0.5)])
 made = v2.Compose([v2.Resize((16, 16)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 normalised = v2.Compose([made, v2.Normalize([0.5] * 3, [0.1] * 3)])
-
-
-def upside_down(image):
-    return image.resize((16, 16)).transpose(1)
-
-
-def array(image):
-    return numpy.asarray(image.resize((16, 16)))
-
-
-def large(image):
-    return image.resize((20, 20))
-
-
-def text(image):
-    return "image"
-
-
-def fails(image):
-    return image.nothing
-
-
-def grey(image):
-    return image.resize((16, 16)).convert("L")
-
-
-def flat(image):
-    return numpy.zeros(16)
-
-
-def objects(image):
-    return numpy.full((16, 16, 3), None)
-
-
-def tensor_of_rows(image):
-    return torch.zeros(16, 16)
-
-
-def differs(image):  # fits the first image only
-    return image.resize((16, 16) if image.getpixel((0, 0)) == (1, 2, 3) else (16, 17))
-
-
+upside_down = lambda image: image.resize((16, 16)).transpose(1)
+array = lambda image: numpy.asarray(image.resize((16, 16)))
+large = lambda image: image.resize((20, 20))
+text = lambda image: "image"
+fails = lambda image: image.nothing
+flat = lambda image: numpy.zeros(16)
+tensor_of_rows = lambda image: torch.zeros(16, 16)
+differs = lambda image: image.resize((16, 16) if image.getpixel((0, 0)) == (1, 2, 3) else (16, 17))  # fits the first image only
 value = 3
 """
 
@@ -133,9 +99,7 @@ def test_an_image_to_predict_is_what_the_loader_gives(make_trainer, words):
         ("text", r"returns a str; a PIL image, an array \(H, W, C\) or a tensor \(C, H, W\) is expected"),
         ("fails", "fails: AttributeError"),
         ("normalised", "0 to 1 is expected, because the app normalises them"),
-        ("grey", r"returns an image \(1, 16, 16\); \(3, 16, 16\) is expected"),
         ("flat", r"returns an array \(16,\) of float64; a PIL image, an array \(H, W, C\) or a tensor"),
-        ("objects", r"returns an array \(16, 16, 3\) of object; a PIL image"),
         ("tensor_of_rows", r"returns an image \(16, 16\); \(3, 16, 16\) is expected"),
         ("differs", r"returns an image \(3, 17, 16\); \(3, 16, 16\) is expected"),
     ],

@@ -72,22 +72,17 @@ def test_other_jobs_are_another_sweep():
     [
         (["loss=ce,focl"], "Did you mean 'focal'"),
         (["seed=0,0"], "are the same run"),
-        (["tracking.experiment=a,b"], "are the same run"),
         (["seed=0,1", "resume=auto"], "resumes its interrupted runs by itself"),
         (["seed=0,1", "hydra.run.dir=x"], "hydra.launcher.<setting>="),
         (["optim.lr=interval(1e-4,1e-2)"], "search=optuna"),
         (["loss=glob(*)"], "cannot be listed"),
         (["seed=0,1", "search.trials=3"], "trials"),
-        (["seed=0,1", "search=optun"], "'optuna'"),
         (["search=optuna", "optim.lr=1e-3"], "give settings to choose"),
         (["search=optuna", "seed=0,1"], "the best seed says nothing"),
-        (["search=optuna", "search.trials=0", "loss=ce,focal"], "at least 1"),
         (["search=optuna", "optim.lr=interval(1e-2,1e-4)"], "first number must be below"),
         (["search=optuna", "optim.lr=tag(log,interval(0,1))"], "lies above 0"),
-        (["search=optuna", "optim.lr=tag(lg,interval(1e-4,1))"], "tag lg"),
         (["search=optuna", "optim.lr=interval(-1,1e-2)"], "above 0"),
         (["search=optuna", "data.batch_size=interval(16,64)"], "an integer"),
-        (["search=optuna", "loss=choice(ce,focl)"], "Did you mean 'focal'"),
     ],
 )
 def test_mistakes_stop_a_sweep_before_it_starts(words, said):

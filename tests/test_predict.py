@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from words import ALONE
 
 from lab.base.drawing import colour_of
 from lab.data.images.files import CorruptError
 from lab.run.predict import Prediction, draw
 
-QUICK = ["trainer.device=cpu", "tracking=none"]
+QUICK = ["trainer.device=cpu", *ALONE]
 SCENES = ["data.train_scenes=8", "data.val_scenes=4", "data.scene_pixels=64", "data.digit_pixels=[14,24]", "data.workers=0"]
 
 
@@ -28,13 +29,6 @@ def trained(new_clone):
     done = clone.run("task=detection", "trainer.epochs=1", "name=detector", "model.score_threshold=0.0", *SCENES, *QUICK)
     assert done.status == 0, done.output
     return clone
-
-
-def test_a_line_of_a_terminal_names_the_surest():
-    many = Prediction([f"class{i}" for i in range(100)], [1 - i / 100 for i in range(100)], [[0.0] * 4] * 100)
-    assert many.line() == "class0 100.0%, class1 99.0%, class2 98.0%, class3 97.0%, class4 96.0%, and 95 more"
-    assert len(many.tree()) == 100
-    assert Prediction(["cat"], [0.5]).line() == "cat 50.0%"
 
 
 def checkpoint(clone, name):

@@ -148,21 +148,6 @@ def test_a_reward_model_learns_which_digit_is_larger(make_trainer, run_folder, q
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["task=preference", "loss=ce"], "loss=ce with task=preference"),
-        (["task=preference", "data=digits"], "task=preference takes digit_pairs"),
-        (["loss=bradley_terry"], "loss=bradley_terry with task=classification"),
-        (["task=preference", "loss.implementation=torch"], "Choices: lossforge"),
-        (["task=preference", "data.mixup=0.2"], "mixup"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(words, said):
-    with pytest.raises(UserError, match=said):
-        load(words)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
         (["data.votes=2"], "data.votes=2: an odd number"),
         (["data.rationality=[]"], "data.rationality: one number"),
         (["loss=preference_bce", "loss.group_weight=[1,2]"], "the data has no groups"),

@@ -5,17 +5,11 @@ import json
 
 import pytest
 import torch
+from words import ALONE, TINY
 
 import train
 
-WORDS = [
-    "model=tiny_resnet",
-    "trainer.device=cpu",
-    "data.image_size=16",
-    "loss.implementation=torch",
-    "tracking=none",
-    "tracking.model=false",
-]
+WORDS = [*TINY, "loss.implementation=torch", *ALONE]
 
 
 def run(place, *words):

@@ -219,11 +219,6 @@ def test_examples_of_a_page(tmp_path):
         smoke.run_examples(page)
 
 
-def test_the_readme_has_examples():
-    assert len(smoke.examples(ROOT / "README.md")) >= 1
-    assert len(smoke.examples(ROOT / "packages" / "losses" / "README.md")) == 1
-
-
 def test_the_torches_that_are_tried_are_those_that_are_allowed():
     """The scripts name the oldest and the newest torch below the bound, and the locked one."""
     losses = tomllib.loads((ROOT / "packages/losses/pyproject.toml").read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ import pytest
 import timm.optim
 import torch
 from PIL import Image
+from words import ALONE, TINY
 
 import predict
 import train
@@ -19,7 +20,7 @@ from lab.run.resume import named, restore
 from lab.run.saved import load_checkpoint
 from lab.training.assemble import assemble
 
-QUICK = ["model=tiny_resnet", "trainer.device=cpu", "data.image_size=16", "trainer.max_updates=2", "tracking=none", "trainer.ema=0.9"]
+QUICK = [*TINY, "trainer.max_updates=2", *ALONE, "trainer.ema=0.9"]
 HUGE = 10**400
 
 

@@ -1,16 +1,11 @@
 """One run from the command line to the store, and what it leaves behind."""
 
 import json
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 QUICK = [
     "loss=focal",
@@ -66,20 +61,10 @@ def folder(ran):
     return folder
 
 
-def test_a_run_folder_holds_the_settings(folder):
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["loss"]["name"] == "focal"
-    assert config["model"]["name"] == "tiny_resnet"
-    assert config["optim"]["schedule"]["name"] == "cosine"
-
-
-def test_a_run_folder_holds_all_figures_and_the_end(folder):
+def test_a_run_folder_holds_figures_evaluations_and_pictures(folder):
     seen = {name for kind in ("metrics", "summary") for record in records(folder, kind) for name in record["values"]}
     assert seen >= METRICS
     assert [record["status"] for record in records(folder, "end")] == ["FINISHED"]
-
-
-def test_a_run_folder_holds_evaluations_and_their_pictures(folder):
     evaluations = records(folder, "evaluation")
     assert len(evaluations) == 2
     assert all(sum(map(sum, each["confusion"])) == 360 for each in evaluations)
@@ -105,25 +90,18 @@ def test_checkpoints_load_with_weights_only(ran):
     assert best["config"]["loss"]["name"] == "focal"
 
 
-def test_the_store_holds_figures_and_settings(ran):
+def test_the_store_holds_figures_settings_origin_and_files(ran):
     _, run = the_run(ran)
     assert run.info.status == "FINISHED"
     assert set(run.data.metrics) >= METRICS
     assert run.data.params["loss.gamma"] == "2.0"
     assert run.data.params["optim.schedule.name"] == "cosine"
     assert run.data.params["model.name"] == "tiny_resnet"
-
-
-def test_the_store_holds_where_the_run_comes_from(ran):
-    _, run = the_run(ran)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ran.path, capture_output=True, text=True, check=True).stdout.strip()
     assert run.data.tags["git.commit"] == run.data.tags["mlflow.source.git.commit"] == commit
     assert run.data.tags["git.dirty"] == "true"
     assert run.data.tags["mlflow.source.name"] == "experiments/train.py"
     assert run.data.tags["loss.backend"] in ("torch", "triton-interpreted")
-
-
-def test_the_store_holds_the_runs_files(ran):
     client, run = the_run(ran)
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
     assert {"config.yaml", "metrics.jsonl", "pictures", "checkpoints"} <= names
@@ -165,58 +143,3 @@ def test_output_of_a_run_that_is_not_on_a_terminal(ran):
     ):
         assert row in ran.output
     assert "incomplete" not in ran.output
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_mlflow_ui_without_options_shows_the_run(ran):
-    mlflow = Path(sys.executable).with_name("mlflow")
-    if not mlflow.exists():
-        pytest.skip("mlflow's server is not installed (mlflow-skinny)")
-    port = free_port()
-    env = ran.env | {"MLFLOW_PORT": str(port), "MLFLOW_WORKERS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-    server = subprocess.Popen(
-        [str(mlflow), "ui"], cwd=ran.path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        base = f"http://127.0.0.1:{port}"
-        _, run = the_run(ran)
-        deadline = time.monotonic() + 600
-        while True:
-            try:
-                shown = ask(f"{base}/api/2.0/mlflow/runs/get?run_id={run.info.run_id}")["run"]
-                break
-            except OSError:
-                assert server.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.5)
-        assert {each["key"] for each in shown["data"]["metrics"]} >= METRICS
-        files = ask(f"{base}/api/2.0/mlflow/artifacts/list?run_id={run.info.run_id}&path=pictures")["files"]
-        assert [Path(each["path"]).name for each in files] == ["calibration.png", "confusion_matrix.png", "first_batch.png"]
-        with direct().open(f"{base}/get-artifact?run_id={run.info.run_id}&path=pictures/calibration.png", timeout=30) as answer:
-            assert answer.read(4) == b"\x89PNG"
-        found = ask(f"{base}/api/2.0/mlflow/runs/search", {"experiment_ids": [run.info.experiment_id]})["runs"]
-        assert [each["info"]["run_id"] for each in found] == [run.info.run_id]
-    finally:
-        import psutil
-
-        children = psutil.Process(server.pid).children(recursive=True)
-        for process in [*children, psutil.Process(server.pid)]:
-            process.terminate()
-        psutil.wait_procs(children, timeout=10)
-        server.wait(20)
-
-
-def direct() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def ask(url: str, body: dict | None = None) -> dict:
-    request = urllib.request.Request(url, json.dumps(body).encode() if body else None, {"Content-Type": "application/json"})
-    with direct().open(request, timeout=30) as answer:
-        return json.load(answer)

@@ -64,16 +64,6 @@ def test_scenes_that_cannot_be_written_leave_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_training_and_held_out_scenes_share_no_digit():
-    (train, train_labels), (val, val_labels) = _digits(SMALL)
-    assert len(train) + len(val) == 1797
-    assert len(val) == pytest.approx(0.2 * 1797, abs=1)
-    known = {glyph.tobytes() for glyph in train}
-    assert not known & {glyph.tobytes() for glyph in val}
-    shares = np.bincount(val_labels) / (np.bincount(val_labels) + np.bincount(train_labels))
-    assert abs(shares - 0.2).max() < 0.01
-
-
 def test_boxes_of_a_scene_are_tight():
     config = replace(SMALL, clutter=0.0, digits=[1, 1])
     glyphs, labels = _digits(config)[0]

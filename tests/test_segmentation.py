@@ -101,6 +101,7 @@ def test_losses_and_gradients_against_float64(make, words, wanted):
 BESIDE = ["generalized_dice", "mcc", "boundary", "hausdorff"]
 
 
+@pytest.mark.each("function")
 @pytest.mark.parametrize("name", sorted(set(SPEC.losses) - {"custom", *BESIDE}))
 def test_every_loss_trains(make, name):
     trainer = make(f"loss={name}", "optim.schedule.warmup_epochs=0")
@@ -202,7 +203,6 @@ def test_other_names_of_held_out_masks_and_files_that_are_passed_over(make_train
     ("damage", "said"),
     [
         (lambda root: (root / "val" / "masks" / "1.png").unlink(), r"val/images/1.png: has no masks/1\.\* beside it in val/"),
-        (lambda root: (root / "val" / "images" / "1.png").unlink(), r"val/masks/1.png: has no images/1\.\* beside it in val/"),
         (
             lambda root: [Image.new("L", (40, 40), 255 * (n % 2)).save(root / "train" / "masks" / f"{n}.png") for n in range(6)],
             "the masks of .*train have no pixel but of 0, 255; data.classes numbers .* from 0 to 1, and 255 means no class",
@@ -211,12 +211,10 @@ def test_other_names_of_held_out_masks_and_files_that_are_passed_over(make_train
             lambda root: [Image.new("L", (40, 40), 255).save(root / "val" / "masks" / f"{n}.png") for n in range(2)],
             "the masks of .*val have no pixel but of 255;",
         ),
-        (lambda root: (root / "train" / "images" / "0.png").write_bytes(b"no"), "train/images/0.png: cannot be read as an image"),
         (
             lambda root: ((path := root / "train" / "masks" / "2.png").unlink(), os.mkfifo(path)),
             "train/masks/2.png: is not a regular file",
         ),
-        (lambda root: Image.new("L", (3, 3)).save(root / "train" / "masks" / "2.png"), "train/masks/2.png: is 3×3, its image 40×40"),
         (
             lambda root: Image.new("L", (40, 40), 7).save(root / "train" / "masks" / "2.png"),
             r"train/masks/2.png: has the value 7; .* 0 to 1, and 255",
@@ -227,18 +225,7 @@ def test_other_names_of_held_out_masks_and_files_that_are_passed_over(make_train
         ),
         (lambda root: (root / "val" / "masks").rename(root / "val" / "mask"), "masks: no such folder"),
     ],
-    ids=[
-        "no mask",
-        "no image of it",
-        "255 is a class",
-        "no class",
-        "no image",
-        "a pipe",
-        "another size",
-        "a class too many",
-        "two of one stem",
-        "no folder",
-    ],
+    ids=["no mask", "255 is a class", "no class", "a pipe", "a class too many", "two of one stem", "no folder"],
 )
 def test_what_is_wrong_in_a_folder_is_named(make_trainer, folder, damage, said):
     damage(folder)
@@ -263,7 +250,13 @@ def test_all_that_is_wrong_is_named_at_once(make_trainer, broken):
         make_trainer(*SMALL[:2], *words(broken))
     said = str(error.value)
     assert "6 corrupt entries; data.skip_corrupt=true leaves them out" in said
-    pairs = ("train/images/0.png", "train/masks/1.png", "train/masks/2.png", "train/masks/3.png: has pixels of mode RGB", "val/masks/0.png")
+    pairs = (
+        "train/images/0.png",
+        "train/masks/1.png: is 3×3, its image 40×40",
+        "train/masks/2.png",
+        "train/masks/3.png: has pixels of mode RGB",
+        "val/masks/0.png",
+    )
     assert [name for name in pairs if name not in said] == []
     assert "train/masks/9.png: has no images/9.* beside it in train/." in said
 
@@ -317,7 +310,6 @@ def test_the_picture_keeps_the_files_proportions_and_names_the_classes(make_trai
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["loss=focal"], "loss=focal with task=segmentation"),
         (["loss=dice", "loss.implementation=torch"], "torch has no loss=dice"),
         (["loss=ce", "loss.class_weight=[1,2]"], "has 2 numbers; the data has 11 classes"),
         (["model.name=vit_tiny_patch16_224"], "cannot be a segmenter's backbone|its levels have the shapes"),

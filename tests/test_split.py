@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from digit_folders import digit_files
+from words import ALONE
 
 from lab.base.errors import UserError
 from lab.config.schema import DigitsConfig
 from lab.config.settings import load
 from lab.data.load import load_data
-from lab.data.sets import Norm, digits
+from lab.data.sets import Norm
 from lab.data.split import split
 from lab.detectors.scenes import _digits
 
@@ -105,16 +106,6 @@ def data_of(make_trainer, pictures):
     return lambda *settings: make_trainer(*words(pictures, *settings)).data
 
 
-def test_a_run_says_what_its_folder_holds_out(pictures, capsys):
-    import train
-
-    runs = [f"trainer.runs={pictures.parent / 'runs'}", "tracking=none", "model=tiny_resnet", "trainer.device=cpu", "trainer.epochs=1"]
-    assert train.main([*words(pictures, "data.held_out=0.25"), *runs]) == 0
-    said = capsys.readouterr().out
-    assert "45 training samples, 15 held out (of train/, data.held_out=0.25), on cpu" in said
-    assert "15 samples: of train/, data.held_out=0.25" in said
-
-
 @pytest.fixture
 def later(pictures):
     """Add a folder of five test images of each class."""
@@ -174,14 +165,6 @@ def test_parts_of_a_folder_that_are_none_are_refused(make_trainer, tmp_path, mor
     with pytest.raises(UserError) as caught:
         make_trainer(*words(root, *more))
     assert str(caught.value) == said.format(root=root)
-
-
-def test_digits_of_a_fold_are_the_data_sets(make_trainer):
-    folds = [digits(load(["data.test=0.1", "data.folds=3", f"data.fold={fold}"]).config.data) for fold in range(3)]
-    assert len({tuple(each.test.keys) for each in folds}) == 1
-    held_out = [key for each in folds for key in each.val.keys]
-    assert len(held_out) == len(set(held_out)) == 1797 - 180
-    assert not set(held_out) & set(folds[0].test.keys)
 
 
 def mnist(root, train=60, test=30):
@@ -292,7 +275,7 @@ def test_a_longer_run_says_that_its_test_images_were_scored(tmp_path, capsys):
     import train
 
     runs = tmp_path / "runs"
-    given = [*SMALL, "data.test=0.1", "data.train_share=0.1", "model=tiny_resnet", "trainer.device=cpu", "tracking=none"]
+    given = [*SMALL, "data.test=0.1", "data.train_share=0.1", "model=tiny_resnet", "trainer.device=cpu", *ALONE]
     assert train.main([*given, f"trainer.runs={runs}"]) == 0
     assert "warning" not in capsys.readouterr().out
     (folder,) = runs.iterdir()

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lab.base.errors import NonFiniteError, UserError
+from lab.base.errors import NonFiniteError
 from lab.tasks.classification.metrics import ClassificationCounts
 from lab.training import summary
 
@@ -290,11 +290,6 @@ def test_the_five_likeliest_and_the_mean_recall_of_classes_that_occur():
     assert values["top1"] == pytest.approx(1 / 5)
     assert values["top5"] == pytest.approx(3 / 5)
     assert values["balanced_accuracy"] == pytest.approx((1 / 3 + 0 + 0) / 3)
-
-
-def test_device_names_are_checked(make_trainer):
-    with pytest.raises(UserError, match="auto, cpu"):
-        make_trainer("trainer.device=cudda")
 
 
 @pytest.mark.gpu

@@ -3,10 +3,10 @@
 import importlib
 import json
 import os
-from pathlib import Path
 
 import pytest
 import yaml
+from words import ALONE, TINY
 
 from lab.base.errors import UserError
 from lab.config.schema import TrackingConfig
@@ -43,18 +43,6 @@ def test_a_setting_has_precedence_over_a_variable_and_that_over_the_file(file, t
     assert tracking_uri(TrackingConfig(uri="http://setting.example.org")) == "http://setting.example.org"
 
 
-def test_a_run_is_written_and_found_there(file, tmp_path, monkeypatch):
-    import lab
-
-    file.write_text(f"runs: {tmp_path / 'shared'}\n")
-    small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none", "trainer.max_updates=2"]
-    result = lab.train(*small)
-    assert result.folder.parent == tmp_path / "shared"
-    assert not Path("runs").exists()
-    again = lab.train(*small[:-1], "trainer.max_updates=3", f"resume={result.folder}")
-    assert again.folder == result.folder
-
-
 @pytest.fixture
 def printed(capsys):
     """Return what --cfg of an app says of the two places."""
@@ -86,7 +74,7 @@ def test_cfg_prints_the_places_that_would_be_used(file, tmp_path, monkeypatch, p
 def test_cfg_of_a_run_that_goes_on_prints_the_store_where_it_is_recorded(file, tmp_path, printed):
     import lab
 
-    small = ["data.image_size=16", "model=tiny_resnet", "trainer.device=cpu", "tracking=none", "trainer.max_updates=2"]
+    small = [*TINY, *ALONE, "trainer.max_updates=2"]
     result = lab.train(*small)
     sealed = {"uri": "http://recorded.example.org", "run_id": "1" * 32, "key": "2" * 32}
     sealed["seal"] = seal(result.folder, *sealed.values())
@@ -110,23 +98,6 @@ def test_a_wrong_file_is_named(file, text, said):
     with pytest.raises(UserError, match=said) as caught:
         runs_folder(None)
     assert str(file) in str(caught.value)
-
-
-@pytest.mark.parametrize("columns", [80, 120, 200])
-def test_help_fits_the_terminal_and_a_pipe_gets_a_line_a_setting(monkeypatch, columns):
-    import shutil
-    import sys
-
-    from lab.config.help import settings_text
-    from lab.config.settings import TRAIN
-
-    whole = settings_text(TRAIN, ["data", "data=table"])
-    assert len(whole.splitlines()) == len([line for line in whole.splitlines() if line.startswith("  data.")])
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size((columns, 24)))
-    narrow = settings_text(TRAIN, ["data", "data=table"])
-    assert max(map(len, narrow.splitlines())) <= columns
-    assert narrow.split() == whole.split()
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])

@@ -208,29 +208,18 @@ def test_a_chosen_commit_is_named_by_its_whole_sha(chosen, tmp_path, given, stat
     assert subprocess.run(["bash", "-e", "-c", check["run"]], cwd=tmp_path, env=env).returncode == status
 
 
-def test_chosen_code_runs_on_a_machine_of_ours_in_a_pinned_image(chosen):
+def test_chosen_code_runs_on_a_machine_of_ours_in_a_container_without_rights_and_files(chosen):
     assert "self-hosted" in chosen["runs-on"]
     assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", chosen["env"]["IMAGE"])
-
-
-def test_chosen_code_runs_in_a_container_alone(chosen):
     *_, run, _ = chosen["steps"]
     words = shlex.split(run["run"])  # one command; all else is said inside of the container
     assert words[:3] == ["docker", "run", "--rm"]
     assert words[-4:-1] == ["$IMAGE", "bash", "-euxc"]
     assert subprocess.run(["bash", "-n", "-c", words[-1]]).returncode == 0
-
-
-def test_the_container_of_chosen_code_has_no_rights_and_no_files_of_the_machine(chosen):
-    *_, run, _ = chosen["steps"]
-    words = shlex.split(run["run"])
     assert {"--cap-drop", "ALL", "no-new-privileges", "--user", "1000:1000", "--gpus"} <= set(words)
     assert [word for word in words if word.startswith("type=")] == ["type=bind,source=$GITHUB_WORKSPACE,target=/checkout,readonly"]
     assert not {"--privileged", "--volume", "-v"} & set(words)
     assert "docker.sock" not in run["run"]
-
-
-def test_a_job_on_a_machine_of_ours_leaves_neither_credentials_nor_files(chosen):
     checkout, *_, clean = chosen["steps"]
     assert checkout["with"]["persist-credentials"] is False
     assert clean["if"] == "always()"
@@ -250,13 +239,6 @@ def test_a_gpu_job_leaves_nothing_behind(tmp_path):
     assert (done.returncode, done.stdout) == (0, "rm --force a-name\n")
     assert list((tmp_path / "work").iterdir()) == []
     assert (tmp_path / "outside" / "kept").exists()
-
-
-def test_the_bug_form_asks_for_the_doctor_first():
-    form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8"))
-    first = form["body"][0]
-    assert first["validations"]["required"]
-    assert "python -m lossforge.losses.doctor" in first["attributes"]["description"]
 
 
 def test_what_is_published_is_attested():

@@ -18,7 +18,7 @@ from lab.tracking.writers import WriterThread
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [
     *("model=tiny_resnet", "trainer.device=cpu", "loss.implementation=torch", "data.image_size=16", "data.train_share=0.1"),
-    *("trainer.epochs=2", "trainer.log_every=1", "tracking.enabled=false", "tracking.system_seconds=0.2"),
+    *("trainer.epochs=2", "trainer.log_every=1", "tracking.enabled=false", "tracking.model=false", "tracking.system_seconds=0.2"),
 ]
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs uv sync --extra writers")
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs uv sync --extra writers")
@@ -113,38 +113,21 @@ def by_both(tmp_path_factory):
 
 @needs_tensorboard
 @needs_wandb
-def test_both_hold_all_figures_of_a_run(by_both):
+def test_both_hold_all_figures_and_settings_of_a_run(by_both):
     folder, _ = by_both
     wanted = recorded(folder)
     assert {"train/loss", "val/top1"} <= {name for name, _ in wanted}
     assert any(name.startswith("best") for name, _ in single(folder))
     assert scalars(folder) == pytest.approx(wanted | single(folder), rel=1e-6, nan_ok=True)
     assert wandb_figures(folder) == pytest.approx(wanted, nan_ok=True)
-
-
-@needs_tensorboard
-@needs_wandb
-def test_tensorboard_holds_the_settings_of_a_run(by_both):
-    folder, _ = by_both
     assert "settings/text_summary" in events(folder).Tags()["tensors"]
     text = events(folder).Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| loss.name | ce |" in text
     assert hyper_parameters(folder)["optim.lr"].string_value == "0.001"
-
-
-@needs_tensorboard
-@needs_wandb
-def test_wandb_holds_the_settings_of_a_run(by_both):
-    folder, _ = by_both
     (run,) = [record.run for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"]
     config = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in run.config.update}
     assert config["optim.lr"] == "0.001"
     assert run.project == "lossforge"
-
-
-@needs_tensorboard
-@needs_wandb
-def test_a_run_says_how_both_are_read(by_both):
     _, said = by_both
     assert "tensorboard --logdir" in said
     assert "wandb sync" in said
