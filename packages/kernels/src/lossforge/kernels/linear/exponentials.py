@@ -132,8 +132,11 @@ def linear_finish_kernel(
     terms = rows.row_terms(target, span.outer, span.row, span.inside, x)
     read = span.inside if config.ALL_ROWS else terms.keep
     c = tl.load(given.shares_ptr + span.row, mask=read, other=0.0)
-    found = joined(given.parts_ptr, c, x, terms, span, across, planes)
-    s = found.s
+    found = joined(given.parts_ptr, c, 1, x, terms, span, across, planes)
+    s, reference = found.s, c
+    if planes.MAXIMA:
+        found = joined(given.parts_ptr, None, planes.MAXIMA, x, terms, span, across, planes)
+        reference = found.m
     of_row = row_value(found, terms, 0.0, target, loss, config)
     add_up(of_row.loss, of_row.z_loss, sums, scale)
     of_p = tl.where(of_row.p_share == 0.0, LEAST * of_row.c_a, of_row.p_share)
@@ -145,7 +148,7 @@ def linear_finish_kernel(
     if x.scale is not None:
         v *= x.scale
     tl.store(factors_ptr + span.row, v, mask=span.inside)
-    store_results(out, of_row, found, terms, scale, c, read, span, config)
+    store_results(out, of_row, found, terms, scale, reference, read, span, config)
     at = e_ptr + span.row.to(tl.int64) * stride + terms.a
     tl.store(at, own.to(e_ptr.dtype.element_ty), mask=terms.keep & (terms.a >= 0))
 

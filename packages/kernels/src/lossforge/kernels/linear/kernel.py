@@ -38,6 +38,7 @@ class Config(NamedTuple):
         PROGRAMS: of a GPU. Each computes several tiles.
         ENTROPY, SUM, SQUARES, ARGMAX: which plane of the statistics holds Σ e^(x - m) (x - m), Σ (x - m), Σ e^2(x - m), and the first
             class of the maximum; 0: none does. For slopes ENTROPY is the first plane of an entropy's two factors.
+        MAXIMA: of exponentials, which plane holds Σ e^(x - m), where the results are to have the bits of `statistics`; 0: none does.
         EVEN: which plane of the factors holds the target of every class.
         DENSE, BACKWARD: as in the row-wise template's Config.
         AGAIN: whether only the rows that the device lists are computed.
@@ -52,6 +53,7 @@ class Config(NamedTuple):
     SUM: int = 0
     SQUARES: int = 0
     ARGMAX: int = 0
+    MAXIMA: int = 0
     EVEN: int = 0
     DENSE: bool = False
     BACKWARD: bool = False
@@ -157,6 +159,9 @@ def store_parts(half, tile, inside, given, config):
     if config.ARGMAX:
         best = tl.min(tl.where((half.seen == half.m[:, None]) & half.here, half.column, rows.NONE), 1).to(tl.float32, bitcast=True)
         tl.store(part(parts_ptr, config.ARGMAX, j, tile.row, tile.rows, across), best, mask=inside)
+    if config.MAXIMA:
+        of_maximum = tl.sum(exp2((half.seen - half.m[:, None]) * LOG2E), 1)
+        tl.store(part(parts_ptr, config.MAXIMA, j, tile.row, tile.rows, across), of_maximum, mask=inside)
     if config.ENTROPY:
         u = tl.sum(tl.where(half.e > 0, half.e * half.step, 0.0), 1)
         tl.store(part(parts_ptr, config.ENTROPY, j, tile.row, tile.rows, across), u, mask=inside)
@@ -244,8 +249,11 @@ def maxima(parts_ptr, span, across):
 
 
 @triton.jit
-def joined(parts_ptr, offset, x, terms, span, across, planes):
-    """Return the Softmax of rows, relative to the rows' offset. None: each half is relative to its own maximum, and the rows to theirs."""
+def joined(parts_ptr, offset, sums, x, terms, span, across, planes):
+    """Return the Softmax of rows, relative to the rows' offset. None: each half is relative to its own maximum, and the rows to theirs.
+
+    sums: the plane of the halves' sums.
+    """
     zero = tl.full([span.row.shape[0]], 0.0, tl.float32)
     top, s, u, above, squares = zero, zero, zero, zero, zero
     if planes.ARGMAX or offset is None:
@@ -253,7 +261,7 @@ def joined(parts_ptr, offset, x, terms, span, across, planes):
     best = tl.full([span.row.shape[0]], rows.NONE, tl.int32)
     for start in range(0, across, JOINED):
         j = start + tl.arange(0, JOINED)
-        m, more = parts_of(parts_ptr, 0, j, span, across, rows.LOWEST), parts_of(parts_ptr, 1, j, span, across, 0.0)
+        m, more = parts_of(parts_ptr, 0, j, span, across, rows.LOWEST), parts_of(parts_ptr, sums, j, span, across, 0.0)
         if offset is None:
             step = m - top[None, :]
         else:
@@ -296,7 +304,7 @@ def linear_join_kernel(x, target, parts_ptr, out, sums, loss, count, across, pla
     each = 0.0
     if config.EVEN:
         each = target.labels.smoothing / span.classes
-    found = joined(parts_ptr, None, x, terms, span, across, planes)
+    found = joined(parts_ptr, None, 1, x, terms, span, across, planes)
     of_row = row_value(found, terms, each, target, loss, config)
     add_up(of_row.loss, of_row.z_loss, sums, scale)
     read = span.inside if config.ALL_ROWS else terms.keep

@@ -108,11 +108,11 @@ def rows_a_launch(call: RowwiseCall[Any]) -> int:
     return max(PARTS // a_row // group, 1) * group
 
 
-def _planes(call: RowwiseCall[Any]) -> tuple[int, dict[str, int]]:
-    """Return the number of planes of statistics, and which holds what."""
+def _planes(call: RowwiseCall[Any], same_bits: bool = False) -> tuple[int, dict[str, int]]:
+    """Return the number of planes of statistics, and which holds what. same_bits: of exponentials_of, with no further results of rows."""
     _, _, entropy, correct, argmax, log_p2, mean_logit = call.outputs
     wanted = {"ENTROPY": entropy, "SUM": mean_logit or call.label_smoothing, "SQUARES": log_p2, "ARGMAX": correct or argmax}
-    names = [name for name, want in wanted.items() if want]
+    names = [name for name, want in wanted.items() if want] or ["MAXIMA"] * same_bits
     return 2 + len(names), {name: i for i, name in enumerate(names, 2)}
 
 
@@ -195,12 +195,15 @@ def ordered(call: RowwiseCall[Any]) -> RowwiseCall[Any]:
     return call._replace(x=call.x.with_input(_ordered(call.x.input)))
 
 
-def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor) -> Results:
-    """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then."""
+def exponentials_of(call: RowwiseCall[Any], formulas: Formulas, keep: bool, to: Tensor, same_bits: bool) -> Results:
+    """Return what `forward` does, and then the rows' factors v: the gradient of the logits is v times what `to` holds then.
+
+    same_bits: whether results of rows have the bits of `forward`, which takes one more exponential an element.
+    """
     call = ordered(call)
     layer, (rows, classes) = call.x, call.x.shape
     across = 2 * triton.cdiv(classes, tiles_of(layer.weight).columns)
-    count, planes = _planes(call)
+    count, planes = _planes(call, same_bits)
     parts, offsets, own, factors = (new_like(layer.input, (shape, FLOAT)) for shape in ((count, across, rows), *[(rows,)] * 3))
     again, listed = new_like(layer.input, ((1 + rows,), torch.int32)), new_like(layer.input, layer.input)
     step = max(classes // SAMPLE.value, 1)

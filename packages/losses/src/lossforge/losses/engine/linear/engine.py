@@ -468,7 +468,8 @@ def forward(
         for start, end in ranges(call.x.input.shape[0], len(memory)):
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             to = narrowed(memory, 0, 0, end - start)
-            *results, factors = by_product(product.exponentials_of, chunk, (to,), chunks.formulas, keep, to)
+            given = chunks.formulas, keep, to, slopes is not None
+            *results, factors = by_product(product.exponentials_of, chunk, (to,), *given)
             found.enter(start, end, results)
             if slopes is not None:
                 arrived = slopes.of_rows(start, end, results)[0]

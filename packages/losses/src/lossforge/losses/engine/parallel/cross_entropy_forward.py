@@ -129,7 +129,7 @@ def _computed(joining: Joining, wanted: Sequence[bool], gathered: Tensor | None)
 
 def _exponentials(call: RowwiseCall[Any], e: Tensor) -> Tensor:
     """Write the exponentials of some rows, and return of each row the offset, the log-sum, and the loss: nan without the target."""
-    results = by_product(product_of(call).exponentials_of, call, (e,), FORMULAS[call.loss].kernels, True, e)
+    results = by_product(product_of(call).exponentials_of, call, (e,), FORMULAS[call.loss].kernels, True, e, False)
     found = dict(zip((*ROWWISE.results, *ROWWISE.kept), results, strict=False))
     stats: Tensor = found["stats"]
     stats[2].copy_(found["loss"])
