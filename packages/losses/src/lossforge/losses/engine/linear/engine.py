@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import FROM_WEIGHT, Head
-from lossforge.kernels.classes.calls import RowwiseCall
 from lossforge.kernels.plans import applied, by_plan, call_key, computed, in_order, layouts, narrowed
 from lossforge.losses.base.record import FusedTemplate, Several, Template
 from lossforge.losses.engine.linear.call import of_classes, of_rows
@@ -411,8 +410,8 @@ def divisor_of(call: Any) -> tuple[Tensor | None, float]:
     if not call.counted:
         number: Any = own.fusing.divisor(call)
         return None, factor / number
-    if isinstance(call, RowwiseCall) and own.computed_by_kernel(call):
-        return kernels.load("classes.rowwise.launch").divisor_of(call), factor
+    if own.fusing.product and own.computed_by_kernel(call):
+        return kernels.load(own.module).divisor_of(call), factor
     tensors, numbers = own.flat(call)
     places = [i for i, t in enumerate(tensors) if t is not None]
     counted = functools.partial(_counted, own, call.loss, len(tensors), places, numbers)
