@@ -175,6 +175,11 @@ def beside_tested(part: str, found: dict[str, Any]) -> list[str]:
     return said
 
 
+def untested(file: Path) -> list[str]:
+    """Return what beside_tested says of all parts of results/integrations.json."""
+    return [f"results/{file.name}, {part}: {said}" for part, each in found_in(file).items() for said in beside_tested(part, each)]
+
+
 def integrations(file: Path) -> str:
     """Return what training with other libraries takes, with their own losses and with ours; or why it was not measured."""
     found, texts = found_in(file), list[str]()
