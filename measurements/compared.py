@@ -45,7 +45,7 @@ class Case:
         source: GPU, versions, commit and date.
         costs: of each contender, ours as "lossforge".
         without: why a contender has no figure.
-        timing: how times were measured.
+        timing: how times were measured, where the bench did; else the page of the file says it.
     """
 
     file: str
@@ -55,7 +55,7 @@ class Case:
     source: str
     costs: dict[str, Cost]
     without: dict[str, str] = field(default_factory=dict)
-    timing: str = TIMING
+    timing: str = ""
 
     @property
     def ours(self) -> Cost:
@@ -187,7 +187,7 @@ def of_problems(path: Path) -> Cases:
         others = [row for row in rows if not row["contender"].startswith("lossforge, ")]
         costs = {r["contender"]: Cost.between(r["ms"], r["low"], r["high"], r.get("peak_mib")) for r in others if "ms" in r}
         without = {row["contender"]: row["error"] for row in others if "ms" not in row}
-        yield Case(path.stem, problem, PROBLEMS, f"`{problem.replace(' ', '` ', 1)}", source(found), costs, without)
+        yield Case(path.stem, problem, PROBLEMS, f"`{problem.replace(' ', '` ', 1)}", source(found), costs, without, found["timing"])
 
 
 def of_criterion(path: Path) -> Cases:
@@ -294,7 +294,7 @@ def ahead_of_us(*files: Path) -> str:
 
 
 def provenance(case: Case) -> str:
-    return case.source if case.timing == TIMING else f"{case.source}; {case.timing}"
+    return case.source if case.timing in ("", TIMING) else f"{case.source}; {case.timing}"
 
 
 class Shown(NamedTuple):
@@ -337,20 +337,21 @@ FIRST_PAGE = (
 def on_first_page(every: Iterable[Case]) -> dict[tuple[str, str], Case]:
     """Return the cases of FIRST_PAGE that were measured by today's rule, by file and key."""
     named = {(shown.file, shown.key) for shown in FIRST_PAGE}
-    return {(case.file, case.key): case for case in every if (case.file, case.key) in named and case.timing == TIMING}
+    return {(case.file, case.key): case for case in every if (case.file, case.key) in named and case.timing in ("", TIMING)}
 
 
 def first_page(*files: Path) -> str:
     """Return the cases of FIRST_PAGE. One that was not measured, or not by today's rule, is shown as such."""
     every, sources = cases(files[0].parent), Sources()
     found = on_first_page(every)
-    rows = []
+    rows, without = [], []
     for shown in FIRST_PAGE:
         case = found.get((shown.file, shown.key))
+        without += [f"{name} in {shown.use}: {reason}" for name, reason in (case.without if case else {}).items()]
         columns = ["not measured", *[""] * len(HEADER)] if case is None else [*columns_of(case), sources.number(case.source)]
         rows.append([shown.use, *columns])
-    table = tables.markdown(("case", *HEADER, "measured"), rows)
-    return f"{table}\n\n{' '.join(sources.listed())}\n\n{standing(every)} [All of them](docs/benchmarks/ahead_of_us.md), by kind."
+    table, note = tables.markdown(("case", *HEADER, "measured"), rows), [f"Without a figure: {'; '.join(without)}."] if without else []
+    return f"{table}\n\n{' '.join([*sources.listed(), *note])}\n\n{standing(every)} [All of them](docs/benchmarks/ahead_of_us.md), by kind."
 
 
 SECTIONS: dict[str, tuple[Any, ...]] = {

@@ -110,6 +110,15 @@ def test_compare_exits_with_2_where_reports_cannot_be_compared(tmp_path):
     assert compare.main([old, str(tmp_path / "missing.json")]) == 2
 
 
+def test_reports_that_were_timed_in_two_ways_are_not_compared(tmp_path, capsys):
+    now, earlier = report(row()), report(row(ms=2.0))
+    earlier.timing = "each call alone"
+    for name, each in (("now", now), ("earlier", earlier)):
+        each.save(tmp_path / f"{name}.json")
+    assert compare.main([str(tmp_path / "earlier.json"), str(tmp_path / "now.json")]) == 2
+    assert "times were measured in two ways: each call alone; back to back" in capsys.readouterr().err
+
+
 def test_rows_of_one_report_only_are_named(tmp_path, capsys):
     old, new = saved(tmp_path / "old.json", row()), saved(tmp_path / "new.json", row(), row("quack", 2.0))
     assert compare.main([old, new]) == 0
@@ -199,7 +208,10 @@ def test_table_names_the_best_peer():
     text = tables.bench(report(row(ms=0.5), row("torch", 2.0), row("torch.compile", 1.0), row("liger", 0.8), row("quack", 0.6)))
     assert "| 8192×32000 | bf16 | **0.500** | 49 % | 2.000 | 1.000 | quack 0.600 |" in text
     text = tables.bench(report(row(ms=0.5), row("quack", 0.6, status="wrong: the value")))
-    assert "| **0.500** | 49 % | – | – | – |" in text
+    assert "| **0.500** | 49 % |" in text
+    assert "best peer" not in text
+    text = tables.bench(report(row(ms=0.5, idle_ms=0.9), row("torch", 2.0)))
+    assert "| **0.500** | 49 % | 2.000 | 500, 500 | 0.900, – |" in text
 
 
 @pytest.mark.slow
@@ -254,3 +266,17 @@ def test_an_objective_takes_its_products_and_itself():
     made = report(*(replace(case, contender=name, ms=ms) for name, ms in times.items()))
     (verdict,) = verdicts(made, fused=True)
     assert (verdict.wanted, verdict.met) == (pytest.approx(19.054), True)
+
+
+def test_a_contender_without_a_figure_is_named_with_its_message_and_cases():
+    refused = "failed: NotImplementedError: V must be a multiple of 256"
+    first, second = (("ce", "", (rows, 151936), "bf16") for rows in (8192, 4096))
+    made = report(
+        *(
+            row(name, case=case, **({"status": refused} if name == "quack" else {}))
+            for case in (first, second)
+            for name in ("lossforge", "quack")
+        )
+    )
+    assert tables.bench(made).endswith(f"- quack, {refused} (cross entropy 8192×151936 bf16; cross entropy 4096×151936 bf16)")
+    assert "Without a figure" not in tables.bench(report(row()))

@@ -126,7 +126,8 @@ def main(arguments: list[str], problems: Callable[[torch.device], Makers]) -> No
     """Print a row for each problem and contender; write all of them into the file that `arguments` names."""
     device, began = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.monotonic()
     made = new_report(device, current_commit(), {})
-    report: dict[str, Any] = {"gpu": made.gpu, "versions": made.versions, "commit": made.commit, "date": made.date, "rows": []}
+    source = {"gpu": made.gpu, "versions": made.versions, "commit": made.commit, "date": made.date}
+    report: dict[str, Any] = {**source, "timing": "back to back, one contender after another", "rows": []}
     for row in rows(problems(device), device, MILLISECONDS, compiled=device.type == "cuda"):
         report["rows"].append(row)
         print(f"{time.monotonic() - began:6.1f} s  {json.dumps(row)}", flush=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from lossforge.bench.report import Report, Row
-from lossforge.bench.report.tables import USES, called, markdown, number, outcome, size, without_figure
+from lossforge.bench.report.tables import USES, called, filled, markdown, number, outcome, size, without_figure
 from lossforge.bench.report.targets import By, Verdict, figure, verdicts
 
 OURS = {
@@ -40,10 +40,11 @@ def fused(report: Report, suite: str = "linear") -> str:
     peers = [name for name in PEERS if any(figure(by.get(name), "ms") is not None for by in cases)]
     memory = [name for name in ("torch", "liger") if name in peers]
     header = ("loss", "tokens × hidden × classes", "ours", "ms", "products alone", *peers)
-    header += (f"MiB: {', '.join(('ours', *memory))}", "errors: value, input's, weight's gradient")
+    header += ("from an idle host: ours, torch, torch.compile", f"MiB: {', '.join(('ours', *memory))}")
+    header += ("errors: value, input's, weight's gradient",)
     rows = [_line(by, name, peers, memory) for by in cases for name in OURS if name in by]
     off = _errors_of_others(cases)
-    return "\n\n".join([markdown(header, rows), *_beside_few(cases), *([off] if off else []), *without_figure(report, suite)])
+    return "\n\n".join([filled(header, rows), *_beside_few(cases), *([off] if off else []), *without_figure(report, suite)])
 
 
 def listed(report: Report, suite: str) -> str:
@@ -58,7 +59,7 @@ def listed(report: Report, suite: str) -> str:
                 errors = "" if row.status == "ok" else row.status.split(":")[0]
             rows.append([*(_what(by) if row.contender == next(iter(by)) else ("", "")), said, *costs, errors])
     header = ("loss", "tokens × hidden × classes", "by", "ms", "MiB", "errors: value, input's, weight's gradient")
-    return markdown(header, rows)
+    return "\n\n".join([markdown(header, rows), *without_figure(report, suite)])
 
 
 def _beside_few(cases: Iterable[By]) -> list[str]:
@@ -85,6 +86,7 @@ def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> lis
         _ms(by[name], "**{:.1f}**"),
         _ms(by.get(products)),
         *(_ms(by.get(peer)) if first else "" for peer in peers),
+        ", ".join(number(by.get(each), "idle_ms", "{:.1f}") for each in (name, *(("torch", "torch.compile") if first else ()))),
         ", ".join(number(by.get(each), "peak_mib", "{:,.0f}") for each in beside),
         _errors(by[name]),
     ]

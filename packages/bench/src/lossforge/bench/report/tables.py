@@ -1,5 +1,6 @@
 """Reports as Markdown tables, for the documentation."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from lossforge.bench.cases import RECORDS
@@ -60,6 +61,14 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in lines)
 
 
+def filled(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table without the columns in which nothing was measured."""
+    lines = [header, *rows]
+    kept = [any(cell.strip("–, ") for cell in column[1:]) for column in zip(*lines, strict=True)]
+    first, *others = ([*itertools.compress(line, kept)] for line in lines)
+    return markdown(first, others)
+
+
 def provenance(report: Report) -> str:
     named = ("torch", "triton", "cuda", "driver", "liger-kernel", "quack-kernels", "cut-cross-entropy", "trl")
     versions = ", ".join(f"{name} {report.versions[name]}" for name in named if name in report.versions)
@@ -82,12 +91,12 @@ def bench(report: Report) -> str:
         "MiB: ours, torch",
         "from an idle host: ours, torch",
     )
-    parts = [markdown(header, map(_large, report.by_case(*LARGE).values()))]
+    parts = [filled(header, map(_large, report.by_case(*LARGE).values()))]
     if small:
         host = (*work, "ours, µs", "torch", "torch.compile", "best peer", "on the device, ours", "from an idle host: ours, torch")
         parts += [
             "Small work, where the host is the cost: µs of wall time a forward + backward, back to back.",
-            markdown(host, map(_small, small)),
+            filled(host, map(_small, small)),
         ]
     return "\n\n".join([*parts, *without_figure(report)])
 
