@@ -29,7 +29,7 @@ CONTENDERS = {
     "cut-cross-entropy": "cut-cross-entropy by its defaults, which drop small gradients",
     "cut-cross-entropy-exact": "the same with filter_eps=None, which drops none",
     "quack": "QuACK (CuTe DSL) by its defaults",
-    "quack-plain": "the same with use_scaled_exp=False: the row's sums are not taken in the first product",
+    "quack-plain": "its plain form: use_scaled_exp=False, tuned=False",
     "trl": "TRL's kernel of log-probabilities and entropies",
     "verl": "verl's kernel of the same",
 }

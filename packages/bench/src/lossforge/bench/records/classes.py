@@ -213,7 +213,7 @@ def cross_entropy_of_rows(x: Tensor, others: Others) -> Tensor:
             "cut-cross-entropy": partial(_of_library, *CUT),
             "cut-cross-entropy-exact": partial(_of_library, *CUT, filter_eps=None),
             "quack": partial(_of_library, *QUACK_LINEAR),
-            "quack-plain": partial(_of_library, *QUACK_LINEAR, use_scaled_exp=False),
+            "quack-plain": partial(_of_library, *QUACK_LINEAR, use_scaled_exp=False, tuned=False),  # tuning takes minutes a shape
             "trl": _trl_cross_entropy,
         },
     ),
