@@ -2,7 +2,7 @@
 
 `losses`: all cases but the scaling and the fused ones. Each GPU of the machine measures a share of them; then the first GPU alone measures
 the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU. `objectives`: cross entropy by how
-its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in about five minutes.
+its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in some minutes.
 
 First many processes compile what the contenders compile. Then one process a GPU measures case after case and saves its file after each.
 Where a contender of a fused loss breaks the process or its use of the GPU, or stalls, another process goes on from that case without it,

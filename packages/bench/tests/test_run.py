@@ -276,7 +276,7 @@ def test_contenders_take_turns_and_one_that_fails_later_leaves_them(monkeypatch)
 
         return Contender(name, by_names(call))
 
-    monkeypatch.setattr(run, "contenders", lambda *_: [noted("a"), noted("b", most=7), noted("c")])
+    monkeypatch.setattr(run, "contenders", lambda *_: [noted("a"), noted("b", most=5), noted("c")])
     first, worn, last = measure_case(case, [], DEVICE, report(), Measurement(milliseconds=1e-3, forward=False))
     assert worn.status == "failed: RuntimeError: worn out"
     assert worn.ms is worn.idle_ms is None

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MIB = 2**20
 CALLS = 8
 """Calls on a GPU without a wait between them."""
-LEAST, MOST = 5, 200
+LEAST, MOST = 3, 200
 """The fewest and the most values of a figure."""
 Nothing = Callable[[], object]
 
