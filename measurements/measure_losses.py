@@ -2,10 +2,11 @@
 
 `losses`: all cases but the scaling and the fused ones. Each GPU of the machine measures a share of them; then the first GPU alone measures
 the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU. `objectives`: cross entropy by how
-its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in about five minutes.
+its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in some minutes.
 
 First many processes compile what the contenders compile. Then one process a GPU measures case after case and saves its file after each.
-Where a contender of a fused loss breaks the process or its use of the GPU, or stalls, another process goes on from that case without it.
+Where a contender of a fused loss breaks the process or its use of the GPU, or stalls, another process goes on from that case without it,
+and its rows say so. Last, it prints which targets of the records are met.
 """
 
 import multiprocessing
@@ -25,13 +26,14 @@ from measuring import Request
 from lossforge.bench import check, contenders, inputs
 from lossforge.bench.cases import CASES, CONTENDERS, FUSED, Case
 from lossforge.bench.measure import Measurement, synchronize
-from lossforge.bench.report import Row, load
+from lossforge.bench.report import Row, load, tables
+from lossforge.bench.report import linear as fused_tables
 from lossforge.bench.run import measure_case, new_report
 
 LARGE, SMALL = ("table", "losses", "variants"), ("small",)
 LAYERS, OBJECTIVES = ("linear", "features"), ("exact", "objectives")
 MILLISECONDS, FUSED_MILLISECONDS = 30.0, {"linear": 400.0, "features": 400.0, "exact": 200.0, "objectives": 200.0}
-COMPILE_SECONDS, FUSED_COMPILE_SECONDS, STALLED_SECONDS = 900.0, 75.0, 60.0
+COMPILE_SECONDS, FUSED_COMPILE_SECONDS, STALLED_SECONDS = 900.0, 75.0, 300.0
 BROKEN = 3
 """Exit status of a process for which a contender left the GPU unusable."""
 
@@ -123,7 +125,7 @@ def compile_part(suites: tuple[str, ...], losses: tuple[str, ...], number: int, 
 
 def call_once(case: Case, name: str, device: torch.device) -> None:
     for contender in contenders.contenders(case, device, {name}):
-        if contender.installed:
+        if not contender.refuses:
             given = inputs.make_inputs(case, device)
             check.step(contender, case, check.fresh(contender, given), check.upstream_of(case, given))
 
@@ -143,6 +145,7 @@ def measure_all(request: Request, phases: list[list[Share]]) -> int:
     report.read_bytes_per_second = statistics.mean(r.read_bytes_per_second or 0.0 for r in reports)
     report.rows = sorted((row for r in reports for row in r.rows), key=lambda row: places[row.suite, row.label])
     report.save(request.out)
+    print(fused_tables.targets(report) if phases[0][0].suites[0] in FUSED else tables.targets(report))
     return status
 
 
@@ -176,18 +179,17 @@ def measure(share: Share, left_out: list[str], where: str) -> None:
         torch.cuda.set_device(device)
     settings = {"suite": share.suites, "milliseconds": FUSED_MILLISECONDS if fused else MILLISECONDS, "gpus": share.of}
     report = load(share.file) if share.file.exists() else new_report(device, share.commit, settings)
-    report.settings["left_out"] = left_out
     before, first = report.seconds, len({(row.suite, row.case) for row in report.rows})
-    names = [name for name in CONTENDERS if name not in left_out]
 
     def begin(name: str) -> None:
-        end_if_broken(device)
-        share.now().write_text(name, encoding="utf-8")
+        if fused:
+            end_if_broken(device)
+            share.now().write_text(name, encoding="utf-8")
 
     for case in share.cases()[first:]:
         how = Measurement(FUSED_MILLISECONDS.get(case.suite, MILLISECONDS))
         try:
-            report.rows += measure_case(case, names, device, report, how, *([begin] if fused else []))
+            report.rows += measure_case(case, list(CONTENDERS), device, report, how, begin, left_out)
         except Exception as error:  # of the inputs or the reference
             row = Row.of(case, "lossforge")
             row.fail(error)

@@ -7,8 +7,11 @@ import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
+
+from compared import SECTIONS as OF_CASES
 
 from lab.comparison.stats import Difference, mean_of, paired_difference, write_verdicts
 from lossforge.bench.report import linear, load, tables
@@ -16,85 +19,7 @@ from lossforge.bench.report import linear, load, tables
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 BENCH, SCALING, EFFECTS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects"))
-LINEAR, PRECISION = RESULTS / "linear-h100.json", RESULTS / "precision-h200.json"
-SHOWN = (
-    *("ce 8192x128256 bf16", "focal class index 16x120087x80 fp32", "asymmetric 4096x9605 fp32"),
-    *("giou 4194304x4 fp32", "dice 8x21x512x512 fp32", "ce 8192x2304x256000 bf16"),
-)
-
-
-def results(bench: Path, fused: Path) -> str:
-    report, of_layers = load(bench), load(fused)
-    other = "" if of_layers.gpu == report.gpu else f", the linear layer on one {of_layers.gpu} at commit {of_layers.commit}"
-    place = f"One {report.gpu} at commit {report.commit}{other}:"
-    return f"{place}\n\n{tables.short([report, of_layers], SHOWN)}\n\n{tables.standing(report)}"
-
-
-def gains(language_model: Path, detection: Path, throughput: Path) -> str:
-    """Return what whole training steps gain, one that does not gain among them."""
-    models, steps, images = found_in(language_model), found_in(detection)["retinanet"], found_in(throughput)["resnet50"]
-    size = models["sizes"]["bfloat16"]
-    tokens = size["batch"] * size["length"]
-    of_model = {row["loss"]: row for row in models["rows"] if row["dtype"] == "bfloat16"}
-    of_step = {row["loss"]: row for row in steps["runs"]}
-    of_images = {row["by"]: row for row in images["rows"] if row["data"] == "loop"}
-    step, rate = "{step_ms:,.1f} ms, {peak_mib:,.0f} MiB", "{images_per_second:,.0f} images/s, {peak_mib:,.0f} MiB"
-    ours, torchs = (
-        of_model[name] | {"step_ms": of_model[name]["ms"]} for name in ("linear_cross_entropy", "torch.nn.functional.cross_entropy")
-    )
-    rows = [
-        [
-            f"language model, {tokens:,} tokens × {size['width']} → {size['vocabulary']:,} classes, bf16, {models['gpu']}",
-            step.format(**ours),
-            f"torch's cross entropy: {step.format(**torchs)}",
-        ],
-        [
-            f"RetinaNet, ResNet-50, 16 images of 800×1344, bf16, {steps['gpu']}",
-            step.format(**of_step["lossforge"]),
-            f"torchvision's loss and matching: {step.format(**of_step['torchvision'])}",
-        ],
-        [
-            f"ResNet-50, 10 classes, bf16, {images['gpu']}: the loss is a small part",
-            rate.format(**of_images["lossforge"]),
-            f"timm's loop and loss: {rate.format(**of_images['timm'])}",
-        ],
-    ]
-    return tables.markdown(("a whole training step", "ours", "without ours"), rows)
-
-
-STEPS = {"retinanet_resnet50": "RetinaNet", "fcos_resnet50": "FCOS", "yolo_resnet50": "YOLO", "detr_resnet50": "DETR"}
-"""What the README calls a model of results/detection.json."""
-CRITERIA = {"yolov8n": "YOLOv8n", "yolo26n": "YOLO26n", "DeformableDetr": "Deformable DETR", "RTDetr": "RT-DETR"}
-"""What the README calls a case of results/integrations.json."""
-
-
-def detector_times(detection: Path, integrations: Path) -> str:
-    """Return in two sentences what a step of each detector takes, and what other libraries' criteria take, with our losses and without."""
-    steps, criteria = found_in(detection)["steps"], found_in(integrations)["detectors"]
-
-    def listed(times: Iterable[float]) -> str:
-        return ", ".join(f"{time:,.1f}" for time in times) + " ms"
-
-    step = ours_and_theirs(steps["runs"], "model", "loss", "step_ms")
-    criterion = ours_and_theirs(criteria["runs"], "case", "contender", "criterion_ms")
-    *models, last = (STEPS[model] for model in step)
-    cases = ", ".join(CRITERIA[case] for case in criterion)
-    return (
-        f"A step of {', '.join(models)} and {last} with ResNet-50 (our trainer, 16 images of 640×640, bf16, "
-        f"{steps['gpu']}): {listed(ours for ours, _ in step.values())}; the same losses in plain torch: "
-        f"{listed(theirs for _, theirs in step.values())}. "
-        f"The criteria of {cases} in ultralytics and transformers, forward and backward, with ours "
-        f"({criteria['gpu']}): {listed(ours for ours, _ in criterion.values())}; their own: "
-        f"{listed(theirs for _, theirs in criterion.values())} ([whole steps](docs/benchmarks/integrations.md))."
-    )
-
-
-def ours_and_theirs(runs: Iterable[dict[str, Any]], of: str, whose: str, time: str) -> dict[str, tuple[float, float]]:
-    """Return our time and the other one of each case. of, whose, time: the fields with a run's case, its side and its time."""
-    times: dict[str, dict[bool, float]] = {}
-    for run in runs:
-        times.setdefault(run[of], {})[run[whose] == "lossforge"] = run[time]
-    return {case: (each[True], each[False]) for case, each in times.items()}
+LINEAR, PRECISION = RESULTS / "linear.json", RESULTS / "precision-h200.json"
 
 
 def bench(file: Path) -> str:
@@ -109,13 +34,7 @@ def copy_rate(report: Any) -> str:
 
 def fused(file: Path) -> str:
     report = load(file)
-    cut = report.versions.get("cut-cross-entropy", "not installed")
-    return f"{tables.provenance(report)}, cut-cross-entropy {cut} in its exact mode.\n\n{linear.fused(report)}"
-
-
-def fused_targets(file: Path) -> str:
-    report = load(file)
-    return f"{copy_rate(report)} in this run. {linear.targets(report)}"
+    return f"{tables.provenance(report)}.\n\n{linear.fused(report)}"
 
 
 Rows = list[dict[str, Any]]
@@ -237,6 +156,30 @@ STACKS = {
 """Of each part of results/integrations.json: its title, and its error that is shown."""
 
 
+TESTED_BY = {
+    "trl": {"trl": "trl", "transformers": "transformers"},
+    "trainer": {"transformers": "transformers", "liger_kernel": "liger"},
+    "detectors": {"transformers": "transformers_detection", "ultralytics": "ultralytics"},
+    "open_clip": {"open_clip_torch": "open_clip"},
+}
+"""Of each part of results/integrations.json: its libraries, and our integration that says which versions were tested."""
+
+
+def beside_tested(part: str, found: dict[str, Any]) -> list[str]:
+    """Say of each library of a part that was measured in another version than the tested ones what both are."""
+    said = []
+    for library, name in TESTED_BY[part].items():
+        tested = import_module(f"lossforge.integrations.{name}").TESTED
+        if library in found and not any(f"{found[library]}.".startswith(f"{version}.") for version in tested.split(", ")):
+            said.append(f"{library} {found[library]} was measured; the version tested with our integration is {tested}.")
+    return said
+
+
+def untested(file: Path) -> list[str]:
+    """Return what beside_tested says of all parts of results/integrations.json."""
+    return [f"results/{file.name}, {part}: {said}" for part, each in found_in(file).items() for said in beside_tested(part, each)]
+
+
 def integrations(file: Path) -> str:
     """Return what training with other libraries takes, with their own losses and with ours; or why it was not measured."""
     found, texts = found_in(file), list[str]()
@@ -263,7 +206,7 @@ def integrations(file: Path) -> str:
                 reasons.setdefault(reason, []).append(f"{run['contender']} ({run['case']})")
         without = "".join(f"\n\nWithout figures: {', '.join(names)}: {reason}." for reason, names in reasons.items())
         place = source(found[part], *(name for name in LIBRARIES if name in found[part]))
-        texts.append(f"### {title}\n\n{place}.\n\n{shown}{without}")
+        texts.append(f"### {title}\n\n{place}.{' '.join(['', *beside_tested(part, found[part])])}\n\n{shown}{without}")
     return "\n\n".join(texts)
 
 
@@ -338,7 +281,7 @@ def objectives(file: Path) -> str:
     """Return what cross entropies of large logits and objectives of tokens take from hidden states, beside peers and the products alone."""
     report = load(file)
     suites = [suite for suite in ("exact", "objectives") if report.by_case(suite)]
-    return "\n\n".join([f"{tables.provenance(report)}.", *(linear.listed(report, suite) for suite in suites), linear.targets(report)])
+    return "\n\n".join([f"{tables.provenance(report)}.", *(linear.listed(report, suite) for suite in suites)])
 
 
 def metric_learning(file: Path) -> str:
@@ -357,10 +300,6 @@ deviations = Table(
 NUMBERS = {2: "Two", 4: "Four"}
 
 
-SHARES = {(2, "scalar, three products"): 0.95, (2, "scalar, four products"): 0.98, (2, "a row"): 0.98}
-"""The least share of a GPU's part of one GPU's time, by how many GPUs there are and by form."""
-
-
 def spread_vocabulary(*files: Path) -> str:
     """Return what losses take whose classes are spread over GPUs, and which share of their part of one GPU's time that is."""
     return "\n\n".join(map(_spread_vocabulary, files))
@@ -370,15 +309,12 @@ def _spread_vocabulary(file: Path) -> str:
     found = found_in(file)
     number = NUMBERS[found["gpus"]]
     rows = [{**row, "of_one": row["errors"][0], "of_all": row["errors"][1]} for row in found["rows"]]
-    for row in rows:
-        goal = SHARES.get((found["gpus"], row["form"]))
-        row["goal"] = None if goal is None else f"≥ {goal:.0%}: {'met' if row['share'] >= goal else '**missed**'}"
     header = (
-        f"tokens × features × classes | form | one GPU, ms | {number.lower()}, ms | one's time / {found['gpus']} by theirs | goal | "
+        f"tokens × features × classes | form | one GPU, ms | {number.lower()}, ms | one's time / {found['gpus']} by theirs | "
         "peak MiB: one | each | errors of the gradients, input's and weight's: one | all"
     )
     cells = (
-        "{rows:d} × {features:d} × {classes:d} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {goal} | {one_mib:,.0f} | {mib:,.0f} | "
+        "{rows:d} × {features:d} × {classes:d} | {form} | {one_ms:.1f} | {ms:.1f} | {share:.1%} | {one_mib:,.0f} | {mib:,.0f} | "
         "{of_one[0]:.1e}, {of_one[1]:.1e} | {of_all[0]:.1e}, {of_all[1]:.1e}"
     )
     tables = [f"{source(found, gpus=number)}.", table(header, cells, rows)]
@@ -669,16 +605,12 @@ def _over_seeds(found: dict[str, Any], base_of: Callable[[str], str]) -> str:
 
 DETECTION, SEVERAL_GPUS = RESULTS / "detection.json", [RESULTS / f"several-gpus-{gpu}.json" for gpu in ("h100", "h200")]
 SECTIONS: dict[str, tuple[Any, ...]] = {
-    "results": (results, BENCH, LINEAR),
-    "gains": (gains, RESULTS / "language-model.json", RESULTS / "detection.json", RESULTS / "throughput-h100.json"),
-    "detector times": (detector_times, DETECTION, RESULTS / "integrations.json"),
+    **OF_CASES,
     "bench": (bench, BENCH),
     "new losses": (bench, RESULTS / "new-losses-h100.json"),
-    "targets": (lambda file: tables.targets(load(file)), BENCH),
     "scaling": (lambda file: f"{tables.provenance(load(file))}.", SCALING),
     "fused": (fused, LINEAR),
     **{f"precision of {loss}": (partial(precision_of_peers, loss), PRECISION) for loss in ("linear_ce", "logps", "entropy")},
-    "fused targets": (fused_targets, LINEAR),
     "language model": (language_model, RESULTS / "language-model.json"),
     "throughput": (throughput, RESULTS / "throughput-h100.json"),
     **{name: (make, RESULTS / "training-h200.json") for name, make in (("training", training), ("parity", parity), ("presets", presets))},

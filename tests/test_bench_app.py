@@ -39,13 +39,18 @@ def test_it_says_what_a_machine_without_a_gpu_cannot_measure_and_reports_the_res
     assert [(r.label, r.contender) for r in report.rows] == [
         ("ce 256x1000 fp32", "lossforge"),
         ("ce 256x1000 fp32", "torch"),
+        ("ce 256x1000 fp32", "liger"),
         ("ce label smoothing 256x1000 fp32", "lossforge"),
         ("ce label smoothing 256x1000 fp32", "torch"),
         ("ce label smoothing 256x1000 fp32", "timm"),
+        ("ce label smoothing 256x1000 fp32", "liger"),
         ("ce 64x10 fp32", "lossforge"),
         ("ce 64x10 fp32", "torch"),
+        ("ce 64x10 fp32", "liger"),
     ]
-    assert all(r.status == "ok" and r.ms > 0 and r.gradient_error < 1e-5 for r in report.rows)
+    measured = [r for r in report.rows if r.contender != "liger"]
+    assert all(r.status == "ok" and r.ms > 0 and r.idle_ms > 0 and r.gradient_error < 1e-5 for r in measured)
+    assert {r.status for r in report.rows if r.contender == "liger"} <= {"needs a CUDA GPU", "not installed"}
 
 
 def test_what_was_measured_outlives_a_kill(new_clone):

@@ -21,7 +21,7 @@ from lossforge.bench.report import load
 @pytest.fixture
 def small(monkeypatch):
     """Three fused cases of a few tokens and three others, and contenders that a CPU has."""
-    fused = [replace(case, shape=(8, 8, 16)) for case in CASES if case.suite == "linear"][3:6]
+    fused = [replace(case, shape=(8, 8, 16)) for case in CASES if case.suite == "linear"][7:10]
     others = [case.cut(64) for case in CASES if case.suite == "table"][:3]
     monkeypatch.setattr(measure_losses, "CASES", [*others, *fused])
     monkeypatch.setattr(measure_losses, "CONTENDERS", ["lossforge", "torch"])
@@ -45,9 +45,10 @@ def test_a_file_is_continued(small, share, monkeypatch):
         (small.fused[0].variant, "lossforge", "ok"),
         (small.fused[0].variant, "torch", "ok"),
         (small.fused[1].variant, "lossforge", "ok"),
+        (small.fused[1].variant, "torch", "failed: brought its process down"),
         (small.fused[2].variant, "lossforge", "ok"),
+        (small.fused[2].variant, "torch", "failed: brought its process down"),
     ]
-    assert report.settings["left_out"] == ["torch"]
 
 
 def test_losses_are_measured_alone(capsys, tmp_path):

@@ -182,6 +182,36 @@ def test_check_tree_and_benchmark(tree, monkeypatch):
     assert release.check_benchmark(tree)[0] == "results/bench-h200.json is missing"
 
 
+def test_check_first_page(tree):
+    """The figures of one commit, then of two, then of one that is too long ago; and what was not measured."""
+    shutil.copytree(ROOT / "results", tree / "results")
+    file, known = tree / "results/integrations.json", git(tree, "rev-parse", "--short", "HEAD")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    found = {part: each | {"commit": known, "transformers": "5.23.1"} for part, each in found.items()}
+    file.write_text(json.dumps(found))
+
+    def said(part: str) -> list[str]:
+        return [line for line in release.check_first_page(tree) if part in line]
+
+    assert said("results/integrations.json is of") == said("integrations.json, ") == []
+    assert "results/detection.json is of ad64f73, a commit that is not here" in said("detection")
+    git(tree, "commit", "--allow-empty", "-qm", "two")
+    other = git(tree, "rev-parse", "--short", "HEAD")
+    file.write_text(json.dumps(found | {"trl": found["trl"] | {"commit": other, "trl": "1.15.2"}}))
+    assert f"results/integrations.json: the first page's figures are of 2 commits: {known}, {other}" in said("of 2 commits")
+    assert said("trl: trl") == ["results/integrations.json, trl: trl 1.15.2 was measured; the version tested with our integration is 1.16."]
+    file.write_text(json.dumps(found))
+    for _ in range(release.OLDEST - 1):
+        git(tree, "commit", "--allow-empty", "-qm", "more")
+    assert said("commits ago") == []
+    git(tree, "commit", "--allow-empty", "-qm", "one too many")
+    assert said("commits ago") == [f"results/integrations.json is of {known}, 61 commits ago: measure it again after at most 60"]
+    for part in found.values():
+        part["runs"] = [run for run in part["runs"] if run["case"] != "SFT, Qwen3-0.6B"]
+    file.write_text(json.dumps(found))
+    assert "not measured: SFT of Qwen3-0.6B by TRL: trl SFT, Qwen3-0.6B of results/integrations.json" in said("not measured")
+
+
 def test_every_file_of_results_names_its_commits():
     found = {path.stem: release.commits_of(json.loads(path.read_text(encoding="utf-8"))) for path in (ROOT / "results").glob("*.json")}
     assert all(found.values()), [name for name, commits in found.items() if not commits]

@@ -22,12 +22,15 @@ import pins
 from packages_built import all_faults
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "measurements"))  # whose cases are on the first page
+OLDEST = 60
+"""The most commits between the figures of the first page and a release."""
 LOSSES = tuple(f"packages/{name}/src" for name in ("kernels", "losses"))
 APP = (*LOSSES, "experiments/lab")
 MEASURED = {
     **dict.fromkeys(
         (
-            *("bench-h200", "scaling-h200", "new-losses-h100", "linear-h100", "precision-h200", "language-model", "integrations"),
+            *("bench-h200", "scaling-h200", "new-losses-h100", "linear", "precision-h200", "language-model", "integrations"),
             *("objectives-h200", "deviations-h100", "spread-vocabulary-h200", "spread-vocabulary-h100-x4"),
             *("spread-contrastive-h100", "matching-h100", "masks-h200", "metric-learning-h200"),
             *("self-distillation-h200", "detectors-and-masks-h200"),
@@ -159,6 +162,30 @@ def commits_of(found: Any) -> list[str]:
     return list(dict.fromkeys([*own, *(commit for part in parts for commit in commits_of(part))]))
 
 
+def check_first_page(root: Path) -> list[str]:
+    """Say which cases of the first page were not measured, or by more than one commit a file, an old one, or with untested libraries."""
+    import compared
+    import reported
+
+    known, missing, commits = compared.on_first_page(compared.cases(root / "results")), list[str](), dict[str, list[str]]()
+    for shown in compared.FIRST_PAGE:
+        if (case := known.get((shown.file, shown.key))) is None:
+            missing.append(f"not measured: {shown.use}: {shown.key} of results/{shown.file}.json")
+        else:
+            commits.setdefault(shown.file, []).extend(COMMIT.findall(case.source.rpartition("commit")[2]))
+    for file, each in commits.items():
+        named = [*dict.fromkeys(each)]
+        if len(named) > 1:
+            missing.append(f"results/{file}.json: the first page's figures are of {len(named)} commits: {', '.join(named)}")
+        for commit in named:
+            unknown, count = run("git", "rev-list", "--count", f"{commit}..HEAD", root=root)
+            if unknown:
+                missing.append(f"results/{file}.json is of {commit}, a commit that is not here")
+            elif int(count) > OLDEST:
+                missing.append(f"results/{file}.json is of {commit}, {count} commits ago: measure it again after at most {OLDEST}")
+    return missing + reported.untested(root / "results" / "integrations.json")
+
+
 CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "version": (check_version, "the same everywhere, and not released yet"),
     "changelog": (check_changelog, "has the version's section, dated"),
@@ -168,6 +195,7 @@ CHECKLIST: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "archives": (check_archives, "wheels and source archives are whole, and pass twine"),
     "environments": (partial(failure, "tools/smoke_wheels"), "installed by name, it works with the oldest, locked and newest torch"),
     "docs": (partial(failure, "mkdocs build --strict --quiet"), "the documentation builds without a warning"),
+    "figures": (check_first_page, f"each file's figures are of one commit, at most {OLDEST} commits ago, and of tested versions"),
     "benchmark": (check_benchmark, "the committed figures are of these sources"),
 }
 

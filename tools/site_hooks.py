@@ -73,7 +73,17 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Know": {
         "": tuple(
             f"know/{name}"
-            for name in ("promises", "when_not", "differences", "precision", "determinism", "same_bits", "memory", "versions", "how_it_works")
+            for name in (
+                "promises",
+                "when_not",
+                "differences",
+                "precision",
+                "determinism",
+                "same_bits",
+                "memory",
+                "versions",
+                "how_it_works",
+            )
         ),
         "Templates": (),
         "Contribute": ("know/way", "know/repository", "know/triton", "know/testing", "know/measuring", "release"),

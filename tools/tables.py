@@ -30,7 +30,6 @@ PICTURES = {
     "time": (reported.BENCH, pictures.time_picture, pictures.main_rows),
     "memory": (reported.BENCH, pictures.memory_picture, pictures.main_rows),
     "scaling": (reported.SCALING, pictures.scaling_picture, pictures.scaling_rows),
-    "headline": (reported.BENCH, pictures.headline_picture, pictures.headline_rows),
 }
 
 

@@ -24,7 +24,7 @@ from lossforge.bench.report import Report, Row
 from lossforge.bench.report.pictures import main_rows, memory_picture, scaling_picture, scaling_rows, time_picture
 from lossforge.bench.run import WITHOUT_GPU, cases_for, current_commit, new_report, run
 
-CHANGE_FIGURES = ("suite", "loss", "shape", "dtype", "contenders", "milliseconds", "seed", "forward", "graphs")
+CHANGE_FIGURES = ("suite", "loss", "shape", "dtype", "contenders", "milliseconds", "seed", "forward")
 """Settings that a report keeps, because they change its figures; the rest are paths and names of one machine."""
 
 
@@ -61,7 +61,7 @@ def measure(settings: Settings[BenchConfig], cases: list[Case], names: list[str]
     if device.type != "cuda":
         console.say(WITHOUT_GPU)
     report = new_report(device, config.commit or current_commit(), {name: settings.tree()[name] for name in CHANGE_FIGURES})
-    how = Measurement(config.milliseconds, config.seed, config.graphs, config.forward)
+    how = Measurement(config.milliseconds, config.seed, config.forward)
 
     def save() -> None:
         report.seconds = time.monotonic() - began
@@ -123,7 +123,7 @@ def kernel_table(title: str, kernels: list[Kernel]) -> Any:
     return table
 
 
-FIGURES = ("ms", "forward_ms", "graph_ms", "peak_mib", "host_us", "first_ms", "value_error", "gradient_error")
+FIGURES = ("ms", "idle_ms", "forward_ms", "peak_mib", "host_us", "first_ms", "value_error", "gradient_error")
 
 
 def metrics(report: Report) -> dict[str, float]:
@@ -147,7 +147,7 @@ def table(report: Report) -> Any:
     found = Table(title=f"{report.gpu if report.gpu != 'none' else 'wall-clock times on CPU'}{rate}", title_justify="left")
     found.add_column("case")
     found.add_column("contender")
-    for name in ("fwd+bwd ms", "±", "of floor", "fwd ms", "of floor", "graph ms", "MiB", "host µs", "first ms"):
+    for name in ("fwd+bwd ms", "±", "of floor", "idle ms", "fwd ms", "of floor", "MiB", "host µs", "first ms"):
         found.add_column(name, justify="right")
     last = ""
     for row in report.rows:
@@ -166,9 +166,9 @@ def cells(row: Row) -> list[str]:
         _text(row.ms, "{:.3f}"),
         _text(spread, "{:.1%}"),
         _text(row.share(), "{:.0%}"),
+        _text(row.idle_ms, "{:.3f}"),
         _text(row.forward_ms, "{:.3f}"),
         _text(row.forward_share(), "{:.0%}"),
-        _text(row.graph_ms, "{:.3f}") or row.graph_status,
         _text(row.peak_mib, "{:,.0f}"),
         _text(row.host_us, "{:.0f}"),
         _text(row.first_ms, "{:,.0f}"),

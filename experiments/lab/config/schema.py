@@ -398,7 +398,6 @@ class BenchConfig:
     milliseconds: float = number(80.0, "how long to repeat for each figure", above=0)
     seed: int = number(0, "seed of the samples", least=0)
     forward: bool = setting(True, "measure forward on its own, too")
-    graphs: bool = setting(True, "measure replays of CUDA graphs, too")
     out: str | None = setting(None, "a file to write the report to as well (lossforge.bench.compare reads two)")
     commit: str | None = setting(None, "the commit's name, if the sources are not a git checkout")
     runs: str | None = setting(None, "folder of runs; null: as trainer.runs")

@@ -12,14 +12,20 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 def test_quantiles():
     found = Times.of([5.0, 1.0, 2.0, 3.0, 4.0, 6.0])
-    assert (found.median, found.low, found.high, found.calls) == (3.5, 2.0, 5.0, 6)
+    assert (found.median, found.low, found.high, found.count) == (3.5, 2.0, 5.0, 6)
     assert Times.of([2.0]) == Times(2.0, 2.0, 2.0, 1)
 
 
-def test_what_runs_before_a_call_is_not_timed():
-    found = measure.times(lambda: time.sleep(0.001), CPU, 5.0, before=lambda: time.sleep(0.02))
-    assert 1.0 <= found.median < 15
-    assert found.calls >= 3
+@pytest.mark.parametrize("once", [measure.back_to_back, measure.idle])
+def test_what_runs_before_a_call_is_not_timed(once):
+    assert 1.0 <= once(lambda: time.sleep(0.001), CPU, before=lambda: time.sleep(0.02)) < 15
+
+
+def test_a_figure_has_several_values():
+    found = measure.times(lambda: time.sleep(0.001), CPU, 1.0)
+    assert found.high >= found.median >= found.low >= 1.0
+    assert found.count == measure.LEAST
+    assert measure.times(lambda: None, CPU, 1e3).count == measure.MOST
 
 
 def test_a_graph_of_torch_compile_is_counted():
@@ -42,8 +48,9 @@ def test_device_time_leaves_out_the_host():
         time.sleep(0.0005)
         x.mul_(1.0)
 
-    assert measure.times(call, x.device, 20.0).median < 0.1
-    assert measure.host_microseconds(call, 10).median > 500
+    assert measure.back_to_back(call, x.device) < 0.1
+    assert measure.idle(call, x.device) > 0.5
+    assert measure.host_microseconds(call, 10) > 500
 
 
 @pytest.mark.gpu

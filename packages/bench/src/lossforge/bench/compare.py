@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lossforge.bench.report import Report, Row, SchemaError, load
+from lossforge.bench.report import Report, Row, SchemaError, load, spread_of
 
 FLOOR = 0.01
 """Two runs of the same code differ by about this share, even if their spreads are smaller."""
 THRESHOLD = 0.08
 """Between two machines with the same GPU model, kernels that compute much differed by 6 %, and kernels that only move bytes by 1 %."""
 MEMORY = 1.01
-FIGURES = {"ms": ("low_ms", "high_ms"), "forward_ms": ("forward_low_ms", "forward_high_ms"), "host_us": ("host_low_us", "host_high_us")}
+FIGURES = ("ms", "idle_ms", "forward_ms", "host_us")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def verdict(ratio: float, noise: float) -> str:
 
 def spread(row: Row, figure: str) -> float:
     """Return half of the distance between the 20 % and 80 % quantiles, relative to the median."""
-    low, high = (getattr(row, name) for name in FIGURES[figure])
+    low, high = (getattr(row, name) for name in spread_of(figure))
     median = getattr(row, figure)
     return (high - low) / 2 / median if low is not None and high is not None else 0.0
 
@@ -119,6 +119,9 @@ def main(argv: Sequence[str]) -> int:
         return 2
     if old.gpu != new.gpu:
         print(f"error: times of different machines say nothing: {old.gpu}, {new.gpu}", file=sys.stderr)
+        return 2
+    if old.timing != new.timing:
+        print(f"error: times were measured in two ways: {old.timing}; {new.timing}", file=sys.stderr)
         return 2
     changes = compare(old, new, given.threshold)
     regressions = [c for c in changes if c.regression and fnmatch.fnmatchcase(c.contender, given.contenders)]

@@ -23,8 +23,10 @@ DISTRIBUTIONS = {
     "trl": "trl",
     "verl": "verl",
 }
-_MODULES = {name: name for name in DISTRIBUTIONS} | {"liger": "liger_kernel", "cut-cross-entropy": "cut_cross_entropy"}
-ON_CPU = ("torch-linear", "torchvision", "timm")
+_MODULES = {name: name for name in DISTRIBUTIONS}
+_MODULES |= dict.fromkeys(("liger", "liger-sm90"), "liger_kernel") | {"quack-plain": "quack"}
+_MODULES |= dict.fromkeys(("cut-cross-entropy", "cut-cross-entropy-exact"), "cut_cross_entropy")
+ON_CPU = ("torchvision", "timm", "trl")
 """Peers that need no GPU."""
 PARTS = ("products", "products-weight", "products-backward", "objective")
 """Contenders that compute a part of the loss, of which no error is known."""
@@ -39,14 +41,14 @@ class Contender:
         call: (inputs, options by name) → loss.
         floor: the mode of `least_bytes` that it is compared with.
         destroys: the gradient overwrites the logits.
-        installed: whether its library is installed; if not, `call` cannot be used.
+        refuses: why it cannot be called here; empty if it can.
     """
 
     name: str
     call: Call
     floor: str = "one launch"
     destroys: bool = False
-    installed: bool = True
+    refuses: str = ""
 
 
 def contenders(case: Case, device: torch.device, names: set[str]) -> list[Contender]:
@@ -55,8 +57,13 @@ def contenders(case: Case, device: torch.device, names: set[str]) -> list[Conten
     return [found for name in CONTENDERS if name in names and (found := made(name, case, device)) is not None]
 
 
-def installed(name: str) -> bool:
-    return name == "torch-linear" or find_spec(_MODULES[name]) is not None
+def refusal(name: str, device: torch.device) -> str:
+    """Return why a peer cannot be called here; empty if it can."""
+    if name == "torch-linear":
+        return "" if hasattr(F, "linear_cross_entropy") else f"torch {torch.__version__} has no linear_cross_entropy"
+    if find_spec(_MODULES[name]) is None:
+        return "not installed"
+    return "" if device.type == "cuda" or name in ON_CPU else "needs a CUDA GPU"
 
 
 def by_names(function: Call) -> Call:
@@ -84,7 +91,7 @@ def _of_logits(name: str, case: Case, device: torch.device) -> Contender | None:
         call = record.peers[name](case)
         destroys = name == "liger" and case.loss == "ce"
         floor = passes if destroys or name == "quack" else "one launch"
-        return None if call is None else _peer(name, by_names(call), device, floor, destroys)
+        return None if call is None else Contender(name, by_names(call), floor, destroys, refusal(name, device))
     if not name.startswith("lossforge"):
         return None
     function, offered = record.adapt(record.public), inspect.signature(record.public).parameters
@@ -95,13 +102,6 @@ def _of_logits(name: str, case: Case, device: torch.device) -> Contender | None:
     if name == "lossforge-inplace" and not none and "inplace" in offered and device.type == "cuda":  # where forward writes the gradient
         return Contender(name, by_names(partial(function, inplace=True)), destroys=True)
     return None
-
-
-def _peer(name: str, call: Call, device: torch.device, floor: str = "one launch", destroys: bool = False) -> Contender | None:
-    """Return the contender of a library. Its call imports it, and fails where it is not installed."""
-    if device.type != "cuda" and name not in ON_CPU:
-        return None
-    return Contender(name, call, floor, destroys, installed(name.removesuffix("-scaled")))
 
 
 def _large(case: Case) -> bool:
@@ -148,12 +148,9 @@ def _of_layer(name: str, case: Case, device: torch.device) -> Contender | None:
         torch.compiler.reset()
         compiled = torch.compile(layer.plain, dynamic=False)
         return Contender(name, lambda inputs, **_: compiled(inputs.x, inputs.head, inputs.others))
-    if name == "torch-linear" and (case.suite != "linear" or not hasattr(F, "linear_cross_entropy")):
+    if name not in layer.peers or case.suite == "features":
         return None
-    few = name.startswith("quack") and (case.inputs == "half ignored" or case.use == "imagenet-21k")  # classes: a multiple of 8
-    if name not in layer.peers or few or case.suite == "features":
-        return None
-    return _peer(name, lambda inputs, **_: layer.peers[name](inputs), device)
+    return Contender(name, lambda inputs, **_: layer.peers[name](inputs), refuses=refusal(name, device))
 
 
 def products(inputs: LinearInputs, accumulate: int = -1, twice: bool = False, together: int = 1) -> Tensor:

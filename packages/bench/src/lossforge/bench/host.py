@@ -4,6 +4,7 @@ Each stage is a function. Its time excludes the stages that it calls. Reading th
 the time of the call without stages, beside torch eager, measured back to back as `measure.host_microseconds` does.
 """
 
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -94,7 +95,7 @@ def report(case: Case, device: torch.device, calls: int = 2000) -> None:
             inputs.clear()
             contender.call(inputs, **case.options).backward()
 
-        print(f"  {contender.name:38s} {host_microseconds(call).median:7.1f}  whole")
+        print(f"  {contender.name:38s} {statistics.median(host_microseconds(call) for _ in range(6)):7.1f}  whole")
 
 
 def main() -> int:

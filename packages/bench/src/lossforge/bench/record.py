@@ -198,7 +198,7 @@ class Target:
 
     Attributes:
         case: the key of a case without its loss; of a fused loss "SUITE VARIANT", for every size.
-        figure: device_ms, share, forward_share or host_us; of a fused loss ms, peak_mib, gradient_error or weight_error.
+        figure: ms, share, forward_share or host_us; of a fused loss ms, peak_mib, gradient_error or weight_error.
         limit: the most that it may be, or the least share. Times are those of an H200 with lossforge.bench.report.targets.COPY_RATE.
         of: what the limit is a factor on: the same figure of a contender, of our other case with this key, or with several contenders
             of the best one; "": nothing.

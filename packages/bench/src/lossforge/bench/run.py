@@ -3,9 +3,11 @@
 import math
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -18,17 +20,18 @@ from lossforge.bench.cases import CPU_ELEMENTS, Case
 from lossforge.bench.check import OF_LAYER, OF_LOGITS, Reference
 from lossforge.bench.contenders import DISTRIBUTIONS, PARTS, Contender, contenders
 from lossforge.bench.inputs import least_bytes, make_inputs
-from lossforge.bench.measure import Measurement
+from lossforge.bench.measure import Measurement, Times
 from lossforge.bench.record import Inputs
-from lossforge.bench.report import Report, Row, said
+from lossforge.bench.report import Report, Row
 
-HOST_BOUND_MS = 0.05
-"""A case whose floor is below this time is bound by the host when called back to back, so that its host time is measured, unless the device
+HOST_BOUND_MS, LONG = 0.05, 20
+"""A case whose floor is below this time is bound by the host when called back to back, so that its host time is measured, unless a call
 takes LONG times as long."""
-LONG = 20
+TIMED = {"ms": measure.back_to_back, "idle_ms": measure.idle}
+"""How a call is timed for each of its figures."""
 WITHOUT_GPU = (
     "No CUDA GPU: wall-clock times of the plain-torch path on shapes cut to at most 2^18 elements. Not measured: the kernels, time on the "
-    "device, shares of the floor, memory, host time, CUDA graphs."
+    "device, shares of the floor, memory, host time."
 )
 
 
@@ -66,6 +69,21 @@ def run(report: Report, cases: Sequence[Case], names: Sequence[str], device: tor
         progress(done, rows)
 
 
+@dataclass
+class _Turn:
+    """A contender that is measured in turns with the others of its case.
+
+    Attributes:
+        row: its row of the report.
+        figures: what makes one value of each figure, by the name of its field.
+        values: what was found so far.
+    """
+
+    row: Row
+    figures: dict[str, Callable[[], float]]
+    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
 def measure_case(
     case: Case,
     names: Sequence[str],
@@ -73,31 +91,66 @@ def measure_case(
     report: Report,
     how: Measurement,
     begin: Callable[[str], object] = lambda name: None,
+    broken: Collection[str] = (),
 ) -> list[Row]:
-    """Measure every contender of a case. `begin` gets the name of each contender before it is called."""
+    """Measure every contender of a case, all of them in turns. A contender that refuses or fails has a row that says so.
+
+    Args:
+        case: what is computed.
+        names: of the contenders.
+        device: where.
+        report: whose rates the floors are computed from.
+        how: to measure.
+        begin: gets the name of each contender before it is called.
+        broken: contenders that brought a process down, and are not called again.
+    """
     inputs = make_inputs(case, device, how.seed)
     exact = check.reference(case, inputs)
-    rows = []
+    rows, turns, called = [], [], []
     for contender in contenders(case, device, set(names)):
         row = Row.of(case, contender.name)
+        rows.append(row)
         if report.copy_bytes_per_second and report.read_bytes_per_second and not case.fused:
             row.floor_ms = least_bytes(case, inputs, contender.floor) / report.copy_bytes_per_second * 1e3
             row.forward_floor_ms = least_bytes(case, inputs, "forward") / report.read_bytes_per_second * 1e3
-        if not contender.installed:
-            row.status = "not installed"
-        else:
-            if case.fused:
-                _free(device)
-            begin(contender.name)
-            try:
-                _measure(row, contender, case, inputs, exact, how)
-            except Exception as error:
-                row.fail(error)
+        if reason := "failed: brought its process down" if contender.name in broken else contender.refuses:
+            row.status = reason
+            continue
+        if case.fused:
+            _free(device)
+        begin(contender.name)
+        try:
+            if figures := _prepare(row, contender, case, inputs, exact, how):
+                turns.append(_Turn(row, figures))
+                called.append(contender)
+        except Exception as error:
+            row.fail(error)
         inputs.clear()
-        rows.append(row)
-    del inputs, exact
+    _take_turns(turns, how.milliseconds, begin)
+    for turn, contender in zip(turns, called, strict=True):
+        if turn.row.status == "ok" and how.recompile and (case.other or case.suite == "small") and not contender.destroys:
+            _recompile(turn.row, contender, case, inputs, exact)
+    inputs.clear()
+    del inputs, exact, turns
     _free(device)
     return rows
+
+
+def _take_turns(turns: Sequence[_Turn], milliseconds: float, begin: Callable[[str], object]) -> None:
+    """Measure round after round, for about `milliseconds` a figure, and write medians and quantiles into the rows."""
+    began, rounds, seconds = time.perf_counter(), 0, milliseconds / 1e3 * sum(len(turn.figures) for turn in turns)
+    while rounds < measure.LEAST or (time.perf_counter() - began < seconds and rounds < measure.MOST):
+        for turn in (turn for turn in turns if turn.row.status == "ok"):
+            begin(turn.row.contender)
+            try:
+                for name, once in turn.figures.items():
+                    turn.values[name].append(once())
+            except Exception as error:
+                turn.row.fail(error)
+        rounds += 1
+    for turn in (turn for turn in turns if turn.row.status == "ok"):
+        for name, values in turn.values.items():
+            turn.row.put(name, Times.of(values))
 
 
 def _free(device: torch.device) -> None:
@@ -108,40 +161,11 @@ def _free(device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
-def _measure(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement) -> None:
+def _prepare(
+    row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement
+) -> dict[str, Callable[[], float]]:
+    """Check a contender and its memory, and return what measures its times; nothing where it is wrong."""
     given, device = check.fresh(contender, inputs), inputs.x.device
-
-    def step() -> None:
-        check.step(contender, case, given, exact.upstream)
-
-    def reset() -> None:
-        """Clear the gradients, so that none add up, and restore overwritten logits, so that no contender runs on zeros."""
-        inputs.clear()
-        if contender.destroys:
-            with torch.no_grad():
-                given.x.copy_(inputs.x)
-
-    row.first_ms = measure.first_milliseconds(step, device)
-    reset()
-    if contender.name not in PARTS:
-        found = check.errors(contender, case, inputs, exact)
-        for figure, what in zip(("value_error", "gradient_error", "weight_error"), OF_LAYER if case.fused else OF_LOGITS, strict=False):
-            setattr(row, figure, found[what] if math.isfinite(found.get(what, math.nan)) else None)
-        if fault := check.fault(case, found):
-            row.status = fault
-            return
-    reset()
-    if device.type == "cuda":
-        row.peak_mib = measure.peak_mebibytes(step, device)
-        reset()
-    row.put("ms", "", measure.times(step, device, how.milliseconds, reset))
-    if not case.fused:
-        _measure_more(row, contender, case, inputs, given, exact, how)
-
-
-def _measure_more(row: Row, contender: Contender, case: Case, inputs: Inputs, given: Inputs, exact: Reference, how: Measurement) -> None:
-    """Measure forward alone, the host's time, a CUDA graph and compilations. given: what the contender is called with."""
-    device = inputs.x.device
 
     def step() -> None:
         inputs.clear()
@@ -152,41 +176,30 @@ def _measure_more(row: Row, contender: Contender, case: Case, inputs: Inputs, gi
             contender.call(given, **case.options)
 
     def reset() -> None:
+        """Clear the gradients and restore overwritten logits. Calls back to back are not restored between: their time is the same."""
+        inputs.clear()
         if contender.destroys:
             with torch.no_grad():
                 given.x.copy_(inputs.x)
 
-    if how.forward:
-        reset()
-        forward()
-        row.put("ms", "forward_", measure.times(forward, device, how.milliseconds, reset))
+    row.first_ms = measure.idle(step, device)
+    reset()
+    if contender.name not in PARTS:
+        found = check.errors(contender, case, inputs, exact)
+        for figure, what in zip(("value_error", "gradient_error", "weight_error"), OF_LAYER if case.fused else OF_LOGITS, strict=False):
+            setattr(row, figure, found[what] if math.isfinite(found.get(what, math.nan)) else None)
+        if fault := check.fault(case, found):
+            row.status = fault
+            return {}
+    reset()
     if device.type == "cuda":
-        reset()
-        if row.floor_ms is not None and row.ms is not None and row.floor_ms < HOST_BOUND_MS and row.ms < LONG * HOST_BOUND_MS:
-            row.put("us", "host_", measure.host_microseconds(step))
-        if how.graphs:
-            _replay(row, contender, case, inputs, exact, how)
-    if how.recompile and (case.other or case.suite == "small") and not contender.destroys:
-        _recompile(row, contender, case, inputs, exact)
-
-
-def _replay(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference, how: Measurement) -> None:
-    """Capture forward and backward on the stream that the logits were made on, because autograd runs a node on the stream it recorded."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        inputs.clear()
-        step = partial(check.step, contender, case, check.fresh(contender, inputs), exact.upstream)
-        try:
-            if measure.waits(step):
-                row.graph_status = "waits for the device"
-                return
-            graph = measure.graph_of(step, inputs.clear)
-        except Exception as error:
-            row.graph_status = said(error)
-            return
-        row.put("ms", "graph_", measure.times(graph.replay, inputs.x.device, how.milliseconds))
-    torch.cuda.current_stream().wait_stream(stream)
+        row.peak_mib = measure.peak_mebibytes(step, device)
+    figures: dict[str, Callable[[], float]] = {name: partial(once, step, device, reset) for name, once in TIMED.items()}
+    if how.forward and not case.fused:
+        figures["forward_ms"] = partial(measure.back_to_back, forward, device, reset)
+    if row.floor_ms is not None and row.floor_ms < HOST_BOUND_MS and measure.idle(step, device, reset) < LONG * HOST_BOUND_MS:
+        figures["host_us"] = partial(measure.host_microseconds, step)
+    return figures
 
 
 def _recompile(row: Row, contender: Contender, case: Case, inputs: Inputs, exact: Reference) -> None:

@@ -1,6 +1,7 @@
 """Measure what is not a loss of one tensor of logits or boxes: problems that contenders solve, each compared before it is timed."""
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -109,13 +110,13 @@ def measured(problem: Problem, name: str, exact: Any, device: torch.device, mill
     call = problem.call(name)
     torch.manual_seed(0)
     row = problem.compared(call(), exact)
-    seconds = measure.first_milliseconds(call, device) / 1e3
+    seconds = measure.idle(call, device) / 1e3
     slow = seconds > SLOW
     times = measure.Times.of([seconds * 1e3]) if slow else measure.times(call, device, milliseconds)
     row |= {"ms": times.median, "low": times.low, "high": times.high}
     if device.type == "cuda" and not slow:
         row |= {"peak_mib": measure.peak_mebibytes(call, device), "waits": measure.waits(call)}
-        row["host_us"] = measure.host_microseconds(call, 20).median
+        row["host_us"] = statistics.median(measure.host_microseconds(call, 20) for _ in range(6))
     if name != "torch.compile" and not slow:
         row["operations"] = measure.operations(call)
     return row
@@ -125,7 +126,8 @@ def main(arguments: list[str], problems: Callable[[torch.device], Makers]) -> No
     """Print a row for each problem and contender; write all of them into the file that `arguments` names."""
     device, began = torch.device("cuda" if torch.cuda.is_available() else "cpu"), time.monotonic()
     made = new_report(device, current_commit(), {})
-    report: dict[str, Any] = {"gpu": made.gpu, "versions": made.versions, "commit": made.commit, "date": made.date, "rows": []}
+    source = {"gpu": made.gpu, "versions": made.versions, "commit": made.commit, "date": made.date}
+    report: dict[str, Any] = {**source, "timing": "back to back, one contender after another", "rows": []}
     for row in rows(problems(device), device, MILLISECONDS, compiled=device.type == "cuda"):
         report["rows"].append(row)
         print(f"{time.monotonic() - began:6.1f} s  {json.dumps(row)}", flush=True)

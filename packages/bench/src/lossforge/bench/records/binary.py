@@ -59,10 +59,10 @@ def _focal_of_rows(x: Tensor, others: Others) -> Tensor:
     template=ELEMENTS,
     peers={"torchvision": lambda case: _torchvision},
     targets=(
-        Target("class index 16x120087x80 fp32", "device_ms", 0.33),
-        Target("class index 16x120087x80 bf16", "device_ms", 0.23),
-        Target("dense 16x120087x80 fp32", "device_ms", 0.46),
-        Target("dense 16x120087x80 bf16", "device_ms", 0.29),
+        Target("class index 16x120087x80 fp32", "ms", 0.33),
+        Target("class index 16x120087x80 bf16", "ms", 0.23),
+        Target("dense 16x120087x80 fp32", "ms", 0.46),
+        Target("dense 16x120087x80 bf16", "ms", 0.29),
         Target("8x900x256 fp32", "host_us", 110.0),
         Target("linear class index", "ms", 1.1, "products", "its products"),
     ),
@@ -102,7 +102,7 @@ enter(
     cases("table", "large", LARGE, "preference"),
     eager=lambda x, target, *, preference, **options: F.binary_cross_entropy_with_logits(x, target, preference, **options),
     template=ELEMENTS,
-    targets=(Target("268435456 fp32", "device_ms", 1.07), Target("268435456 bf16", "device_ms", 0.56)),
+    targets=(Target("268435456 fp32", "ms", 1.07), Target("268435456 bf16", "ms", 0.56)),
 )
 enter(
     "preference_bce_probability",

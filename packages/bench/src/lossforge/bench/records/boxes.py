@@ -17,7 +17,7 @@ def of_torchvision(name: str) -> dict[str, Any]:
     """Return the facts of a loss that torchvision has, and whose time on four million pairs is known."""
     return FACTS | {
         "peers": {"torchvision": lambda case: of_module("torchvision.ops", name)},
-        "targets": (Target("4194304x4 fp32", "device_ms", 0.11),),
+        "targets": (Target("4194304x4 fp32", "ms", 0.11),),
     }
 
 

@@ -42,9 +42,11 @@ TOKENS, MAPS, HEADS, FACES = (8192, 32000), (8, 21, 512, 512), (16384, 1000), (2
 LLAMA, GEMMA, QWEN = (8192, 4096, 128256), (8192, 2304, 256000), (8192, 1024, 151936)
 LANGUAGE = {"llama3-8b": LLAMA, "gemma2-2b": GEMMA, "qwen3-0.6b": QWEN}
 """Language models, and tokens, hidden size and classes of a product that computes their logits."""
-QUACK = ("quack", "quack-scaled")
+QUACK = ("quack", "quack-plain")
 THREE, FOUR, WEIGHT = "its three products", "its four products", "the weight's gradient + {} GiB"
 QUACK_LINEAR = ("quack.linear_cross_entropy", "chunked_linear_cross_entropy")
+CUT = ("cut_cross_entropy", "linear_cross_entropy")
+LIGER_SM90 = "liger_kernel.ops.cutedsl.ops"
 OF_QUACK: dict[str, Any] = {"of": QUACK, "said": "QuACK's better form", "optional": True}
 WHOLE = {"said": WEIGHT.format(1.25), "plus": "weight"}
 ENGINES: tuple[dict[str, Any], ...] = (
@@ -94,6 +96,21 @@ def _of_library(module: str, name: str, inputs: Any, **options: Any) -> Tensor:
     return of_module(module, name)(inputs.x, inputs.head, inputs.others["target"], **options)
 
 
+def _torch_linear(inputs: Any) -> Tensor:
+    return _of_library("torch.nn.functional", "linear_cross_entropy", inputs, options=of_module("torch.nn", "LinearCrossEntropyOptions")())
+
+
+def _trl_cross_entropy(inputs: Any) -> Tensor:
+    """Compute it as TRL's fused head does: of the targets that are not ignored."""
+    target, x = inputs.others["target"], inputs.x
+    counted = target != -100
+    return -_of_trl(x[counted], inputs.head, target[counted], ("log_probs",))[0].sum() / counted.sum()
+
+
+def _of_trl(x: Tensor, head: Tensor, target: Tensor, outputs: Sequence[str]) -> Any:
+    return import_module("trl.kernels").ChunkedLogProbFunction.apply(x, head, None, target, 1.0, 32_768, None, 1.0, outputs)
+
+
 def cross_entropy_of_rows(x: Tensor, others: Others) -> Tensor:
     return wide(F.cross_entropy(x, others["target"], reduction="none"))
 
@@ -137,6 +154,15 @@ def cross_entropy_of_rows(x: Tensor, others: Others) -> Tensor:
         for classes in (64, 256, 1000, 4096, 16384, 65536, 262144)
     ),
     *(layers("linear", use, shape, "classes") for use, shape in LANGUAGE.items()),
+    *(
+        layers("linear", use, shape, "classes")
+        for use, shape in (
+            ("llama3-8b", (4096, 4096, 128256)),
+            ("llama3-1b", (8192, 2048, 128256)),
+            ("llama3-1b", (16384, 2048, 128256)),
+            ("llama2", (4096, 2048, 32000)),
+        )
+    ),
     layers("linear", "llama3-8b", LLAMA, "half ignored", "half ignored"),
     layers("linear", IMAGENET, HIDDEN, "classes"),
     *(
@@ -155,18 +181,18 @@ def cross_entropy_of_rows(x: Tensor, others: Others) -> Tensor:
     template=ROWS,
     peers={"timm": _timm, "liger": _liger, "quack": _quack},
     targets=(
-        Target("16384x1000 fp32", "device_ms", 0.036),
-        Target("8192x32000 bf16", "device_ms", 0.29),
-        Target("8192x50304 fp32", "device_ms", 0.90),
-        Target("8192x128256 bf16", "device_ms", 1.15),
-        Target("4096x262144 bf16", "device_ms", 1.25),
+        Target("16384x1000 fp32", "ms", 0.036),
+        Target("8192x32000 bf16", "ms", 0.29),
+        Target("8192x50304 fp32", "ms", 0.90),
+        Target("8192x128256 bf16", "ms", 1.15),
+        Target("4096x262144 bf16", "ms", 1.25),
         *(Target(key, "forward_share", 0.95) for key in ("8192x32000 bf16", "8192x50304 fp32", "8192x128256 bf16", "4096x262144 bf16")),
         *(
-            Target(f"{variant} 8192x32000 bf16", "device_ms", 1.1, "8192x32000 bf16", "the plain case")
+            Target(f"{variant} 8192x32000 bf16", "ms", 1.1, "8192x32000 bf16", "the plain case")
             for variant in ("label smoothing", "class weights", "mixup pair")
         ),
-        Target("8192x50257 bf16", "device_ms", 1.1, "8192x50304 bf16", "8192×50304's"),
-        Target("16384x1001 fp32", "device_ms", 1.1, "16384x1000 fp32", "16384×1000's"),
+        Target("8192x50257 bf16", "ms", 1.1, "8192x50304 bf16", "8192×50304's"),
+        Target("16384x1001 fp32", "ms", 1.1, "16384x1000 fp32", "16384×1000's"),
         Target("256x1000 fp32", "host_us", 1.0, "torch", "torch"),
         Target("64x10 fp32", "host_us", 1.0, "torch", "torch"),
         *(Target("linear", use=tuple(LANGUAGE), **what) for what in ENGINES),
@@ -181,11 +207,14 @@ def cross_entropy_of_rows(x: Tensor, others: Others) -> Tensor:
         total=lambda rows, others: rows.sum() / (others["target"] != -100).sum(),
         ours=of_layer("ce"),
         peers={
-            "torch-linear": partial(_of_library, "torch.nn.functional", "linear_cross_entropy"),
+            "torch-linear": _torch_linear,
             "liger": partial(_of_library, "liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy"),
-            "cut-cross-entropy": partial(_of_library, "cut_cross_entropy", "linear_cross_entropy", filter_eps=None),  # drops no gradients
-            "quack": partial(_of_library, *QUACK_LINEAR, tuned=False, use_scaled_exp=False),
-            "quack-scaled": partial(_of_library, *QUACK_LINEAR, tuned=False, use_scaled_exp=True),
+            "liger-sm90": partial(_of_library, f"{LIGER_SM90}.fused_linear_cross_entropy_sm90", "liger_fused_linear_cross_entropy_sm90"),
+            "cut-cross-entropy": partial(_of_library, *CUT),
+            "cut-cross-entropy-exact": partial(_of_library, *CUT, filter_eps=None),
+            "quack": partial(_of_library, *QUACK_LINEAR),
+            "quack-plain": partial(_of_library, *QUACK_LINEAR, use_scaled_exp=False, tuned=False),  # tuning takes minutes a shape
+            "trl": _trl_cross_entropy,
         },
     ),
 )
@@ -338,9 +367,13 @@ def _ours_of_tokens(inputs: Any, **how: Any) -> Tensor:
 
 
 def _trl(inputs: Any) -> Tensor:
-    function = import_module("trl.kernels").ChunkedLogProbFunction
-    found = function.apply(inputs.x, inputs.head, None, inputs.others["target"], 1.0, 32_768, None, 1.0, ("entropy",))
-    return _weighted(inputs.others, *found[:2])
+    return _weighted(inputs.others, *_of_trl(inputs.x, inputs.head, inputs.others["target"], ("entropy",))[:2])
+
+
+def _liger_sm90(inputs: Any) -> Tensor:
+    function = import_module(f"{LIGER_SM90}.fused_scaled_cross_entropy_sm90").LigerFusedScaledCrossEntropySM90Function
+    nll, entropy = function.apply(inputs.x, inputs.head, inputs.others["target"], 1.0, -100, 1, True)
+    return _weighted(inputs.others, -nll, entropy)
 
 
 def _verl(inputs: Any) -> Tensor:
@@ -369,7 +402,7 @@ def _verl(inputs: Any) -> Tensor:
         total=lambda rows, others: _weighted(others, *rows.unbind(-1)),
         ours=_ours_of_tokens,
         backward=True,
-        peers={"trl": _trl, "verl": _verl},
+        peers={"liger-sm90": _liger_sm90, "trl": _trl, "verl": _verl},
     ),
 )
 def selective_log_softmax(

@@ -113,7 +113,7 @@ def _with_hard_part(name: str, divergence: Callable[[Tensor, Tensor], Tensor]) -
     layers("linear", "qwen3-8b", DISTILLED, "teacher", "a teacher's logits"),
     template=DIVERGENCE,
     peers={"liger": _liger},
-    targets=(Target("8192x32000 fp32", "device_ms", 0.92), Target("8192x32000 bf16", "device_ms", 0.46)),
+    targets=(Target("8192x32000 fp32", "ms", 0.92), Target("8192x32000 bf16", "ms", 0.46)),
     fused=Fused(
         rows=lambda x, others: _kl_of(*_of_layers(x, others)),
         total=mean_of_rows,

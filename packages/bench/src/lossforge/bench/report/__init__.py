@@ -8,7 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 from lossforge.bench.record import Case
 
-SCHEMA = 1
+SCHEMA = 2
+TIMING = "back to back, contenders in turns"
+"""How times are measured now; a report says how its own were."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -26,6 +28,12 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
+def spread_of(figure: str) -> tuple[str, str]:
+    """Return the fields of a figure's 20 % and 80 % quantiles."""
+    what, line, unit = figure.rpartition("_")
+    return f"{what}{line}low_{unit}", f"{what}{line}high_{unit}"
+
+
 @dataclass
 class Row:
     """The figures of one contender on one case. Times are in ms unless the name says otherwise; None: not measured.
@@ -33,14 +41,13 @@ class Row:
     Attributes:
         suite, loss, variant, use, shape, dtype: the case, as in cases.Case.
         contender: one of cases.CONTENDERS.
-        status: "ok", "not installed", or why there are no figures.
+        status: "ok", or why there are no figures.
         value_error: relative error of the loss, against float64.
         gradient_error: of the logits' gradient, or of the gradient of a linear layer's input.
         weight_error: of the gradient of a linear layer's weight.
-        ms: forward and backward, on the device. low_ms and high_ms are its 20 % and 80 % quantiles, and so for every other figure.
-        forward_ms: forward without gradient.
-        graph_ms: forward and backward, replayed from a CUDA graph.
-        graph_status: why the call cannot be captured; empty if it can.
+        ms: forward and backward, of calls back to back. low_ms and high_ms are its 20 % and 80 % quantiles, and so for every other figure.
+        idle_ms: the same of one call from an idle host, until the device is done.
+        forward_ms: forward without gradient, of calls back to back.
         floor_ms, forward_floor_ms: least bytes over the copy rate, and over the read rate.
         peak_mib: most memory allocated during the call.
         host_us: wall time of a call, where the host limits it.
@@ -65,10 +72,9 @@ class Row:
     forward_ms: float | None = None
     forward_low_ms: float | None = None
     forward_high_ms: float | None = None
-    graph_ms: float | None = None
-    graph_low_ms: float | None = None
-    graph_high_ms: float | None = None
-    graph_status: str = ""
+    idle_ms: float | None = None
+    idle_low_ms: float | None = None
+    idle_high_ms: float | None = None
     floor_ms: float | None = None
     forward_floor_ms: float | None = None
     peak_mib: float | None = None
@@ -92,27 +98,18 @@ class Row:
     def label(self) -> str:
         return " ".join(filter(None, self.case))
 
-    @property
-    def device_ms(self) -> float | None:
-        """Return the time on the device without the host's: the graph's replay, if it was measured and is the shorter."""
-        times = [t for t in (self.ms, self.graph_ms) if t is not None]
-        return min(times, default=None)
-
-    def put(self, unit: str, prefix: str, found: Any) -> None:
-        """Set a figure's median and quantiles from measure.Times, or clear them."""
-        for name, value in (("", "median"), ("low_", "low"), ("high_", "high")):
-            setattr(self, f"{prefix}{name}{unit}", None if found is None else getattr(found, value))
+    def put(self, name: str, found: Any) -> None:
+        """Set a figure's median and quantiles from measure.Times."""
+        for field_of, value in zip((name, *spread_of(name)), (found.median, found.low, found.high), strict=True):
+            setattr(self, field_of, value)
 
     def fail(self, error: Exception) -> None:
-        """Record the error as the status, and clear all figures."""
-        for prefix in ("", "forward_", "graph_"):
-            self.put("ms", prefix, None)
-        self.put("us", "host_", None)
+        """Record the error as the status; times are set only where none occurs."""
         self.peak_mib = None
         self.status = f"failed: {said(error)}"
 
     def share(self) -> float | None:
-        return self.floor_ms / self.device_ms if self.floor_ms and self.device_ms else None
+        return self.floor_ms / self.ms if self.floor_ms and self.ms else None
 
     def forward_share(self) -> float | None:
         return self.forward_floor_ms / self.forward_ms if self.forward_floor_ms and self.forward_ms else None
@@ -127,6 +124,7 @@ class Report:
     seconds: float = 0.0
     copy_bytes_per_second: float | None = None
     read_bytes_per_second: float | None = None
+    timing: str = TIMING
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     schema: int = SCHEMA

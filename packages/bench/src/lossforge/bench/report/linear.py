@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from lossforge.bench.report import Report, Row
-from lossforge.bench.report.tables import USES, called, markdown, number, outcome, size
+from lossforge.bench.report.tables import USES, called, filled, markdown, number, outcome, size, without_figure
 from lossforge.bench.report.targets import By, Verdict, figure, verdicts
 
 OURS = {
@@ -22,7 +22,7 @@ ALONE = {
 }
 """What a table calls contenders that compute a part of the loss."""
 PEERS = ("torch", "torch.compile", "torch-linear", "liger", "cut-cross-entropy")
-FEW = ("quack", "quack-scaled", "trl", "verl")
+FEW = ("liger-sm90", "cut-cross-entropy-exact", "quack", "quack-plain", "trl", "verl")
 """Peers that know few of the losses; a table of their own has them."""
 ERRORS = ("value_error", "gradient_error", "weight_error")
 WHAT = {
@@ -40,18 +40,11 @@ def fused(report: Report, suite: str = "linear") -> str:
     peers = [name for name in PEERS if any(figure(by.get(name), "ms") is not None for by in cases)]
     memory = [name for name in ("torch", "liger") if name in peers]
     header = ("loss", "tokens × hidden × classes", "ours", "ms", "products alone", *peers)
-    header += (f"MiB: {', '.join(('ours', *memory))}", "errors: value, input's, weight's gradient")
+    header += ("from an idle host: ours, torch, torch.compile", f"MiB: {', '.join(('ours', *memory))}")
+    header += ("errors: value, input's, weight's gradient",)
     rows = [_line(by, name, peers, memory) for by in cases for name in OURS if name in by]
-    failed = [
-        f"{called(row)} {size(row)}, {row.contender}: {row.status}"
-        for by in cases
-        for row in by.values()
-        if row.status not in ("ok", "not installed")
-    ]
     off = _errors_of_others(cases)
-    failed += [f"{name}, which brought its process down" for name in report.settings.get("left_out", [])]
-    notes = [f"Without a figure: {'; '.join(failed)}."] if failed else []
-    return "\n\n".join([markdown(header, rows), *_beside_few(cases), *([off] if off else []), *notes])
+    return "\n\n".join([filled(header, rows), *_beside_few(cases), *([off] if off else []), *without_figure(report, suite)])
 
 
 def listed(report: Report, suite: str) -> str:
@@ -66,7 +59,7 @@ def listed(report: Report, suite: str) -> str:
                 errors = "" if row.status == "ok" else row.status.split(":")[0]
             rows.append([*(_what(by) if row.contender == next(iter(by)) else ("", "")), said, *costs, errors])
     header = ("loss", "tokens × hidden × classes", "by", "ms", "MiB", "errors: value, input's, weight's gradient")
-    return markdown(header, rows)
+    return "\n\n".join([markdown(header, rows), *without_figure(report, suite)])
 
 
 def _beside_few(cases: Iterable[By]) -> list[str]:
@@ -93,6 +86,7 @@ def _line(by: By, name: str, peers: Sequence[str], memory: Sequence[str]) -> lis
         _ms(by[name], "**{:.1f}**"),
         _ms(by.get(products)),
         *(_ms(by.get(peer)) if first else "" for peer in peers),
+        ", ".join(number(by.get(each), "idle_ms", "{:.1f}") for each in (name, *(("torch", "torch.compile") if first else ()))),
         ", ".join(number(by.get(each), "peak_mib", "{:,.0f}") for each in beside),
         _errors(by[name]),
     ]
@@ -109,12 +103,7 @@ def _errors_of_others(cases: Iterable[By]) -> str:
 
 
 def targets(report: Report) -> str:
-    found = verdicts(report, fused=True)
-    lines = [
-        f"{sum(v.met for v in found)} of {len(found)} targets met.",
-        markdown(("case", "figure", "target", "measured", "outcome"), map(_judged, found)),
-    ]
-    return "\n\n".join(lines)
+    return markdown(("case", "figure", "target", "measured", "outcome"), map(_judged, verdicts(report, fused=True)))
 
 
 def _judged(v: Verdict) -> list[str]:

@@ -28,7 +28,7 @@ AXES = {
 
 def digest(report: Report, rows: list[Row]) -> str:
     """Hash the rows of a picture in a few letters. A picture file with another hash is out of date."""
-    drawn = [(r.label, r.contender, r.status, r.device_ms, r.floor_ms, r.peak_mib) for r in rows]
+    drawn = [(r.label, r.contender, r.status, r.ms, r.floor_ms, r.peak_mib) for r in rows]
     return hashlib.sha256(repr((report.commit, report.date, drawn)).encode()).hexdigest()[:16]
 
 
@@ -70,57 +70,6 @@ def _dots(report: Report, rows: list[Row], value: Callable[[Row], float], label:
     _save(figure, path, digest(report, main_rows(report)))
 
 
-HEADLINE = {
-    "cross entropy\n8192×128256, bf16": "ce 8192x128256 bf16",
-    "focal, RetinaNet\n1.9 M anchors, fp32": "focal class index 16x120087x80 fp32",
-    "asymmetric\n4096×9605, fp32": "asymmetric 4096x9605 fp32",
-    "KL of two models\n8192×32000, bf16": "kl 8192x32000 bf16",
-    "GIoU\n4.2 M pairs, fp32": "giou 4194304x4 fp32",
-    "Dice, 21 classes\n8×512×512, fp32": "dice 8x21x512x512 fp32",
-}
-
-
-def headline_rows(report: Report) -> list[Row]:
-    return [r for r in report.rows if r.label in HEADLINE.values() and r.contender in COLORS]
-
-
-def headline_picture(report: Report, path: Path) -> None:
-    """Draw time and memory of six cases, as multiples of ours, one above the other so that a phone shows them large enough to read."""
-    figure = _figure((5.4, 8.2))
-    parts = (
-        ("time, forward + backward: times ours", lambda r: r.device_ms),
-        ("peak memory beyond the inputs: times ours", lambda r: r.peak_mib),
-    )
-    for axes, (title, value) in zip(figure.subplots(2, 1), parts, strict=True):
-        for place, label in enumerate(HEADLINE.values()):
-            by = {r.contender: r for r in headline_rows(report) if r.label == label and r.device_ms}
-            peers = [by[name] for name in ("torchvision", "timm", "liger", "quack") if name in by]
-            best = min(peers, key=lambda r: r.device_ms or math.inf, default=None)
-            bars = [
-                ("lossforge", by["lossforge"]),
-                ("torch", by.get("torch")),
-                ("torch.compile", by.get("torch.compile")),
-                ("best peer", best),
-            ]
-            for offset, (name, row) in enumerate(bars):
-                if row is None or not value(row):
-                    continue
-                times = value(row) / value(by["lossforge"])
-                y = place + 0.2 * (offset - 1.5)
-                color = COLORS["quack"] if name == "best peer" else COLORS[name]
-                axes.barh(y, times, height=0.18, color=color, label=name if place == 0 else None)
-                axes.text(times, y, f" {times:.1f}" + (f" {row.contender}" if name == "best peer" else ""), va="center", fontsize=8)
-        axes.set_yticks(range(len(HEADLINE)), list(HEADLINE), fontsize=9)
-        axes.set(xscale="log", title=title)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlim(right=axes.get_xlim()[1] * 2)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.invert_yaxis()
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=9, frameon=False)
-    _save(figure, path, digest(report, headline_rows(report)))
-
-
 def scaling_picture(report: Report, path: Path) -> None:
     """Draw time over N, over V and over the number of anchors, with the floor."""
     rows = scaling_rows(report)
@@ -129,7 +78,7 @@ def scaling_picture(report: Report, path: Path) -> None:
     for axes, kind in zip(figure.subplots(1, max(1, len(kinds)), squeeze=False)[0], kinds, strict=False):
         label, dim = AXES[kind]
         for name, color in COLORS.items():
-            line = sorted((r.shape[dim], r.device_ms) for r in rows if r.use == kind and r.contender == name and r.device_ms)
+            line = sorted((r.shape[dim], r.ms) for r in rows if r.use == kind and r.contender == name and r.ms)
             if line:
                 width = 2.5 if name == "lossforge" else 1.2
                 axes.plot(*zip(*line, strict=True), color=color, label=name, marker="o", markersize=3, linewidth=width)

@@ -1,10 +1,11 @@
 """Reports as Markdown tables, for the documentation."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from lossforge.bench.cases import RECORDS
 from lossforge.bench.report import Report, Row
-from lossforge.bench.report.targets import By, Verdict, figure, rivals, verdicts
+from lossforge.bench.report.targets import By, Verdict, figure, verdicts
 
 PEERS = ("torchvision", "timm", "liger", "quack")
 USES = {
@@ -48,7 +49,7 @@ USES = {
 }
 LARGE = ("table", "losses", "variants")
 ASKED = {
-    "device_ms": "forward + backward, ms",
+    "ms": "forward + backward, ms",
     "share": "forward + backward, share of its floor",
     "forward_share": "forward alone, share of its floor",
     "host_us": "host, µs",
@@ -60,10 +61,18 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in lines)
 
 
+def filled(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table without the columns in which nothing was measured."""
+    lines = [header, *rows]
+    kept = [any(cell.strip("–, ") for cell in column[1:]) for column in zip(*lines, strict=True)]
+    first, *others = ([*itertools.compress(line, kept)] for line in lines)
+    return markdown(first, others)
+
+
 def provenance(report: Report) -> str:
-    named = ("torch", "triton", "cuda", "driver", "liger-kernel", "quack-kernels")
+    named = ("torch", "triton", "cuda", "driver", "liger-kernel", "quack-kernels", "cut-cross-entropy", "trl")
     versions = ", ".join(f"{name} {report.versions[name]}" for name in named if name in report.versions)
-    return f"One {report.gpu}, {versions}, commit {report.commit}, {report.date}"
+    return f"One {report.gpu}, {versions}, commit {report.commit}, {report.date}; {report.timing}"
 
 
 def bench(report: Report) -> str:
@@ -80,15 +89,16 @@ def bench(report: Report) -> str:
         "forward alone, ours",
         "of its floor",
         "MiB: ours, torch",
+        "from an idle host: ours, torch",
     )
-    parts = [markdown(header, map(_large, report.by_case(*LARGE).values()))]
+    parts = [filled(header, map(_large, report.by_case(*LARGE).values()))]
     if small:
-        host = (*work, "ours, µs", "torch", "torch.compile", "best peer", "ours in a CUDA graph")
+        host = (*work, "ours, µs", "torch", "torch.compile", "best peer", "on the device, ours", "from an idle host: ours, torch")
         parts += [
             "Small work, where the host is the cost: µs of wall time a forward + backward, back to back.",
-            markdown(host, map(_small, small)),
+            filled(host, map(_small, small)),
         ]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *without_figure(report)])
 
 
 def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
@@ -96,7 +106,7 @@ def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
     rows = []
     for label in labels:
         by = {row.contender: row for report in reports for row in report.rows if row.label == label and row.suite != "scaling"}
-        ours, peer = by["lossforge"], best_peer(by, "device_ms")
+        ours, peer = by["lossforge"], best_peer(by, "ms")
         layer = ["linear layer"] if ours.suite == "linear" else []
         cells = [_both(by.get(name)) for name in ("torch", "torch.compile")]
         rows.append([", ".join([*layer, *what(ours)]), f"**{_both(ours)}**", *cells, f"{peer.contender} {_both(peer)}" if peer else "–"])
@@ -104,43 +114,28 @@ def short(reports: Sequence[Report], labels: Sequence[str]) -> str:
 
 
 def _both(row: Row | None) -> str:
-    if figure(row, "device_ms") is None:
+    if figure(row, "ms") is None:
         return "–"
-    return f"{number(row, 'device_ms', '{:.2f}')}, {number(row, 'peak_mib', '{:,.0f}')}"
+    return f"{number(row, 'ms', '{:.2f}')}, {number(row, 'peak_mib', '{:,.0f}')}"
+
+
+def without_figure(report: Report, *suites: str) -> list[str]:
+    """Name the contenders that refused, failed or were wrong, each with its message and its cases."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for by in report.by_case(*suites).values():
+        for row in by.values():
+            if row.status != "ok":
+                reasons.setdefault((row.contender, row.status), []).append(f"{called(row)} {size(row)} {row.dtype}")
+    lines = [f"- {name}, {status} ({'; '.join(cases)})" for (name, status), cases in reasons.items()]
+    return ["\n".join(["Without a figure:", "", *lines])] if lines else []
 
 
 def targets(report: Report) -> str:
-    """Format each target beside its figure, and list the cases where another library is faster."""
+    """Format each target beside its figure."""
     found = verdicts(report)
     rows = [_line(v) for v in found if not v.template] + list(_templates(found))
-    met = sum(v.met for v in found)
-    lines = [
-        f"{met} of {len(found)} targets met. Times in ms are for a copy rate of 4.30 TB/s, scaled to this run's.",
-        markdown(("case", "figure", "target", "measured", "outcome"), rows),
-    ]
-    slower = rivals(report)
-    if slower:
-        cells = [[*what(ours), number(ours, "device_ms"), f"{theirs.contender} {number(theirs, 'device_ms')}"] for ours, theirs in slower]
-        lines += [
-            f"Another implementation is faster than ours in {len(slower)} cases (ms, forward + backward):",
-            markdown(("loss", "shape", "dtype", "ours", "the fastest"), cells),
-        ]
-    else:
-        others = sorted({r.contender for r in report.rows if r.status == "ok" and not r.contender.startswith("lossforge")})
-        lines.append(f"None of {', '.join(others)} is faster on any case, forward + backward.")
-    return "\n\n".join(lines)
-
-
-def standing(report: Report) -> str:
-    """Say how near the cases are to the floor, and how many are slower than another implementation."""
-    rows = [by["lossforge"] for by in report.by_case(*LARGE).values() if "lossforge" in by]
-    shares = [share for row in rows if (share := row.share()) is not None]
-    near, far = sum(share >= 0.8 for share in shares), sum(share < 0.5 for share in shares)
-    return (
-        "The floor is the time that a copy of the same bytes takes. "
-        f"Of {len(shares)} cases on the {report.gpu}, {near} take at most 1.25 times as long, and {far} more than twice as long. "
-        f"Another implementation is faster in {len(rivals(report))} cases, small ones included."
-    )
+    about = "Times in ms are for a copy rate of 4.30 TB/s, scaled to this run's."
+    return f"{about}\n\n{markdown(('case', 'figure', 'target', 'measured', 'outcome'), rows)}"
 
 
 def best_peer(by: By, name: str) -> Row | None:
@@ -164,18 +159,19 @@ def what(row: Row) -> list[str]:
 
 def _large(by: By) -> list[str]:
     ours = by["lossforge"]
-    peer = best_peer(by, "device_ms")
+    peer = best_peer(by, "ms")
     memory = [number(by.get(name), "peak_mib", "{:,.0f}") for name in ("lossforge", "torch")]
     return [
         *what(ours),
-        number(ours, "device_ms", "**{:.3f}**"),
+        number(ours, "ms", "**{:.3f}**"),
         _percent(ours.share()),
-        number(by.get("torch"), "device_ms"),
-        number(by.get("torch.compile"), "device_ms"),
-        f"{peer.contender} {number(peer, 'device_ms')}" if peer else "–",
+        number(by.get("torch"), "ms"),
+        number(by.get("torch.compile"), "ms"),
+        f"{peer.contender} {number(peer, 'ms')}" if peer else "–",
         number(ours, "forward_ms"),
         _percent(ours.forward_share()),
         ", ".join(memory),
+        ", ".join(number(by.get(name), "idle_ms") for name in ("lossforge", "torch")),
     ]
 
 
@@ -187,7 +183,8 @@ def _small(by: By) -> list[str]:
         number(by.get("torch"), "host_us", "{:.0f}"),
         number(by.get("torch.compile"), "host_us", "{:.0f}"),
         f"{peer.contender} {peer.host_us:.0f}" if peer else "–",
-        f"{1e3 * ours.graph_ms:.0f}" if ours.graph_ms is not None else "–",
+        number(ours, "ms", "{:.3f} ms"),
+        ", ".join(number(by.get(name), "idle_ms") for name in ("lossforge", "torch")),
     ]
 
 
@@ -229,4 +226,4 @@ def _limit(v: Verdict) -> str:
 
 
 def _shown(v: Verdict, value: float | None) -> str:
-    return "–" if value is None else {"device_ms": "{:.3f}", "host_us": "{:.0f}"}.get(v.target.figure, "{:.2f}").format(value)
+    return "–" if value is None else {"ms": "{:.3f}", "host_us": "{:.0f}"}.get(v.target.figure, "{:.2f}").format(value)

@@ -93,7 +93,7 @@ def _against(target: Target, first: Row, by: By, cases: dict[str, By]) -> float 
 
 
 def _wanted(target: Target, factor: float, against: float | None, by: By, report: Report) -> float | None:
-    if not target.of and target.figure == "device_ms":
+    if not target.of and target.figure == "ms":
         against = COPY_RATE / report.copy_bytes_per_second if report.copy_bytes_per_second else None
     elif not target.of:
         against = 1.0
@@ -119,17 +119,3 @@ def _near_the_best(report: Report) -> list[Verdict]:
         wanted = None if best is None else NEAR * best
         found.append(Verdict(Target(row.label, "share", NEAR), row, share, wanted, NEAR, template))
     return found
-
-
-def rivals(report: Report) -> list[tuple[Row, Row]]:
-    """Return (ours, theirs) for each case where another contender's forward and backward takes less time on the device."""
-    slower = []
-    for by in report.by_case().values():
-        ours = by.get("lossforge")
-        if ours is None or ours.device_ms is None:
-            continue
-        theirs = [r for name, r in by.items() if not name.startswith(("lossforge", "products")) and r.device_ms is not None]
-        best = min(theirs, key=lambda r: r.device_ms or 0.0, default=None)
-        if best is not None and best.device_ms is not None and best.device_ms < ours.device_ms:
-            slower.append((ours, best))
-    return slower
