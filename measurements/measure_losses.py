@@ -3,6 +3,7 @@
 `losses`: all cases but the scaling and the fused ones. Each GPU of the machine measures a share of them; then the first GPU alone measures
 the small ones, whose time is the host's. `linear`: losses fused with their linear layer, on one GPU. `objectives`: cross entropy by how
 its logits are kept, and objectives of language models, each beside its peers and its products alone, on one GPU in some minutes.
+`first_page`: the cases of the README's table that are the bench's, in one run on one GPU.
 
 First many processes compile what the contenders compile. Then one process a GPU measures case after case and saves its file after each.
 Where a contender of a fused loss breaks the process or its use of the GPU, or stalls, another process goes on from that case without it,
@@ -15,12 +16,14 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from compared import FIRST_PAGE
 from measuring import Request
 
 from lossforge.bench import check, contenders, inputs
@@ -39,26 +42,28 @@ BROKEN = 3
 
 
 class Share(NamedTuple):
-    """What one GPU measures: of the cases of these suites (and losses) number `number`, and every `of`-th after it."""
+    """What one GPU measures: of the cases of these suites (and losses, and keys) number `number`, and every `of`-th after it."""
 
     file: Path
     commit: str
     suites: tuple[str, ...]
     losses: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     number: int = 0
     of: int = 1
 
     def cases(self) -> list[Case]:
-        return chosen(self.suites, self.losses)[self.number :: self.of]
+        return chosen(self.suites, self.losses, self.keys)[self.number :: self.of]
 
     def now(self) -> Path:
         """Return the file with the name of the contender that is being measured."""
         return self.file.with_name(f"{self.file.name}.now")
 
 
-def chosen(suites: tuple[str, ...], losses: tuple[str, ...]) -> list[Case]:
-    """Return the cases of these suites and losses; of all losses where none is named."""
-    return [case for case in CASES if case.suite in suites and (not losses or case.loss in losses)]
+def chosen(suites: tuple[str, ...], losses: tuple[str, ...], keys: tuple[str, ...] = ()) -> list[Case]:
+    """Return the cases of these suites, losses and keys; of all where none is named."""
+    of_losses = [case for case in CASES if case.suite in suites and (not losses or case.loss in losses)]
+    return [case for case in of_losses if not keys or f"{case.suite} {case.key}" in keys]
 
 
 def losses(request: Request) -> int:
@@ -67,7 +72,7 @@ def losses(request: Request) -> int:
     gpus = torch.cuda.device_count()
     compile_all(LARGE + SMALL, COMPILE_SECONDS, request.losses)
     with tempfile.TemporaryDirectory() as place:
-        large = [Share(Path(place, f"{gpu}.json"), request.commit, LARGE, request.losses, gpu, gpus) for gpu in range(gpus)]
+        large = [Share(Path(place, f"{gpu}.json"), request.commit, LARGE, request.losses, (), gpu, gpus) for gpu in range(gpus)]
         return measure_all(request, [large, [Share(Path(place, "small.json"), request.commit, SMALL, request.losses)]])
 
 
@@ -77,6 +82,14 @@ def linear(request: Request) -> int:
 
 def objectives(request: Request) -> int:
     return measure_fused(request, OBJECTIVES)
+
+
+def first_page(request: Request) -> int:
+    keys = tuple([shown.key for shown in FIRST_PAGE if shown.file == request.out.stem])
+    compile_all(LAYERS + LARGE + SMALL, FUSED_COMPILE_SECONDS, keys=keys)
+    with tempfile.TemporaryDirectory() as place:
+        shares = [Share(Path(place, f"{suites[0]}.json"), request.commit, suites, (), keys) for suites in (LAYERS, LARGE, SMALL)]
+        return measure_all(request, [[share] for share in shares])
 
 
 def measure_fused(request: Request, suites: tuple[str, ...]) -> int:
@@ -101,21 +114,22 @@ def start(work: Any, *arguments: Any) -> BaseProcess:
     return process
 
 
-def compile_all(suites: tuple[str, ...], seconds: float, losses: tuple[str, ...] = ()) -> None:
+def compile_all(suites: tuple[str, ...], seconds: float, losses: tuple[str, ...] = (), keys: tuple[str, ...] = ()) -> None:
     """Compile in many processes, and end those that take longer."""
     count, began = max(1, (os.cpu_count() or 2) - 2), time.monotonic()
-    for process in [start(compile_part, suites, losses, number, count, number % torch.cuda.device_count()) for number in range(count)]:
+    given = chosen(suites, losses, keys)
+    for process in [start(compile_part, given, number, count, number % torch.cuda.device_count()) for number in range(count)]:
         process.join(max(1.0, began + seconds - time.monotonic()))
         process.kill()
         process.join()
     print(f"{time.monotonic() - began:6.1f} s  compiled", flush=True)
 
 
-def compile_part(suites: tuple[str, ...], losses: tuple[str, ...], number: int, of: int, gpu: int) -> None:
+def compile_part(cases: Sequence[Case], number: int, of: int, gpu: int) -> None:
     """Call contenders once, forward and backward. The measurement reports what fails."""
     torch.cuda.set_device(gpu)
     device = torch.device("cuda", gpu)
-    for case, name in [(case, name) for name in reversed(CONTENDERS) for case in chosen(suites, losses)][number::of]:
+    for case, name in [(case, name) for name in reversed(CONTENDERS) for case in cases][number::of]:
         try:
             call_once(case, name, device)
         except Exception as problem:
