@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,3 +132,11 @@ def launches_of(kernel: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Ca
         pytest.skip("the GPU is older than sm_90")
     before = launch_counts().get(kernel, 0)
     return lambda: launch_counts().get(kernel, 0) - before
+
+
+def numpy_multiplies_a_row_alike_at_any_place() -> bool:
+    """Whether the interpreter's product does: that of some BLAS for some processors rounds a row by its place in the tile."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape, np.float32) for shape in ((128, 64), (64, 128)))
+    order = random.permutation(128)
+    return np.array_equal((a @ b)[order], a[order] @ b)

@@ -4,11 +4,10 @@ Interpreted, its descriptors are blocks of memory, and two programs share the ti
 graphs, compilation, memory.
 """
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from linear_calls import launches_of
+from linear_calls import launches_of, numpy_multiplies_a_row_alike_at_any_place
 from torch import Tensor
 
 from lossforge import kernels
@@ -218,14 +217,6 @@ def results_of(x, w, target):
     x = x.detach().requires_grad_()
     found = L.linear_cross_entropy(x, w, target, reduction="none", outputs=EVERY)
     return [t.detach() for t in found if t is not None]
-
-
-def numpy_multiplies_a_row_alike_at_any_place() -> bool:
-    """Whether the interpreter's product does: that of some BLAS for some processors rounds a row by its place in the tile."""
-    random = np.random.default_rng(0)
-    a, b = (random.standard_normal(shape, np.float32) for shape in ((128, 64), (64, 128)))
-    order = random.permutation(128)
-    return np.array_equal((a @ b)[order], a[order] @ b)
 
 
 def test_a_row_has_the_same_bits_in_any_batch(device):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from linear_calls import launches_of
+from linear_calls import launches_of, numpy_multiplies_a_row_alike_at_any_place
 
 from lossforge import kernels
 from lossforge import losses as L
@@ -20,7 +20,7 @@ def policy(request, device, monkeypatch):
     launches_of("linear_join_kernel", device, monkeypatch)
     monkeypatch.setattr(kernels.load("linear.launch"), "WORK", 0 if request.param else 2**62)
     PLANS.clear()
-    size = (300, 256, 5000) if device == "cuda" else (20, 64, 300)
+    size = (300, 256, 5000) if device == "cuda" else (48, 64, 1500)
     rows, hidden, classes = size
     x, w = torch.randn(rows, hidden), torch.randn(classes, hidden) * 4 / hidden**0.5
     x, w = (t.to(device, torch.bfloat16).requires_grad_() for t in (x, w))
@@ -32,10 +32,12 @@ def policy(request, device, monkeypatch):
 def test_alone_in_any_batch_and_in_any_order(policy):
     x, w, tokens, sampled = policy
     with torch.no_grad():
-        for rows in (slice(1), slice(2), slice(3, 10), slice(1, None)):
+        elsewhere = x.is_cuda or numpy_multiplies_a_row_alike_at_any_place()
+        for rows in (slice(1), slice(2), slice(10), *[slice(3, 10), slice(1, None)] * elsewhere):
             assert L.linear_selective_log_softmax(x[rows], w, tokens[rows]).equal(sampled[rows])
-        order = torch.randperm(len(x), device=x.device)
-        assert L.linear_selective_log_softmax(x[order], w, tokens[order]).equal(sampled[order])
+        if elsewhere:
+            order = torch.randperm(len(x), device=x.device)
+            assert L.linear_selective_log_softmax(x[order], w, tokens[order]).equal(sampled[order])
         batch = L.linear_selective_log_softmax(x.view(2, -1, x.shape[1]), w, tokens.view(2, -1))
         assert batch.flatten().equal(sampled)
 

@@ -85,10 +85,11 @@ def computes(call: RowwiseCall[Any]) -> bool:
     return one_class and not (weighted_smoothing or call.spread or call.power or call.moves_target)
 
 
-def exponentiates(call: RowwiseCall[Any], classes: int | None = None) -> bool:
+def exponentiates(call: RowwiseCall[Any], classes: int | None = None, same_bits: bool = False) -> bool:
     """Return whether `exponentials_of` computes a call whose gradient is wanted in forward, in less time than chunks of logits take.
 
     classes: in place of the layer's own number, one that several processes have in common.
+    same_bits: whether its bits are wanted, however little work there is.
     """
     layer = call.x
     classes, features = layer.weight.shape[0] if classes is None else classes, layer.weight.shape[1]
@@ -96,7 +97,8 @@ def exponentiates(call: RowwiseCall[Any], classes: int | None = None) -> bool:
     if layer.weight.dtype != torch.bfloat16 or call.label_smoothing or log_p2:
         return False
     most = {FROM_WEIGHT: EXPONENTIALS, NEVER_ROUNDED: features}.get(layer.logits, 0)
-    return features <= most and len(layer.input) * features * classes >= WORK and computes(call)
+    enough = same_bits or len(layer.input) * features * classes >= WORK
+    return features <= most and enough and computes(call)
 
 
 def rows_a_launch(call: RowwiseCall[Any]) -> int:

@@ -459,7 +459,7 @@ def forward(
             chunk = of_rows(own.fusing, chunks.all, start, end, call.x.of_rows(start, end), None)
             found.enter(start, end, by_product(product.forward, chunk, (), chunks.formulas, keep))
         return found.all()
-    exponentials = goes_by_exponentials(call, slopes is not None and slopes.of_entropy)
+    exponentials = goes_by_exponentials(call, slopes)
     sums = Gradients(call, gradients, exponentials, 1 if slopes is None else slopes.together)
     if exponentials:
         memory, _ = sums.memory()
@@ -529,10 +529,14 @@ class Found:
         return tuple((self._memory() if self.whole is None else self.whole).values())
 
 
-def goes_by_exponentials(call: Any, of_entropy: bool = False) -> bool:
-    """Return whether forward stores exponentials of the logits, of which the gradient of a row is a multiple, but for an entropy's."""
+def goes_by_exponentials(call: Any, slopes: Any = None) -> bool:
+    """Return whether forward stores exponentials of the logits, of which the gradient of a row is a multiple, but for an entropy's.
+
+    slopes: what has `of_entropy`, of a call whose rows' results an objective takes, with the bits that they have without one.
+    """
     product = product_of(call)
-    return product is not None and product.exponentiates(call) and not of_entropy
+    entropy = slopes is not None and slopes.of_entropy
+    return product is not None and product.exponentiates(call, same_bits=slopes is not None) and not entropy
 
 
 def _memory_of(shape: Any, x: Tensor) -> Tensor:

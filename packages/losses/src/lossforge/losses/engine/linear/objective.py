@@ -59,7 +59,7 @@ def _in_forward(call: Any, objective: Objective) -> bool:
         return False
     if not gradient_in_forward(objective.gradient, layer, "sum"):  # type: ignore[arg-type]  # a layer says what it asks of a tensor
         return False
-    exponentials = goes_by_exponentials(call, objective.of_entropy)
+    exponentials = goes_by_exponentials(call, objective)
     of_weight = layer.weight if layer.weight.requires_grad else None
     return rows_of_chunks(call, of_weight, is_wide(layer) and not exponentials, _together(call, objective), exponentials)[0] > 0
 
