@@ -34,28 +34,20 @@ from lossforge.losses.definitions.language.experts import LoadBalancingOutput
 from lossforge.losses.definitions.language.tokens import TokenLogps
 from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
-from lossforge.losses.definitions.preference.objectives import (
-    AlphaDivergence,
-    ClipCov,
-    DiscoPOP,
-    DrGRPO,
-    KLCov,
-    KLPenalty,
-    Sapo,
-    TpoL,
-    Vespo,
-)
+from lossforge.losses.definitions.preference.kl import KLPenalty
+from lossforge.losses.definitions.preference.objectives import AlphaDivergence, ClipCov, DiscoPOP, DrGRPO, KLCov, Sapo, TpoL, Vespo
+from lossforge.losses.definitions.preference.sampler import SamplerCorrection
 from lossforge.losses.engine.linear.fuse import FusedLinear, fuse_linear
 from lossforge.losses.engine.linear.teacher import LinearTeacher, TopKTeacher
 
 __all__ = [
     "AlphaDivergence", "ClipCov", "CrossEntropyOutput", "DiscoPOP", "DivergenceOutput", "DrGRPO", "FusedLinear", "KLCov", "KLPenalty",
-    "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "Sapo", "TokenLogps", "TopKTeacher", "TpoL", "ValueLossOutput", "Vespo",
-    "arcface_loss", "asymmetric_loss_multi_label", "asymmetric_loss_single_label", "barlow_twins_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "box_iou_loss", "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss", "channel_wise_kl_div",
-    "circle_loss", "class_balanced_weight", "clip_loss", "clip_loss_from_features", "complete_box_iou_loss", "cosface_loss",
-    "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss", "cross_entropy", "dice_ce_loss", "dice_loss", "dino_loss",
-    "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss", "distribution_focal_loss", "dkd_loss", "dpo_loss",
+    "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "SamplerCorrection", "Sapo", "TokenLogps", "TopKTeacher", "TpoL",
+    "ValueLossOutput", "Vespo", "arcface_loss", "asymmetric_loss_multi_label", "asymmetric_loss_single_label", "barlow_twins_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "box_iou_loss", "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss",
+    "channel_wise_kl_div", "circle_loss", "class_balanced_weight", "clip_loss", "clip_loss_from_features", "complete_box_iou_loss",
+    "cosface_loss", "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss", "cross_entropy", "dice_ce_loss", "dice_loss",
+    "dino_loss", "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss", "distribution_focal_loss", "dkd_loss", "dpo_loss",
     "efficient_box_iou_loss", "focal_tversky_loss", "fuse_linear", "gaussian_focal_loss", "gaussian_nll_loss", "general_robust_loss",
     "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "grpo_loss", "gwd_loss", "hinge_embedding_loss",
     "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy", "kfiou_loss", "kl_div",
@@ -944,7 +936,7 @@ def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo", delta: float | None = None,
-    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, outputs: tuple[()] = (),
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | SamplerCorrection | None = None, outputs: tuple[()] = (),
     normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> Tensor: ...
 @overload
@@ -952,7 +944,7 @@ def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo", delta: float | None = None,
-    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None,
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | SamplerCorrection | None = None,
     outputs: tuple[PolicyOutput, *tuple[PolicyOutput, ...]], normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> PolicyLossOutput: ...
 @overload
@@ -960,8 +952,8 @@ def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo", delta: float | None = None,
-    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, outputs: Sequence[PolicyOutput] = (),
-    normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | SamplerCorrection | None = None,
+    outputs: Sequence[PolicyOutput] = (), normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> Tensor | PolicyLossOutput: ...
 
 @overload
