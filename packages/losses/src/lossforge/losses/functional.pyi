@@ -738,17 +738,18 @@ def load_balancing_loss(
 
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, outputs: tuple[()] = (), scale: float = 1.0, softcap: float | None = None,
-    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float | Tensor = 1.0, outputs: tuple[()] = (), scale: float = 1.0,
+    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, outputs: tuple[RowOutput, *tuple[RowOutput, ...]], scale: float = 1.0,
-    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float | Tensor = 1.0, outputs: tuple[RowOutput, *tuple[RowOutput, ...]],
+    scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False,
+    validate: bool | None = None,
 ) -> TokenLogps: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, outputs: Sequence[RowOutput] = (), scale: float = 1.0,
+    logits: Tensor, index: Tensor, *, temperature: float | Tensor = 1.0, outputs: Sequence[RowOutput] = (), scale: float = 1.0,
     softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor | TokenLogps: ...
 
@@ -786,7 +787,7 @@ def linear_cross_entropy(
 
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, outputs: tuple[()] = (), ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
@@ -794,7 +795,7 @@ def linear_selective_log_softmax(
 ) -> Tensor: ...
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, outputs: tuple[RowOutput, *tuple[RowOutput, ...]], ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
@@ -802,7 +803,7 @@ def linear_selective_log_softmax(
 ) -> TokenLogps: ...
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, outputs: Sequence[RowOutput] = (), ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
@@ -811,14 +812,14 @@ def linear_selective_log_softmax(
 
 def linear_objective(
     input: Tensor, weight: Tensor, index: Tensor, objective: Callable[..., Tensor], bias: Tensor | None = None, *,
-    independent: Independent | None = None, entropy: bool = False, temperature: float = 1.0, scale: float = 1.0,
+    independent: Independent | None = None, entropy: bool = False, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, ignore_index: int = -100, gradient: Gradient | None = None, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
 ) -> Tensor: ...
 
 def linear_entropy(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
     logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
     group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,

@@ -12,9 +12,10 @@ from lossforge.kernels.call import FLOAT, NO_OUTPUTS, NONE, L, Shape, T, rows_of
 class RowwiseCall(NamedTuple, Generic[L]):
     """A loss of rows of logits x (N, C, d…) under a softmax, with class indices (N, d…) or probabilities (N, C, d…).
 
-    The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
-    class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
-    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/additions.py; margins (C,) adds the class's own. A
+    The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With row_scale (N, d…) they
+    are multiplied by it before the bias. With class indices, every class adds spread · p^focus (-ln p) to a row, times the weights of the
+    row's targets. With an angle or a margin the logits are cosines, and the target's, cos θ, becomes cos(θ + angle) - margin before all
+    that: rowwise/additions.py; margins (C,) adds the class's own. A
     parameter (C,) is a hyper-parameter of each class, the formula's last. With a power k the formula takes Σ p^k beside z. With
     target_b, lam is the share of target; without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an
     ignored one. With entropy_weight the factor is min(1, entropy_weight · H), H the row's entropy, which is among the outputs then; it has
@@ -32,6 +33,7 @@ class RowwiseCall(NamedTuple, Generic[L]):
     bias: Tensor | None = None
     margins: Tensor | None = None
     parameter: Tensor | None = None
+    row_scale: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     ignore_index: int = -100
