@@ -620,9 +620,10 @@ def total_variation(
 
 def topk_kl_div_with_logits(
     input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-    renormalize: bool = False, tail: bool = False, temperature_squared: bool = True, ignore_index: int = -100, weight: Tensor | None = None,
-    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+    weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
+    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0,
+    softcap: float | None = None,
 ) -> Tensor: ...
 
 def channel_wise_kl_div(
@@ -828,7 +829,7 @@ def linear_entropy(
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    reduction: BatchReduction = "batchmean", reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, outputs: tuple[()] = (), chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
@@ -839,7 +840,7 @@ def linear_kl_div(
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    reduction: BatchReduction = "batchmean", reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]],
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
@@ -850,7 +851,7 @@ def linear_kl_div(
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    reduction: BatchReduction = "batchmean", reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, outputs: Sequence[DivergenceOutputs] = (), chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,

@@ -1081,7 +1081,7 @@ class LinearJSDivLoss(LossModule, Generic[Result]):
 class LinearKLDivLoss(LossModule, Generic[Result]):
     temperature: float
     reduction: BatchReduction
-    reverse: bool
+    reverse: bool | float
     temperature_squared: bool
     renormalize: bool
     tail: bool
@@ -1099,7 +1099,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     gradient: Gradient | None
     @overload
     def __init__(
-        self: LinearKLDivLoss[Tensor], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False,
+        self: LinearKLDivLoss[Tensor], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool | float = False,
         temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, outputs: tuple[()] = (), chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
@@ -1108,7 +1108,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearKLDivLoss[DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
+        reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
         outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
@@ -1117,7 +1117,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearKLDivLoss[Tensor | DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
+        reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
         outputs: Sequence[DivergenceOutputs] = (), chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
         scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
@@ -1741,6 +1741,7 @@ class TopKKLDivWithLogitsLoss(LossModule):
     reduction: BatchReduction
     renormalize: bool
     tail: bool
+    reverse: float
     temperature_squared: bool
     ignore_index: int
     gradient: Gradient | None
@@ -1750,8 +1751,9 @@ class TopKKLDivWithLogitsLoss(LossModule):
     softcap: float | None
     def __init__(
         self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, renormalize: bool = False, tail: bool = False,
-        temperature_squared: bool = True, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
-        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None,
+        reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None,
     ) -> None: ...
     def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...

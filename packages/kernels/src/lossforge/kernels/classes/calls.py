@@ -182,6 +182,8 @@ MOST = 1.05
 class TopKCall(NamedTuple, Generic[L]):
     """KL from a teacher's top-K logits: target, their log-probabilities (N, K, d…), and indices of the same shape.
 
+    reverse: the share of KL(student ‖ teacher), beside that of KL(teacher ‖ student). An entry of -inf, or of index -1, is absent.
+
     The logits are scaled and soft-capped, cap · tanh(logit_scale · x / cap), then softened by temperature. renormalize: the K's
     probabilities are softened and normalized among themselves. tail: all other classes count as one more.
     labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…).
@@ -198,6 +200,7 @@ class TopKCall(NamedTuple, Generic[L]):
     normalizer: Tensor | None = None
     renormalize: bool = False
     tail: bool = False
+    reverse: float = 0.0
     temperature: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
@@ -217,6 +220,8 @@ class TopKCall(NamedTuple, Generic[L]):
             "ratio": None if factor == 1.0 else 1.0 / factor,
             "scale_x": None if self.logit_scale in (1.0, factor) else self.logit_scale,
             "cap_x": self.softcap,
+            "soft": 1.0 - self.reverse,
+            "reverse": self.reverse or None,
         }
 
     @property

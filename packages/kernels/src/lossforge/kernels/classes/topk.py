@@ -5,6 +5,12 @@ times T, is
 
     pⱼ (Σ q + q₀) - qⱼ    where j is one of the K,    pⱼ (Σ q + q₀ - q₀ / p₀)    elsewhere.
 
+The reverse, R = Σₖ p[iₖ] rₖ with rₖ = ln p[iₖ] - ln qₖ, and p₀ r₀ with a tail, may have a share of the value. Its gradient is
+
+    pⱼ (rⱼ + c)    where j is one of the K,    pⱼ (c + r₀)    elsewhere,
+
+with c = -R and r₀ of the tail, or without one c = 1 - Σₖ p[iₖ] (rₖ + 1) and r₀ = -1.
+
 One sweep of the row computes the softmax's maximum and sum. A second writes the gradient as if no class were one of the K, and then these
 are overwritten. In the classic split backward is the same launch, which reads the first sweep's results. Logits may be scaled and
 soft-capped as they are read, as in the divergence template.
@@ -78,6 +84,8 @@ def members(entries, span, keep, x, formula, config):
     lq = tl.load(sweep.element_address(entries.log_q, span.outer, row, at), mask=exists, other=float("-inf")).to(tl.float32)
     valid = (index >= 0) & (index < x.classes)
     lq = tl.where(index == -1, float("-inf"), lq)
+    valid = valid & (lq != float("-inf"))
+    index = tl.where(lq == float("-inf"), -1, index)
     if config.RENORMALIZE:
         top = tl.maximum(tl.max(lq, 1), LOWEST)
         inverse = formula.inverse if formula.ratio is None else formula.inverse * formula.ratio
@@ -180,6 +188,20 @@ def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, row
         value += tl.where(left_q > 0.0, left_q * (log(left_q) - log(left_p)), 0.0)
         share += tl.where(counts, left_q, 0.0)
         elsewhere += tl.where(counts, left_q - left_q / left_p, 0.0)
+    slope = p * by_row(share) - own.q
+    if formula.reverse is not None:
+        r = tl.where(p > 0.0, lp - own.lq, 0.0)
+        backwards = tl.sum(p * r, 1)
+        c = 1.0 - backwards - tl.sum(p, 1)
+        r_left = c * 0.0 - 1.0
+        if config.TAIL:
+            r_tail = log(left_p) - log(tl.maximum(left_q, LEAST))
+            backwards += left_p * r_tail
+            c = tl.where(counts, -backwards, c)
+            r_left = tl.where(counts, r_tail, r_left)
+        value = formula.soft * value + formula.reverse * backwards
+        slope = formula.soft * slope + formula.reverse * (p * (r + by_row(c)))
+        elsewhere = formula.soft * elsewhere + formula.reverse * (c + r_left)
     value = tl.where(keep, tl.where(own.good & (ls == ls), w * value, float("nan")), 0.0)
     if not BACKWARD:
         if out.loss is not None:
@@ -195,7 +217,7 @@ def topk_kernel(x, entries, marks, gradient, out, grad_output, sum, formula, row
             factor *= tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=inside, other=0.0).to(tl.float32)
         factor = tl.where(keep, tl.where(own.good, factor, float("nan")), 0.0)
         rows = RowStats(span, sweep.start_of(gradient, span, config), top, formula.rate, ls * LOG2E, by_row(elsewhere * factor), keep)
-        g = at_stored((p * by_row(share) - own.q) * by_row(factor), own.logit, formula)
+        g = at_stored(slope * by_row(factor), own.logit, formula)
         sweep.write_rows((x,), Elsewhere(gradient, rows, formula), write_elsewhere, True, config)
         tl.debug_barrier()
         tl.store(sweep.element_address(gradient, span.outer, span.row[:, None], own.index), g, mask=own.valid & keep[:, None])

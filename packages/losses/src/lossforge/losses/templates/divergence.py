@@ -223,6 +223,8 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
     classes = lp.shape[1]
     member = (index >= 0) & (index < classes)
     lq = torch.where(index == -1, -torch.inf, given)
+    index = torch.where(lq == -torch.inf, -1, index)
+    member = member & (index != -1)
     if a.renormalize:
         # a row without entries: nothing, rather than nan from a softmax of nothing
         some = (lq > -torch.inf).any(1, keepdim=True)
@@ -230,7 +232,7 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
     else:
         lq = torch.where(lq.exp().sum(1, keepdim=True) > MOST, torch.nan, lq)
     own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
-    values = FORMULAS[a.loss].reference(own, lq, a.tail).sum(1)
+    values = FORMULAS[a.loss].reference(own, lq, a.tail, a.reverse).sum(1)
     return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
 
 

@@ -413,7 +413,7 @@ def linear_kl_div(
     *,
     temperature: Positive = 1.0,
     reduction: BatchReduction = "batchmean",
-    reverse: bool = False,
+    reverse: bool | float = False,
     temperature_squared: bool = True,
     renormalize: bool = False,
     tail: bool = False,
@@ -429,7 +429,7 @@ def linear_kl_div(
     Args:
         teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group a LinearTeacher or logits, of this process's
             classes, and torch.compile then breaks its graph.
-        reverse: of a teacher with all its logits: KL(student ‖ teacher).
+        reverse: KL(student ‖ teacher). Of a TopKTeacher also a number in [0, 1], its share beside that of KL(teacher ‖ student).
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
         tail: of a TopKTeacher: the classes that are not among the K count as one more.
         loss_weight: (…), a factor a row; the means divide by its sum.
@@ -446,13 +446,11 @@ def linear_kl_div(
         "outputs": outputs,
     }
     if isinstance(teacher, TopKTeacher):
-        if reverse:
-            raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
-        given |= {"renormalize": renormalize, "tail": tail}
+        given |= {"renormalize": renormalize, "tail": tail, "reverse": reverse}
         return by_teacher(TOP_K, (input, weight, bias), teacher, options, **given)
     if renormalize or tail:
         raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
-    return by_teacher(KL, (input, weight, bias), teacher, options, reverse=reverse, **given)
+    return by_teacher(KL, (input, weight, bias), teacher, options, reverse=checks.flag("reverse", reverse), **given)
 
 
 @public(LINEAR, Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE))
