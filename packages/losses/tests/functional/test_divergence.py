@@ -13,7 +13,9 @@ from lossforge.kernels.classes.calls import DivergenceCall
 from lossforge.losses import (
     JSDivWithLogitsLoss,
     KLDivWithLogitsLoss,
+    TopKTeacher,
     cosine_distance_with_logits,
+    cross_entropy,
     js_div_with_logits,
     kl_div_with_logits,
     plain_torch,
@@ -495,6 +497,32 @@ def test_topk_rows_left_out_are_not_read(classes, mode, device):
         )
         assert str(value.item()) == str(expected)
         assert torch.equal(g, torch.zeros_like(g))
+
+
+@MODES
+def test_topk_of_a_share_with_labels_and_entropy(mode, device):
+    """The parts apart: both directions of KL and the cross entropy of labels, one of which is among the K; entries that are padded."""
+    x = torch.randn(5, 40, device=device, dtype=torch.float64)
+    values, indices = torch.randn(5, 40, device=device, dtype=torch.float64).log_softmax(1).topk(4, 1)
+    values[1, 2:], indices[1, 2:] = -torch.inf, 0  # as an engine pads a row of two
+    labels = torch.tensor([int(indices[0, 1]), 7, -100, 3, 9], device=device)
+    given = {"temperature": 2.0, "tail": True, "labels": labels, "reduction": "sum"}
+    parts = [gradient_of(topk_kl_div_with_logits, x, values, indices, reverse=share, **given) for share in (0.0, 1.0)]
+    parts.append(gradient_of(cross_entropy, x, labels, reduction="sum"))
+    exact, g_exact = (0.7 * (0.75 * first + 0.25 * second) + 0.3 * third for first, second, third in zip(*parts, strict=True))
+    entropy = kl_div_with_logits(x, x, 2.0, labels=labels, outputs=("entropy",)).entropy
+    for dtype in (torch.float64, torch.float32):
+        both = {"reverse": 0.25, "hard_weight": 0.3, "gradient": mode, **given}
+        value, g = gradient_of(topk_kl_div_with_logits, x.to(dtype), values.to(dtype), indices, **both)
+        assert error(value, exact) < 2e-6
+        assert error(g, g_exact) < 5e-6
+        found = topk_kl_div_with_logits(x.to(dtype), values.to(dtype), indices, **both, outputs=("entropy",))
+        assert error(found.entropy, entropy) < 2e-6
+        assert error(found.loss, exact) < 2e-6
+    alone, _ = gradient_of(topk_kl_div_with_logits, x[1:2], values[1:2, :2], indices[1:2, :2], 2.0, tail=True, reverse=0.6)
+    padded, _ = gradient_of(topk_kl_div_with_logits, x[1:2], values[1:2], indices[1:2], 2.0, tail=True, reverse=0.6)
+    assert error(padded, alone) < 1e-12
+    assert error(TopKTeacher(values, indices).mass, values.exp().sum(1)) < 1e-6
 
 
 @MODES

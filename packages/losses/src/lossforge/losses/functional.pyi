@@ -618,13 +618,30 @@ def total_variation(
     target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
 ) -> Tensor: ...
 
+@overload
 def topk_kl_div_with_logits(
     input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
     renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
-    weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0,
-    softcap: float | None = None,
+    outputs: tuple[()] = (), weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
 ) -> Tensor: ...
+@overload
+def topk_kl_div_with_logits(
+    input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+    outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], weight: Tensor | None = None, labels: Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+) -> DivergenceOutput: ...
+@overload
+def topk_kl_div_with_logits(
+    input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+    outputs: Sequence[DivergenceOutputs] = (), weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput: ...
 
 def channel_wise_kl_div(
     input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "mean", *, empty: Empty = "nan",

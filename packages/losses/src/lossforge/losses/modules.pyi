@@ -1736,7 +1736,7 @@ class TaylorCrossEntropyLoss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
-class TopKKLDivWithLogitsLoss(LossModule):
+class TopKKLDivWithLogitsLoss(LossModule, Generic[Result]):
     temperature: float
     reduction: BatchReduction
     renormalize: bool
@@ -1744,19 +1744,36 @@ class TopKKLDivWithLogitsLoss(LossModule):
     reverse: float
     temperature_squared: bool
     ignore_index: int
+    outputs: Sequence[DivergenceOutputs]
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     scale: float
     softcap: float | None
+    hard_weight: float
+    @overload
     def __init__(
-        self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, renormalize: bool = False, tail: bool = False,
-        reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100, empty: Empty = "nan",
-        gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
-        softcap: float | None = None,
+        self: TopKKLDivWithLogitsLoss[Tensor], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: tuple[()] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
-    def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...
-    def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...
+    @overload
+    def __init__(
+        self: TopKKLDivWithLogitsLoss[DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TopKKLDivWithLogitsLoss[Tensor | DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: Sequence[DivergenceOutputs] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Result: ...
+    def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Result: ...
 
 class TotalVariationLoss(LossModule):
     reduction: BatchReduction

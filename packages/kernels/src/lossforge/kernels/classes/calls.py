@@ -186,7 +186,7 @@ class TopKCall(NamedTuple, Generic[L]):
 
     The logits are scaled and soft-capped, cap · tanh(logit_scale · x / cap), then softened by temperature. renormalize: the K's
     probabilities are softened and normalized among themselves. tail: all other classes count as one more.
-    labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…).
+    labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). hard_weight, outputs: as of DivergenceCall.
     The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
     with reduction "mean" the weights of the rows not left out.
     """
@@ -204,33 +204,41 @@ class TopKCall(NamedTuple, Generic[L]):
     temperature: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
+    soft_weight: float = 1.0
+    hard_weight: float | None = None
     ignore_index: int = -100
     loss_scale: float = 1.0
     reduction: str = "sum"
     empty_is_zero: bool = False
+    outputs: list[bool] = NO_OUTPUTS[:1]  # entropy
 
     @property
     def of_formula(self) -> dict[str, Any]:
         """As of DivergenceCall: a scale without a cap multiplies differences of logits. The teacher's `ratio` is of renormalized ones."""
         factor = 1.0 if self.softcap is not None else self.logit_scale
         inverse = factor / self.temperature
-        return {
+        found: dict[str, Any] = {
             "inverse": inverse,
             "rate": inverse * LOG2E,
             "ratio": None if factor == 1.0 else 1.0 / factor,
             "scale_x": None if self.logit_scale in (1.0, factor) else self.logit_scale,
             "cap_x": self.softcap,
-            "soft": 1.0 - self.reverse,
             "reverse": self.reverse or None,
         }
+        if self.hard_weight is None:
+            return found
+        found |= {"soft": self.soft_weight, "hard": self.hard_weight, "factor": None if factor == 1.0 else factor}
+        return found | {"unsoftened": None if self.temperature == 1.0 else LOG2E * factor}
 
     @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
-        rows = (self.x.shape[0], *self.x.shape[2:]) if self.reduction == "none" else ()
-        return (rows, FLOAT), ((), FLOAT) if self.counted else None, ((2, rows_of(self.x)), FLOAT) if keep else None
+        rows = (self.x.shape[0], *self.x.shape[2:])
+        loss, entropy = (rows, FLOAT) if self.reduction == "none" else ((), FLOAT), (rows, FLOAT) if self.outputs[0] else None
+        stats = (2 if self.hard_weight is None else 3, rows_of(self.x))
+        return loss, entropy, ((), FLOAT) if self.counted else None, (stats, FLOAT) if keep else None
 
 
 class MarginsCall(NamedTuple):

@@ -44,7 +44,7 @@ class Formula(NamedTuple):
         factor: the scale of the logits that `inverse` has; None for 1.
         ratio: the teacher's `inverse` over the logits'; None for 1.
         elsewhere: the label of rows whose class is not among these logits, which are some of all; None where they are all.
-        reverse: of a teacher's top K, the weight of KL(student ‖ teacher) beside `soft`, that of KL(teacher ‖ student); None without.
+        reverse: of a teacher's top K, the share of KL(student ‖ teacher); None without.
     """
 
     terms: Callable[..., Any] | None

@@ -21,9 +21,9 @@ from lossforge.losses.base.namespace import OPERATORS
 from lossforge.losses.base.option_types import BatchReduction, DivergenceOutputs, NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.base.options import (
     CappedDivergenceOptions,
-    CappedOptions,
     CheckedMeanOptions,
     SharedOptions,
+    TopKOptions,
     WeightedElementwiseOptions,
     of_classes,
     rows_of,
@@ -34,7 +34,7 @@ from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.engine.operators import define_differentiable, launched
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.formulas.device_names import tl
-from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
+from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, C, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
 from lossforge.losses.templates.plain_forms import counted, or_nan, relative
 
@@ -56,11 +56,11 @@ class DivergenceOutput(Outputs):
 
 
 def _with_entropy(
-    call: DivergenceCall, options: CappedDivergenceOptions, temperature_squared: bool, outputs: Sequence[DivergenceOutputs]
-) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
+    call: C, options: CappedDivergenceOptions | TopKOptions, temperature_squared: bool, outputs: Sequence[DivergenceOutputs]
+) -> CheckedCall[C, Tensor | DivergenceOutput]:
     """Check arguments of a divergence, whose entropy may be wanted too."""
     asked = DivergenceOutput.asked(outputs)
-    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
+    checked: CheckedCall[C, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
     return checked.returning(DivergenceOutput.of) if any(asked) else checked
 
 
@@ -366,8 +366,9 @@ def topk_kl_div_with_logits(
     reverse: UnitInterval = 0.0,
     temperature_squared: bool = True,
     ignore_index: int = -100,
-    **options: Unpack[CappedOptions],
-) -> CheckedCall[TopKCall]:
+    outputs: Sequence[DivergenceOutputs] = (),
+    **options: Unpack[TopKOptions],
+) -> CheckedCall[TopKCall, Tensor | DivergenceOutput]:
     """Kullback-Leibler divergence from a teacher's top-K log-probabilities; no dense teacher is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
@@ -389,7 +390,6 @@ def topk_kl_div_with_logits(
         indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry. An entry whose value is -inf
             is none either, whatever its index in range: rows of fewer than K, as a serving engine pads them.
         renormalize: q = softmax(values / T) over the K.
-        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing.
         tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
             least 2⁻²⁴, and in the reverse 1 - Σ q too.
         reverse: λ in [0, 1], the share of KL(student ‖ teacher).
@@ -416,7 +416,7 @@ def topk_kl_div_with_logits(
     call = TopKCall("topk_kl", input, values, indices, ignore_index=ignore_index, reduction=reduction)
     reverse = checks.number("reverse", reverse, 0.0, 1.0)
     call = call._replace(renormalize=renormalize, tail=tail, reverse=reverse, temperature=temperature)
-    return divergence_loss(call, options, temperature_squared)
+    return _with_entropy(call, options, temperature_squared, outputs)
 
 
 @public(

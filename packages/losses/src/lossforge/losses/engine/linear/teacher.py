@@ -68,9 +68,6 @@ def by_teacher(
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
-        for name, default in (("hard_weight", 0.0), ("outputs", ())):
-            if given.pop(name, default) not in (default, []):
-                raise ValueError(f"{name} {NEEDED}")
         if "tail" not in (checks.keywords(function) or ()):
             name = f"linear_{function.__name__.removesuffix('_with_logits')}"
             raise TypeError(f"{name} {NEEDED}: linear_kl_div takes it")
