@@ -525,6 +525,26 @@ def test_topk_of_a_share_with_labels_and_entropy(mode, device):
     assert error(TopKTeacher(values, indices).mass, values.exp().sum(1)) < 1e-6
 
 
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("reverse", [0.0, 1.0])
+def test_topk_of_trl(reverse, tail):
+    """On rows that are padded as its server pads them: -inf, with a token that another entry has."""
+    theirs = pytest.importorskip("trl.experimental.server_distillation.server_distillation_trainer")
+    x = torch.randn(4, 30, dtype=torch.float64)
+    values, indices = torch.randn(4, 30, dtype=torch.float64).log_softmax(1).topk(5, 1)
+    values[1, 3:], indices[1, 3:] = -torch.inf, int(indices[1, 0])
+    wide, valid = x.clone().requires_grad_(), values > -torch.inf
+    student, teacher, support = torch.where(valid, wide.log_softmax(1).gather(1, indices), -torch.inf), values, valid
+    if tail:
+        (student, support), (teacher, _) = theirs._add_tail_bucket(student, valid), theirs._add_tail_bucket(teacher, valid)
+    exact = theirs._jsd_divergence(student, teacher, reverse, support).sum(1)
+    leaf = x.clone().requires_grad_()
+    found = topk_kl_div_with_logits(leaf, values, indices, reduction="none", tail=tail, reverse=reverse)
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
+    (g,), (g_exact,) = torch.autograd.grad(found.sum(), leaf), torch.autograd.grad(exact.sum(), wide)
+    torch.testing.assert_close(g, g_exact, rtol=1e-12, atol=1e-14)
+
+
 @MODES
 @pytest.mark.parametrize("index", [7, -3, 2**33, -(2**40)])
 def test_topk_index_out_of_range(index, mode, device, monkeypatch):
