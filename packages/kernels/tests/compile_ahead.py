@@ -39,6 +39,7 @@ from lossforge.kernels.tiles import product_tiles
 from lossforge.losses import (
     CrossEntropyOutput,
     LinearTeacher,
+    TokenLogps,
     box_iou,
     circle_loss,
     clip_loss,
@@ -58,6 +59,7 @@ from lossforge.losses import (
     linear_cross_entropy,
     linear_js_div,
     linear_kl_div,
+    linear_objective,
     load_balancing_loss,
     matching_cost,
     mcc_loss,
@@ -67,6 +69,7 @@ from lossforge.losses import (
     proxy_anchor_loss,
     rowwise,
     seesaw_loss,
+    selective_log_softmax,
     siglip_loss_from_features,
     sigmoid_focal_loss,
     signed_distance_map,
@@ -402,6 +405,7 @@ def record(few: bool = False) -> Recorder:
     label_sets(recorder)
     views(recorder)
     token_weights(recorder)
+    temperatures(recorder)
     sums_of_divergences(recorder)
     sharded_rows(recorder)
     linear_losses(recorder)
@@ -666,6 +670,19 @@ def token_weights(recorder: Recorder) -> None:
         if classes == 9001:
             recorder.case = f"ce {torch.bfloat16} {ALWAYS} weights by entropy, {classes} classes {mode}"
             differentiated(cross_entropy(x, target, token_weight="entropy", **MODES[mode]), x)
+
+
+def temperatures(recorder: Recorder) -> None:
+    """A temperature a row: of rows in one tile and in several, with a cap and every further output, and of chunks of a layer's logits."""
+    x, weight = torch.zeros(300, 8, dtype=torch.bfloat16, requires_grad=True), torch.zeros(1000, 8, dtype=torch.bfloat16)
+    for classes, given in itertools.product((1000, 9001), ({}, {"softcap": 3.0, "scale": 0.5, "outputs": TokenLogps.names[1:]})):
+        recorder.case = f"ce {torch.bfloat16} {ALWAYS} temperatures, {classes} classes, {len(given)} options none"
+        logits = torch.zeros(64, classes, dtype=torch.bfloat16, requires_grad=True)
+        found = selective_log_softmax(logits, torch.zeros(64, dtype=torch.int64), temperature=torch.ones(64), **given)
+        differentiated(found, logits)
+    recorder.case = f"linear_ce {torch.bfloat16} {ALWAYS} temperatures forward"
+    target = torch.zeros(300, dtype=torch.int64)
+    linear_objective(x, weight, target, Tensor.sum, independent="tokens", temperature=torch.ones(300), gradient="forward")
 
 
 def linear_losses(recorder: Recorder) -> None:

@@ -48,7 +48,12 @@ RECORDS = [
     ("f_divergence_type", L.AlphaDivergence, {"f_alpha_divergence_coef": "alpha"}),
 ]
 """For each record of numbers the argument that takes it, and its numbers by the names that TRL and verl have."""
-OF_KL = {"kl_clamp": "clamp", "use_bias_correction_kl": "bias_correction"}
+OF_KL = {
+    "kl_clamp": "clamp",
+    "use_bias_correction_kl": "bias_correction",
+    "kl_type": "estimator",
+    "kl_output_clamp_value": "clamp_estimate",
+}
 
 
 def in_records(options):

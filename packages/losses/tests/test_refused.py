@@ -120,7 +120,7 @@ RANGES = {
     "at least 0 and at most 1": "smoothing positive negative least lambd importance_sample_ratio",
     "at least 0 and at most 0.5": "label_smoothing",
     "at least 1": "oversample_ratio",
-    "above 1.2": "delta",
+    "above 1": "delta",
     "": "normalizer kl base balance z_loss scale logit_scale logit_bias cost_class cost_bbox cost_giou cost_mask cost_dice",
 }
 """Ranges of numbers by the names that have them in functions outside of the registry, whose annotations say them."""

@@ -9,7 +9,9 @@ from loss_calls import gradient_of
 from lossforge.kernels import launch_counts
 from lossforge.kernels.classes.calls import DivergenceCall
 from lossforge.losses import (
+    TopKTeacher,
     cosine_distance_with_logits,
+    cross_entropy,
     js_div_with_logits,
     kl_div_with_logits,
     plain_torch,
@@ -340,6 +342,52 @@ def test_topk_rows_left_out_are_not_read(classes, mode, device):
         )
         assert str(value.item()) == str(expected)
         assert torch.equal(g, torch.zeros_like(g))
+
+
+@MODES
+def test_topk_of_a_share_with_labels_and_entropy(mode, device):
+    """The parts apart: both directions of KL and the cross entropy of labels, one of which is among the K; entries that are padded."""
+    x = torch.randn(5, 40, device=device, dtype=torch.float64)
+    values, indices = torch.randn(5, 40, device=device, dtype=torch.float64).log_softmax(1).topk(4, 1)
+    values[1, 2:], indices[1, 2:] = -torch.inf, 0  # as an engine pads a row of two
+    labels = torch.tensor([int(indices[0, 1]), 7, -100, 3, 9], device=device)
+    given = {"temperature": 2.0, "tail": True, "labels": labels, "reduction": "sum"}
+    parts = [gradient_of(topk_kl_div_with_logits, x, values, indices, reverse=share, **given) for share in (0.0, 1.0)]
+    parts.append(gradient_of(cross_entropy, x, labels, reduction="sum"))
+    exact, g_exact = (0.7 * (0.75 * first + 0.25 * second) + 0.3 * third for first, second, third in zip(*parts, strict=True))
+    entropy = kl_div_with_logits(x, x, 2.0, labels=labels, outputs=("entropy",)).entropy
+    for dtype in (torch.float64, torch.float32):
+        both = {"reverse": 0.25, "hard_weight": 0.3, "gradient": mode, **given}
+        value, g = gradient_of(topk_kl_div_with_logits, x.to(dtype), values.to(dtype), indices, **both)
+        assert error(value, exact) < 2e-6
+        assert error(g, g_exact) < 5e-6
+        found = topk_kl_div_with_logits(x.to(dtype), values.to(dtype), indices, **both, outputs=("entropy",))
+        assert error(found.entropy, entropy) < 2e-6
+        assert error(found.loss, exact) < 2e-6
+    alone, _ = gradient_of(topk_kl_div_with_logits, x[1:2], values[1:2, :2], indices[1:2, :2], 2.0, tail=True, reverse=0.6)
+    padded, _ = gradient_of(topk_kl_div_with_logits, x[1:2], values[1:2], indices[1:2], 2.0, tail=True, reverse=0.6)
+    assert error(padded, alone) < 1e-12
+    assert error(TopKTeacher(values, indices).mass, values.exp().sum(1)) < 1e-6
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("reverse", [0.0, 1.0])
+def test_topk_of_trl(reverse, tail):
+    """On rows that are padded as its server pads them: -inf, with a token that another entry has."""
+    theirs = pytest.importorskip("trl.experimental.server_distillation.server_distillation_trainer")
+    x = torch.randn(4, 30, dtype=torch.float64)
+    values, indices = torch.randn(4, 30, dtype=torch.float64).log_softmax(1).topk(5, 1)
+    values[1, 3:], indices[1, 3:] = -torch.inf, int(indices[1, 0])
+    wide, valid = x.clone().requires_grad_(), values > -torch.inf
+    student, teacher, support = torch.where(valid, wide.log_softmax(1).gather(1, indices), -torch.inf), values, valid
+    if tail:
+        (student, support), (teacher, _) = theirs._add_tail_bucket(student, valid), theirs._add_tail_bucket(teacher, valid)
+    exact = theirs._jsd_divergence(student, teacher, reverse, support).sum(1)
+    leaf = x.clone().requires_grad_()
+    found = topk_kl_div_with_logits(leaf, values, indices, reduction="none", tail=tail, reverse=reverse)
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
+    (g,), (g_exact,) = torch.autograd.grad(found.sum(), leaf), torch.autograd.grad(exact.sum(), wide)
+    torch.testing.assert_close(g, g_exact, rtol=1e-12, atol=1e-14)
 
 
 @MODES

@@ -329,6 +329,14 @@ def test_likeliest_classes_of_a_teacher(device):
     assert error(value, right) < 1e-5
     for got, exact in zip(torch.autograd.grad(value, leaves), torch.autograd.grad(right, wide), strict=True):
         assert error(got, exact) < 1e-5
+    given = {"tail": True, "reverse": 0.4, "temperature": 2.0, "hard_weight": 0.3, "outputs": ("entropy",)}
+    labels = torch.arange(14, device=device).view(2, 7) % 11
+    found = linear_kl_div(*leaves[:2], TopKTeacher(values, indices), leaves[2], labels=labels, chunk=5, **given)
+    logits = F.linear(*wide).flatten(0, 1)
+    right = topk(logits, values.double().flatten(0, 1), indices.flatten(0, 1), labels=labels.flatten(), **given)
+    assert error(found.entropy.flatten(), right.entropy) < 1e-5
+    for got, exact in zip(torch.autograd.grad(found.loss, leaves), torch.autograd.grad(right.loss, wide), strict=True):
+        assert error(got, exact) < 1e-5
     if device == "cpu":  # on CUDA the loss is nan
         with pytest.raises(ValueError, match=r"values must be log-probabilities of the K classes at temperature T, .* or renormalize=True"):
             linear_kl_div(*leaves[:2], TopKTeacher(values + 4, indices), leaves[2])

@@ -11,6 +11,7 @@ from lossforge.losses import (
     TokenLogps,
     cross_entropy,
     linear_entropy,
+    linear_objective,
     linear_selective_log_softmax,
     plain_torch,
     selective_log_softmax,
@@ -246,6 +247,63 @@ def test_every_further_output(function, several, device):
             alone = function(*leaves, index, outputs=(name,), **options)
             assert [field for field, t in alone._asdict().items() if t is not None] == ["logps", name]
             torch.testing.assert_close(getattr(alone, name), getattr(found, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_temperatures_of_rows(name, device):
+    """By the formula in float64, with scale and cap; and of one temperature in every row, what the number gives."""
+    x = SHAPES[name](device) * 3
+    if x.ndim == 1:
+        pytest.skip("one row takes a number")
+    index = torch.randint(0, x.shape[-1], x.shape[:-1], device=device)
+    temperature = torch.rand(index.shape, device=device) * 2 + 0.3
+    for options in ({}, {"scale": 1.3, "softcap": 3.0}):
+        leaf, wide = x.detach().requires_grad_(), x.detach().double().requires_grad_()
+        ours = selective_log_softmax(leaf, index, temperature=temperature, outputs=("entropy",), **options)
+        exact = plain(wide, index, temperature.double().unsqueeze(-1), **options)
+        ups = torch.rand(2, *index.shape, device=device) + 0.5
+        for got, right in zip(ours[:2], exact, strict=True):
+            assert error(got, right) < 3e-6
+        (g,) = torch.autograd.grad(ours[:2], leaf, list(ups))
+        (g_exact,) = torch.autograd.grad(exact, wide, list(ups.double()))
+        assert error(g, g_exact) < 5e-6
+        same = selective_log_softmax(x, index, temperature=torch.full(index.shape, 0.5, device=device), **options)
+        assert error(same, selective_log_softmax(x, index, temperature=0.5, **options).double()) < 3e-6
+
+
+@pytest.mark.parametrize("independent", ["tokens", "sequences", "pairs", None])
+def test_temperatures_of_rows_of_a_layer(independent, device):
+    """In chunks, of one token a row and of several, with entropy; and of an objective of all."""
+    generator = torch.Generator().manual_seed(0)
+    x, layer = (torch.randn(shape, generator=generator).to(device) for shape in ((4, 5, 16), (40, 16)))
+    index = torch.randint(40, (4, 5, 3), generator=generator).to(device)
+    temperature = (torch.rand(4, 5, generator=generator) * 2 + 0.3).to(device)
+
+    def objective(logps):
+        chosen, rejected = logps.square().sum(1).chunk(2)
+        return (chosen * rejected).sum() if independent == "pairs" else chosen.sum() + rejected.sum()
+
+    wide = [t.double().requires_grad_() for t in (x, layer)]
+    logits = torch.nn.functional.linear(*wide)
+    exact, entropy = plain(logits, index[..., 0], temperature.double().unsqueeze(-1))
+    leaves = [t.clone().requires_grad_() for t in (x, layer)]
+    loss = linear_objective(*leaves, index[..., 0], objective, independent=independent, temperature=temperature, chunk=10)
+    assert loss.item() == pytest.approx(objective(exact).item(), rel=1e-5)
+    for got, right in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(objective(exact), wide), strict=True):
+        assert error(got, right) < 1e-5
+    assert error(linear_entropy(x, layer, temperature=temperature, chunk=7), entropy) < 5e-6
+    several = torch.stack([plain(logits, index[..., k], temperature.double().unsqueeze(-1))[0] for k in range(3)], -1)
+    assert error(linear_selective_log_softmax(x, layer, index, temperature=temperature), several) < 5e-6
+
+
+def test_temperatures_that_are_refused():
+    x, index = torch.zeros(2, 4, 6), torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"temperature must be a number or have one entry a row, \(2, 4\), got \(4,\)"):
+        selective_log_softmax(x, index, temperature=torch.ones(4))
+    with pytest.raises(ValueError, match="temperature must be above 0 in every row"):
+        selective_log_softmax(x, index, temperature=torch.arange(8.0).view(2, 4))
+    with pytest.raises(ValueError, match="temperature has no gradient"):
+        selective_log_softmax(x, index, temperature=torch.ones(2, 4, requires_grad=True))
 
 
 def test_a_row_of_nan_has_no_correct_token(device):

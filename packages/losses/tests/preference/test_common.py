@@ -39,3 +39,14 @@ def test_shapes_of_sequence_logps():
         L.sequence_logps(torch.tensor(-1.0))
     with pytest.raises(ValueError, match=re.escape("mask must have the shape of per_token_logps, (2, 3, 4), got (2, 3)")):
         L.sequence_logps(HALF, torch.ones(2, 3, dtype=torch.bool))
+
+
+def test_sums_of_weighted_tokens():
+    """A mask of floats: Σ mₜ log pₜ, and over Σ mₜ. A weight of 0 leaves out whatever the token holds."""
+    x = torch.tensor([[-1.0, -2.0, torch.nan], [-3.0, torch.nan, torch.nan]], requires_grad=True)
+    weight = torch.tensor([[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]])
+    x.data[1, 0] = torch.inf
+    assert L.sequence_logps(x, weight).tolist() == [-1.0, 0.0]
+    out = L.sequence_logps(x, weight, average_log_prob=True)
+    assert out.tolist() == [pytest.approx(-4 / 3), 0.0]
+    assert torch.autograd.grad(out.sum(), x)[0].tolist() == [[pytest.approx(2 / 3), pytest.approx(1 / 3), 0.0], [0.0, 0.0, 0.0]]

@@ -83,3 +83,37 @@ def test_what_is_masked_does_not_matter(level, loss_type):
     out.backward()
     assert out.isfinite()
     assert x.grad.isfinite().all()
+
+
+def test_an_estimate_of_kl_held_below_a_bound():
+    """By hand, in float32: e^q overflows at q = 100. Beyond the bound the gradient is 0, also where q alone is within its own."""
+    x, ref = torch.tensor([[-100.0, -10.0, -1.0, -3.0]], requires_grad=True), torch.tensor([[0.0, 0.0, 0.0, -1.0]])
+    k3 = [math.e**1 - 2, math.e**2 - 3]
+    for penalty, expected, slopes in (
+        (L.KLPenalty(1.0, clamp_estimate=10.0), [10, 10, *k3], [0, 0, 1 - math.e, 1 - math.e**2]),
+        (L.KLPenalty(1.0, clamp=20.0, clamp_estimate=10.0), [10, 10, *k3], [0, 0, 1 - math.e, 1 - math.e**2]),
+        (L.KLPenalty(1.0, estimator="k1", clamp_estimate=10.0), [-10, -10, -1, -2], [0, 1, 1, 1]),
+        (L.KLPenalty(1.0, estimator="k3+", clamp_estimate=10.0), [10, 10, *k3], [-100, -10, -1, -2]),
+        (L.KLPenalty(1.0, bias_correction="on_policy", clamp_estimate=10.0), [10, 10, *k3], [0, 0, -1, -2]),
+    ):
+        out = L.grpo_loss(x, torch.zeros(1), None, ref, beta=penalty, loss_type="dapo", reduction="none")
+        assert out[0].tolist() == pytest.approx(expected)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        assert gradient[0].tolist() == pytest.approx(slopes)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"])
+def test_a_sampler_that_agrees_corrects_nothing(mode):
+    """Bit for bit, with the bounds that hold the ratio 1 alone."""
+    policy, old = POLICY.float(), OLD.float()
+    given = {"importance_sampling_ratio": L.SamplerCorrection(old, mode, 1.0, 1.0)}
+    assert torch.equal(L.grpo_loss(policy, A, old, mask=MASK, **given), L.grpo_loss(policy, A, old, mask=MASK))
+
+
+def test_a_sequence_that_the_policy_has_left_is_dropped_where_it_is_bad():
+    """By hand: means of log π_sampler - log π are 0.5, 0.5 and 0.1."""
+    x = torch.tensor([[-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]], requires_grad=True)
+    sampler = x.detach() + torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.2, 0.0]])
+    correction = L.SamplerCorrection(sampler, "none", off_policy=0.4)
+    out = L.grpo_loss(x, torch.tensor([1.0, -1.0, -1.0]), loss_type="gpg", importance_sampling_ratio=correction, reduction="none")
+    assert out.tolist() == [[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]]

@@ -3,7 +3,9 @@
 TRL's trainers run their own methods on given log-probabilities. verl is not installed: verl_values.json holds what its functions returned.
 """
 
+import dataclasses
 import json
+import re
 import types
 from collections import defaultdict
 from pathlib import Path
@@ -103,6 +105,33 @@ def test_grpo_of_trl(options, corrected):
         assert out.clipped_high.item() == pytest.approx(logged["clip_ratio/high_mean"][0])
     if "cispo_clip_ratio" in logged:
         assert out.clipped_high.item() == pytest.approx(logged["cispo_clip_ratio"][0])
+
+
+def test_off_policy_sequences_of_trl():
+    """The method takes the log-probabilities of the sampler. One of them is unknown, which is nan."""
+    trl = pytest.importorskip("trl")
+    sampler = OLD.clone()
+    sampler[1, 1] = torch.nan
+    ours = L.SamplerCorrection(sampler, "none", off_policy=0.05)
+    factor = trl.GRPOTrainer.get_off_policy_mask(A.unsqueeze(1), POLICY, sampler, FULL, 0.05)
+    assert 0 < factor.sum() < ROWS
+    options = {"mask": FULL, "loss_type": "dapo"}
+    found = L.grpo_loss(POLICY, A, OLD, importance_sampling_ratio=ours, reduction="none", **options)
+    torch.testing.assert_close(found, factor * L.grpo_loss(POLICY, A, OLD, reduction="none", **options), rtol=0, atol=0)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "learn" / "preferences_and_policies.md"
+
+
+def test_what_is_said_to_be_missing_is_an_option_of_trl():
+    """A row of the page goes where TRL drops the option that it names."""
+    trl = pytest.importorskip("trl")
+    _, table = PAGE.read_text(encoding="utf-8").split("## What they have and this library has not")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| TRL")]
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)} - {"sigmoid_norm", "ipo"}
+    known = {field.name for config in (trl.GRPOConfig, trl.DPOConfig) for field in dataclasses.fields(config)}
+    assert len(rows) == 6
+    assert names <= known
 
 
 def test_gmpo_of_trl():

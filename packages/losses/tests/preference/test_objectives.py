@@ -108,6 +108,24 @@ def test_probabilities_of_nothing(name, far):
             assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["default", "ipo"])
+def test_the_recipes_for_prime_rl(kind):
+    """The gradient of A r within the region, less kl_tau (ln r)², of tokens that the sampler gave other probabilities."""
+    kl_tau, region = 0.1, 0.05
+    r, change = (POLICY - OLD).exp(), POLICY.exp() - OLD.exp()
+    a = A.unsqueeze(1)
+    if kind == "default":
+        kept = torch.where(a > 0, change <= region, change >= -region)
+        options = {"loss_type": "dppo_tv", "epsilon": region, "delta": 1e9}
+    else:
+        kept = change.abs() <= region
+        options = {"loss_type": "gpg", "importance_sampling_ratio": torch.where(kept, r, 0.0)}
+    expected = torch.where(MASK != 0, -a * r * kept + 2 * kl_tau * (POLICY - OLD), 0.0) / MASK.sum()
+    x = POLICY.clone().requires_grad_()
+    out = L.grpo_loss(x, A, OLD, OLD, MASK, beta=L.KLPenalty(2 * kl_tau, estimator="k2"), **options)
+    torch.testing.assert_close(torch.autograd.grad(out, x)[0], expected, rtol=1e-11, atol=1e-14)
+
+
 STATS = L.PolicyLossOutput.names[1:]
 CLIPPED = torch.tensor([[2.0, 0.5, 1.1, 1.0], [0.5, 0.7, 3.0, 1.0]]).log()
 KEPT = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
@@ -143,6 +161,9 @@ def test_value_loss():
     assert v.grad[0].tolist() == pytest.approx([-2 / 3, 0, 0.5 / 3, 0])
     assert L.ppo_value_loss(v, returns, old, 0 * mask, empty="zero") == 0
     assert L.ppo_value_loss(v, returns, old, 0 * mask).isnan()
+    loss, fraction = L.ppo_value_loss(v, returns, old, torch.tensor([[0.5, 2.0, 1.5, 0.0]]), outputs=("clipped",))
+    assert loss.item() == pytest.approx((0.5 * 2 + 2 * 0.5 * 2.8**2 + 1.5 * 0.125) / 4)
+    assert fraction.item() == pytest.approx(2 / 4)
 
 
 GIVEN = pairs(count=4)

@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from preference_calls import RECORDS, in_records
+from preference_calls import OF_KL, RECORDS, in_records
 
 from lossforge import losses as L
 from lossforge.losses.definitions.preference.objectives import DIVERGENCES, OWN_NUMBERS, PAIRS, POLICIES
@@ -262,11 +262,17 @@ def test_every_loss_of_pairs(kind):
 # Policies
 
 
-def policy(kind, x, log_ratio, level, ref, a, keep, sampler, o):
-    """Compute ℓ of each token, (N, T)."""
+def over(size):
+    """Return a divisor: 1 where nothing counts."""
+    return torch.where(size == 0, 1.0, size)
+
+
+def policy(kind, x, log_ratio, level, ref, a, m, sampler, o):
+    """Compute ℓ of each token, (N, T). m: weights of tokens, 0 for those that do not count."""
+    keep = m > 0
 
     def mean(t):
-        return torch.where(keep, t, 0.0).sum(1, keepdim=True) / keep.sum(1, keepdim=True).clamp(min=1)
+        return (m * t).sum(1, keepdim=True) / over(m.sum(1, keepdim=True))
 
     def detached(weight):
         return -weight.detach() * a * x
@@ -274,7 +280,8 @@ def policy(kind, x, log_ratio, level, ref, a, keep, sampler, o):
     low, high, r = 1 - o["epsilon"], 1 + o["epsilon_high"], level.exp()
     counted, own = keep & (sampler != 0), o["importance_sampling_ratio"]
     delta = math.inf if o["delta"] is None else o["delta"]
-    ppo = -torch.minimum(r.clamp(max=delta) * a, r.clamp(low, high) * a)
+    ppo = -torch.minimum(r * a, r.clamp(low, high) * a)
+    ppo = torch.where(a < 0, torch.minimum(ppo, -delta * a), ppo) if o["delta"] else ppo
     positive = a > 0
     if kind in ("grpo", "bnpo", "dapo", "dr_grpo", "luspo"):
         return sampler * ppo
@@ -284,7 +291,7 @@ def policy(kind, x, log_ratio, level, ref, a, keep, sampler, o):
         tau = torch.where(positive, *(torch.tensor(o[f"sapo_temperature_{sign}"], dtype=torch.float64) for sign in ("pos", "neg")))
         return sampler * -4 / tau * torch.sigmoid(tau * (r - 1)) * a
     if kind == "vespo":
-        log_w = torch.where(counted, log_ratio, 0.0).sum(1, keepdim=True)
+        log_w = torch.where(counted, m * log_ratio, 0.0).sum(1, keepdim=True)
         weight = torch.where(keep, sampler, 1.0) if own is None or own.shape[1] == T else own  # one of a completion counts once
         log_w = log_w + weight.log().clamp(math.log(1e-8), 20).sum(1, keepdim=True)
         log_w = log_w.clamp(math.log(1e-8), 20)
@@ -295,9 +302,9 @@ def policy(kind, x, log_ratio, level, ref, a, keep, sampler, o):
         return torch.where(counted, detached((rate + k * log_w - rate * log_w.exp()).exp()), 0.0)
     if kind == "gmpo":
         bounded = torch.where(positive, log_ratio.clamp(max=o["epsilon_high"]), log_ratio.clamp(min=-o["epsilon"]))
-        return (-(mean(bounded) + mean(sampler.log())).exp() * a).expand_as(x)
+        return (-(mean(bounded) + mean(torch.where(keep, sampler, 1.0).log())).exp() * mean(a)).expand_as(x)
     if kind == "a2po":
-        return ((o["beta"] * torch.where(keep, x - ref, 0.0).sum(1, keepdim=True) - a) ** 2).expand_as(x)
+        return ((o["beta"] * (m * (x - ref)).sum(1, keepdim=True) - mean(a)) ** 2).expand_as(x)
     if kind == "gpg":
         return sampler * detached(torch.ones_like(x))
     if kind == "dro":
@@ -322,30 +329,62 @@ def policy(kind, x, log_ratio, level, ref, a, keep, sampler, o):
 
 def grpo(x, a, old=None, ref=None, mask=None, reduction="mean", normalizer=None, empty=None, **o):
     """Compute the loss, and the mean estimate of KL."""
-    kind, keep = o["loss_type"], torch.ones_like(x, dtype=torch.bool) if mask is None else mask != 0
+    kind, m = o["loss_type"], torch.ones_like(x) if mask is None else mask.to(x.dtype)
     a = (a if a.ndim == 2 else a.unsqueeze(1)).expand_as(x)
-    log_ratio = x - (x.detach() if old is None else old)
-    count = keep.sum(1).clamp(min=1)
-    level = log_ratio
+    old = x.detach() if old is None else old
+    log_ratio = x - old
+    size = over(m.sum(1))
+    level, shared = log_ratio, ((m * log_ratio).sum(1) / size).unsqueeze(1).expand_as(x)
     if o["importance_sampling_level"] == "sequence":
-        level = (torch.where(keep, log_ratio, 0.0).sum(1) / count).unsqueeze(1).expand_as(x)
+        level = shared
+    elif o["importance_sampling_level"] == "sequence_token":
+        level = (shared - x).detach() + x
     o["epsilon_high"] = o["epsilon"] if o["epsilon_high"] is None else o["epsilon_high"]
+    if isinstance(o["importance_sampling_ratio"], L.SamplerCorrection):
+        o["importance_sampling_ratio"] = correction(o["importance_sampling_ratio"], x.detach(), old.detach(), a, m)
     sampler = torch.ones_like(x) if o["importance_sampling_ratio"] is None else o["importance_sampling_ratio"].expand_as(x)
-    tokens, kl = policy(kind, x, log_ratio, level, ref, a, keep, sampler, o), None
+    tokens, kl = policy(kind, x, log_ratio, level, ref, a, m, sampler, o), None
     if ref is not None:
-        q, r, bound = ref - x, level.exp(), math.inf if o["kl_clamp"] is None else o["kl_clamp"]
-        kl = q.clamp(-bound, bound).exp() - q.clamp(-bound, bound) - 1
-        if o["use_bias_correction_kl"]:
-            kl = kl * torch.where(q.abs() <= bound, r, r.detach())
+        kl = divergence_of_reference(x, ref, level, o)
         if kind not in ("a2po", "dro"):
             tokens = tokens + o["beta"] * kl
-    tokens = torch.where(keep, tokens, 0.0)
+    tokens = m * torch.where(m > 0, tokens, 0.0)
     weighing = POLICIES[kind].items
-    items = {"mean": tokens.sum(1) / count, "sum": tokens.sum(1)}.get(weighing, tokens)
+    items = {"mean": tokens.sum(1) / size, "sum": tokens.sum(1)}.get(weighing, tokens)
     length = o["max_completion_length"] or T
-    divisor = {"tokens": keep.sum().clamp(min=1), "length": N * length}.get(weighing, N)
-    mean_kl = None if kl is None else torch.where(keep, kl, 0.0).sum() / keep.sum().clamp(min=1)
+    divisor = {"tokens": over(m.sum()), "length": N * length}.get(weighing, N)
+    mean_kl = None if kl is None else (m * kl).sum() / over(m.sum())
     return reduced(items, divisor, reduction, normalizer), mean_kl
+
+
+def divergence_of_reference(x, ref, level, o):
+    q, bound = ref - x, math.inf if o["kl_clamp"] is None else o["kl_clamp"]
+    near = q.clamp(-bound, bound)
+    kl = {"k1": -near, "k2": near**2 / 2, "k3": near.exp() - near - 1, "abs": near.abs()}[o["kl_type"].rstrip("+")]
+    if corrected := o["use_bias_correction_kl"]:
+        r = (x - x.detach() if corrected == "on_policy" else level).exp()
+        kl = kl * torch.where(q.abs() <= bound, r, r.detach())
+    most = math.inf if o["kl_output_clamp_value"] is None else o["kl_output_clamp_value"]
+    kl = kl.clamp(-most, most)
+    return q**2 / 2 + (kl - q**2 / 2).detach() if o["kl_type"].endswith("+") else kl
+
+
+def correction(given, x, old, a, m):
+    """Compute a sampler's correction by the names of TRL, completion by completion."""
+    logps, mode, low, high, off_policy = given
+    found = torch.ones_like(x)
+    for i in range(N):
+        weights = m[i] * (m[i] > 0)
+        log_w = torch.where(logps[i].isnan(), 0.0, old[i] - logps[i])
+        w = log_w.exp() if mode.startswith(("token", "geometric")) else (weights * log_w).sum().exp().expand(T)
+        judged = ((weights * log_w).sum() / over(weights.sum())).exp() if mode == "geometric_mask" else w
+        least, most = low or 0.0, high or math.inf
+        if mode != "none":
+            found[i] = w.clamp(least, most) if mode.endswith("truncate") else w * ((least <= judged) & (judged <= most))
+        drift = (weights * torch.where(logps[i].isnan(), 0.0, logps[i] - x[i])).sum() / over(weights.sum())
+        if off_policy is not None:
+            found[i] *= (a[i] >= 0) | (drift <= off_policy)
+    return found[:, :1] if mode.startswith("sequence") and (off_policy is None or (a == a[:, :1]).all()) else found
 
 
 def of_sampler(draw):
@@ -355,17 +394,28 @@ def of_sampler(draw):
     return weight
 
 
+def of_logps(draw):
+    """Draw a correction from log-probabilities of a sampler, one of which is unknown."""
+    logps = draw.tensor(N, T, low=-6.0, high=-0.05)
+    logps[0, 1] = torch.nan
+    mode = draw.choice(["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"])
+    low, off_policy = (draw.choice([None, draw.uniform(0.1, 0.8)]) for _ in range(2))
+    return L.SamplerCorrection(logps, mode, low, draw.choice([None, draw.uniform(1.0, 9.0)]), off_policy)
+
+
 POLICY = {
     "loss_type": one_of(*POLICIES),
     "epsilon": uniform(0.05, 0.5),
     "epsilon_high": uniform(0.05, 0.6),
     "beta": uniform(0.01, 1.0),
-    "importance_sampling_level": one_of("sequence"),
-    "delta": uniform(1.61, 3.0),
+    "importance_sampling_level": one_of("sequence", "sequence_token"),
+    "delta": uniform(1.01, 3.0),
     "max_completion_length": one_of(7, 9),
-    "importance_sampling_ratio": of_sampler,
+    "importance_sampling_ratio": lambda draw: draw.choice([of_sampler, of_logps])(draw),
     "kl_clamp": uniform(0.1, 6.0),
-    "use_bias_correction_kl": one_of(True),
+    "use_bias_correction_kl": one_of(True, "on_policy"),
+    "kl_type": one_of("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"),
+    "kl_output_clamp_value": uniform(0.1, 20.0),
     "sapo_temperature_pos": uniform(0.3, 3.0),
     "sapo_temperature_neg": uniform(0.3, 3.0),
     "vespo_k_pos": uniform(0.0, 3.0),
@@ -376,13 +426,14 @@ POLICY = {
     "clip_cov_ub": uniform(0.6, 3.0),
     "kl_cov_ratio": lambda draw: draw.choice([0.0, draw.random()]),
     "ppo_kl_coef": uniform(0.0, 1.0),
-    "tokens": one_of(True),
+    "advantages": one_of((N, T), (N, 1)),
+    "weights": one_of(True),
     "on_policy": one_of(True),
     "reference": one_of(True),
     "unmasked": one_of(True),
 }
 DEFAULTS = {name: p.default for name, p in inspect.signature(L.grpo_loss).parameters.items() if p.default is not p.empty}
-DEFAULTS |= {"kl_clamp": None, "use_bias_correction_kl": False}
+DEFAULTS |= {theirs: L.KLPenalty._field_defaults[ours] for theirs, ours in OF_KL.items()}
 DEFAULTS |= {theirs: getattr(record(), ours) for _, record, names in RECORDS for theirs, ours in names.items()}
 READ_BY = {"delta": tuple(kind for kind, known in POLICIES.items() if known.bounded)}
 READ_BY |= {name: (kind,) for kind, record in OWN_NUMBERS.items() for _, made, names in RECORDS if made is record for name in names}
@@ -397,25 +448,28 @@ def policy_options(draw, names, kind=None):
     kinds = [kind for kind in POLICIES if all(kind in readers.get(name, POLICIES) for name in names)]
     options["loss_type"] = kind = kind or draw.choice(kinds or list(POLICIES))
     drop = {name for name, known in readers.items() if kind not in known}
-    drop |= {"tokens"} if kind in ("gmpo", "a2po") else set()
+    drop |= {"use_bias_correction_kl"} if options.get("kl_type", "").endswith("+") else set()
     drop |= {"importance_sampling_ratio"} if kind == "a2po" else set()
     drop |= {"normalizer"} if options.get("reduction") == "none" else set()
     options = {name: v for name, v in options.items() if name not in drop}
-    if kind in ("a2po", "dro") or {"kl_clamp", "use_bias_correction_kl"} & set(options):
+    if kind in ("a2po", "dro") or set(OF_KL) & set(options):
         options.setdefault("beta", 0.3)
     return options
 
 
 def compare_policies(names, draw, kind=None):
     options = policy_options(draw, names, kind)
-    flags = {name: options.pop(name, False) for name in ("tokens", "on_policy", "reference", "unmasked")}
+    flags = {name: options.pop(name, False) for name in ("advantages", "weights", "on_policy", "reference", "unmasked")}
+    if options["loss_type"] == "kl_cov":  # whose covariances would all be 0 where one sequence is left
+        flags["advantages"] = (N, T)
     x = draw.tensor(N, T, low=-6.0, high=-0.05)
-    given = {"per_token_logps": x, "advantages": draw.tensor(*((N, T) if flags["tokens"] else (N,)), low=-2.0, high=2.0)}
+    given = {"per_token_logps": x, "advantages": draw.tensor(*(flags["advantages"] or (N,)), low=-2.0, high=2.0)}
     if not flags["on_policy"]:
         given["old_per_token_logps"] = (x + draw.tensor(N, T, low=-0.8, high=0.8)).clamp(max=-0.01)
     if flags["reference"] or options.get("beta"):
         given["ref_per_token_logps"] = x + draw.tensor(N, T, low=-1, high=1) ** 3 * 9
     mask = None if flags["unmasked"] else torch.where(torch.arange(N).unsqueeze(1) == 3, 0, draw.tensor(N, T).gt(0.25).int())
+    mask = mask if mask is None or not flags["weights"] else mask * draw.tensor(N, T, low=0.1, high=2.0)
     fixed = {"mask": mask, **options} | ({"clip_cov_ratio": 1.0} if options["loss_type"] == "clip_cov" else {})
     stats = []
 
@@ -464,5 +518,5 @@ def test_every_policy(kind):
 )
 def test_an_option_that_the_loss_would_not_read_is_refused(call, named):
     x = -torch.rand(1, N)
-    with pytest.raises(ValueError, match=r"^(delta needs|KLPenalty's clamp and bias_correction need) a loss_type o"):
+    with pytest.raises(ValueError, match=r"^(delta needs|KLPenalty's estimate of KL needs) a loss_type o"):
         call(x, **named)

@@ -145,6 +145,7 @@ __all__ = [
     "QueryTargets",
     "RotatedIoULoss",
     "SILogLoss",
+    "SamplerCorrection",
     "Sapo",
     "ScyllaBoxIoULoss",
     "SeesawLoss",

@@ -34,28 +34,20 @@ from lossforge.losses.definitions.language.experts import LoadBalancingOutput
 from lossforge.losses.definitions.language.tokens import TokenLogps
 from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
-from lossforge.losses.definitions.preference.objectives import (
-    AlphaDivergence,
-    ClipCov,
-    DiscoPOP,
-    DrGRPO,
-    KLCov,
-    KLPenalty,
-    Sapo,
-    TpoL,
-    Vespo,
-)
+from lossforge.losses.definitions.preference.kl import KLPenalty
+from lossforge.losses.definitions.preference.objectives import AlphaDivergence, ClipCov, DiscoPOP, DrGRPO, KLCov, Sapo, TpoL, Vespo
+from lossforge.losses.definitions.preference.sampler import SamplerCorrection
 from lossforge.losses.engine.linear.fuse import FusedLinear, fuse_linear
 from lossforge.losses.engine.linear.teacher import LinearTeacher, TopKTeacher
 
 __all__ = [
     "AlphaDivergence", "ClipCov", "CrossEntropyOutput", "DiscoPOP", "DivergenceOutput", "DrGRPO", "FusedLinear", "KLCov", "KLPenalty",
-    "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "Sapo", "TokenLogps", "TopKTeacher", "TpoL", "ValueLossOutput", "Vespo",
-    "arcface_loss", "asymmetric_loss_multi_label", "asymmetric_loss_single_label", "barlow_twins_loss", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "box_iou_loss", "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss", "channel_wise_kl_div",
-    "circle_loss", "class_balanced_weight", "clip_loss", "clip_loss_from_features", "complete_box_iou_loss", "cosface_loss",
-    "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss", "cross_entropy", "dice_ce_loss", "dice_loss", "dino_loss",
-    "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss", "distribution_focal_loss", "dkd_loss", "dpo_loss",
+    "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "SamplerCorrection", "Sapo", "TokenLogps", "TopKTeacher", "TpoL",
+    "ValueLossOutput", "Vespo", "arcface_loss", "asymmetric_loss_multi_label", "asymmetric_loss_single_label", "barlow_twins_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "box_iou_loss", "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss",
+    "channel_wise_kl_div", "circle_loss", "class_balanced_weight", "clip_loss", "clip_loss_from_features", "complete_box_iou_loss",
+    "cosface_loss", "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss", "cross_entropy", "dice_ce_loss", "dice_loss",
+    "dino_loss", "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss", "distribution_focal_loss", "dkd_loss", "dpo_loss",
     "efficient_box_iou_loss", "focal_tversky_loss", "fuse_linear", "gaussian_focal_loss", "gaussian_nll_loss", "general_robust_loss",
     "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "grpo_loss", "gwd_loss", "hinge_embedding_loss",
     "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy", "kfiou_loss", "kl_div",
@@ -626,12 +618,30 @@ def total_variation(
     target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
 ) -> Tensor: ...
 
+@overload
 def topk_kl_div_with_logits(
     input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
-    renormalize: bool = False, tail: bool = False, temperature_squared: bool = True, ignore_index: int = -100, weight: Tensor | None = None,
-    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+    outputs: tuple[()] = (), weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
 ) -> Tensor: ...
+@overload
+def topk_kl_div_with_logits(
+    input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+    outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], weight: Tensor | None = None, labels: Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+) -> DivergenceOutput: ...
+@overload
+def topk_kl_div_with_logits(
+    input: Tensor, values: Tensor, indices: Tensor, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+    renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+    outputs: Sequence[DivergenceOutputs] = (), weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DivergenceOutput: ...
 
 def channel_wise_kl_div(
     input: Tensor, target_logits: Tensor, temperature: float = 1.0, reduction: BatchReduction = "mean", *, empty: Empty = "nan",
@@ -746,17 +756,18 @@ def load_balancing_loss(
 
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, outputs: tuple[()] = (), scale: float = 1.0, softcap: float | None = None,
-    lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float | Tensor = 1.0, outputs: tuple[()] = (), scale: float = 1.0,
+    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, outputs: tuple[RowOutput, *tuple[RowOutput, ...]], scale: float = 1.0,
-    softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
+    logits: Tensor, index: Tensor, *, temperature: float | Tensor = 1.0, outputs: tuple[RowOutput, *tuple[RowOutput, ...]],
+    scale: float = 1.0, softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False,
+    validate: bool | None = None,
 ) -> TokenLogps: ...
 @overload
 def selective_log_softmax(
-    logits: Tensor, index: Tensor, *, temperature: float = 1.0, outputs: Sequence[RowOutput] = (), scale: float = 1.0,
+    logits: Tensor, index: Tensor, *, temperature: float | Tensor = 1.0, outputs: Sequence[RowOutput] = (), scale: float = 1.0,
     softcap: float | None = None, lse: Tensor | None = None, ignore_index: int = -100, inplace: bool = False, validate: bool | None = None,
 ) -> Tensor | TokenLogps: ...
 
@@ -794,7 +805,7 @@ def linear_cross_entropy(
 
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, outputs: tuple[()] = (), ignore_index: int = -100, validate: bool | None = None, chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
@@ -802,7 +813,7 @@ def linear_selective_log_softmax(
 ) -> Tensor: ...
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, outputs: tuple[RowOutput, *tuple[RowOutput, ...]], ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
@@ -810,7 +821,7 @@ def linear_selective_log_softmax(
 ) -> TokenLogps: ...
 @overload
 def linear_selective_log_softmax(
-    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, index: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, outputs: Sequence[RowOutput] = (), ignore_index: int = -100, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
@@ -819,14 +830,14 @@ def linear_selective_log_softmax(
 
 def linear_objective(
     input: Tensor, weight: Tensor, index: Tensor, objective: Callable[..., Tensor], bias: Tensor | None = None, *,
-    independent: Independent | None = None, entropy: bool = False, temperature: float = 1.0, scale: float = 1.0,
+    independent: Independent | None = None, entropy: bool = False, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, ignore_index: int = -100, gradient: Gradient | None = None, validate: bool | None = None,
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
 ) -> Tensor: ...
 
 def linear_entropy(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, temperature: float | Tensor = 1.0, scale: float = 1.0,
     softcap: float | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
     logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None, shift: int = 0,
     group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
@@ -835,7 +846,7 @@ def linear_entropy(
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    reduction: BatchReduction = "batchmean", reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, outputs: tuple[()] = (), chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
@@ -846,7 +857,7 @@ def linear_kl_div(
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    reduction: BatchReduction = "batchmean", reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]],
     chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
     skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
@@ -857,7 +868,7 @@ def linear_kl_div(
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
-    reduction: BatchReduction = "batchmean", reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False,
+    reduction: BatchReduction = "batchmean", reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False,
     tail: bool = False, loss_weight: Tensor | None = None, outputs: Sequence[DivergenceOutputs] = (), chunk: int | None = None,
     accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
     valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
@@ -944,7 +955,7 @@ def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo", delta: float | None = None,
-    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, outputs: tuple[()] = (),
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | SamplerCorrection | None = None, outputs: tuple[()] = (),
     normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> Tensor: ...
 @overload
@@ -952,7 +963,7 @@ def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo", delta: float | None = None,
-    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None,
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | SamplerCorrection | None = None,
     outputs: tuple[PolicyOutput, *tuple[PolicyOutput, ...]], normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> PolicyLossOutput: ...
 @overload
@@ -960,8 +971,8 @@ def grpo_loss(
     per_token_logps: Tensor, advantages: Tensor, old_per_token_logps: Tensor | None = None, ref_per_token_logps: Tensor | None = None,
     mask: Tensor | None = None, epsilon: float = 0.2, epsilon_high: float | None = None, beta: float | KLPenalty = 0.0,
     importance_sampling_level: str = "token", loss_type: str | DrGRPO | Sapo | Vespo | ClipCov | KLCov = "grpo", delta: float | None = None,
-    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | None = None, outputs: Sequence[PolicyOutput] = (),
-    normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    reduction: Reduction = "mean", *, importance_sampling_ratio: Tensor | SamplerCorrection | None = None,
+    outputs: Sequence[PolicyOutput] = (), normalizer: float | Tensor | None = None, empty: Empty = "nan",
 ) -> Tensor | PolicyLossOutput: ...
 
 @overload

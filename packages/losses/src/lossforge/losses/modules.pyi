@@ -1081,7 +1081,7 @@ class LinearJSDivLoss(LossModule, Generic[Result]):
 class LinearKLDivLoss(LossModule, Generic[Result]):
     temperature: float
     reduction: BatchReduction
-    reverse: bool
+    reverse: bool | float
     temperature_squared: bool
     renormalize: bool
     tail: bool
@@ -1099,7 +1099,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     gradient: Gradient | None
     @overload
     def __init__(
-        self: LinearKLDivLoss[Tensor], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool = False,
+        self: LinearKLDivLoss[Tensor], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean", reverse: bool | float = False,
         temperature_squared: bool = True, renormalize: bool = False, tail: bool = False, outputs: tuple[()] = (), chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
@@ -1108,7 +1108,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearKLDivLoss[DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
+        reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
         outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], chunk: int | None = None,
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
@@ -1117,7 +1117,7 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
     @overload
     def __init__(
         self: LinearKLDivLoss[Tensor | DivergenceOutput], *, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
-        reverse: bool = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
+        reverse: bool | float = False, temperature_squared: bool = True, renormalize: bool = False, tail: bool = False,
         outputs: Sequence[DivergenceOutputs] = (), chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
         scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
@@ -1736,25 +1736,44 @@ class TaylorCrossEntropyLoss(LossModule):
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
 
-class TopKKLDivWithLogitsLoss(LossModule):
+class TopKKLDivWithLogitsLoss(LossModule, Generic[Result]):
     temperature: float
     reduction: BatchReduction
     renormalize: bool
     tail: bool
+    reverse: float
     temperature_squared: bool
     ignore_index: int
+    outputs: Sequence[DivergenceOutputs]
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
     scale: float
     softcap: float | None
+    hard_weight: float
+    @overload
     def __init__(
-        self, temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, renormalize: bool = False, tail: bool = False,
-        temperature_squared: bool = True, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
-        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None,
+        self: TopKKLDivWithLogitsLoss[Tensor], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: tuple[()] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
     ) -> None: ...
-    def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...
-    def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Tensor: ...
+    @overload
+    def __init__(
+        self: TopKKLDivWithLogitsLoss[DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: tuple[DivergenceOutputs, *tuple[DivergenceOutputs, ...]], empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TopKKLDivWithLogitsLoss[Tensor | DivergenceOutput], temperature: float = 1.0, reduction: BatchReduction = "batchmean", *,
+        renormalize: bool = False, tail: bool = False, reverse: float = 0.0, temperature_squared: bool = True, ignore_index: int = -100,
+        outputs: Sequence[DivergenceOutputs] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    def forward(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Result: ...
+    def __call__(self, input: Tensor, *teacher: Tensor, **per_call: Any) -> Result: ...
 
 class TotalVariationLoss(LossModule):
     reduction: BatchReduction

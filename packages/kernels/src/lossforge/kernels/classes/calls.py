@@ -12,9 +12,10 @@ from lossforge.kernels.call import FLOAT, NO_OUTPUTS, NONE, L, Shape, T, rows_of
 class RowwiseCall(NamedTuple, Generic[L]):
     """A loss of rows of logits x (N, C, d…) under a softmax, with class indices (N, d…) or probabilities (N, C, d…).
 
-    The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With class indices, every
-    class adds spread · p^focus (-ln p) to a row, times the weights of the row's targets. With an angle or a margin the logits are cosines,
-    and the target's, cos θ, becomes cos(θ + angle) - margin before all that: rowwise/additions.py; margins (C,) adds the class's own. A
+    The logits are scaled, soft-capped and shifted: cap · tanh(logit_scale · x / cap) + tau · bias, bias (C,). With row_scale (N, d…) they
+    are multiplied by it before the bias. With class indices, every class adds spread · p^focus (-ln p) to a row, times the weights of the
+    row's targets. With an angle or a margin the logits are cosines, and the target's, cos θ, becomes cos(θ + angle) - margin before all
+    that: rowwise/additions.py; margins (C,) adds the class's own. A
     parameter (C,) is a hyper-parameter of each class, the formula's last. With a power k the formula takes Σ p^k beside z. With
     target_b, lam is the share of target; without, it is a factor of each row, which no divisor holds. A row of factor 0 is left out as an
     ignored one. With entropy_weight the factor is min(1, entropy_weight · H), H the row's entropy, which is among the outputs then; it has
@@ -32,6 +33,7 @@ class RowwiseCall(NamedTuple, Generic[L]):
     bias: Tensor | None = None
     margins: Tensor | None = None
     parameter: Tensor | None = None
+    row_scale: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     ignore_index: int = -100
@@ -180,9 +182,11 @@ MOST = 1.05
 class TopKCall(NamedTuple, Generic[L]):
     """KL from a teacher's top-K logits: target, their log-probabilities (N, K, d…), and indices of the same shape.
 
+    reverse: the share of KL(student ‖ teacher), beside that of KL(teacher ‖ student). An entry of -inf, or of index -1, is absent.
+
     The logits are scaled and soft-capped, cap · tanh(logit_scale · x / cap), then softened by temperature. renormalize: the K's
     probabilities are softened and normalized among themselves. tail: all other classes count as one more.
-    labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…).
+    labels, of which ignore_index leaves a row out, and weight, of which 0 does: (N, d…). hard_weight, outputs: as of DivergenceCall.
     The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
     with reduction "mean" the weights of the rows not left out.
     """
@@ -196,34 +200,45 @@ class TopKCall(NamedTuple, Generic[L]):
     normalizer: Tensor | None = None
     renormalize: bool = False
     tail: bool = False
+    reverse: float = 0.0
     temperature: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
+    soft_weight: float = 1.0
+    hard_weight: float | None = None
     ignore_index: int = -100
     loss_scale: float = 1.0
     reduction: str = "sum"
     empty_is_zero: bool = False
+    outputs: list[bool] = NO_OUTPUTS[:1]  # entropy
 
     @property
     def of_formula(self) -> dict[str, Any]:
         """As of DivergenceCall: a scale without a cap multiplies differences of logits. The teacher's `ratio` is of renormalized ones."""
         factor = 1.0 if self.softcap is not None else self.logit_scale
         inverse = factor / self.temperature
-        return {
+        found: dict[str, Any] = {
             "inverse": inverse,
             "rate": inverse * LOG2E,
             "ratio": None if factor == 1.0 else 1.0 / factor,
             "scale_x": None if self.logit_scale in (1.0, factor) else self.logit_scale,
             "cap_x": self.softcap,
+            "reverse": self.reverse or None,
         }
+        if self.hard_weight is None:
+            return found
+        found |= {"soft": self.soft_weight, "hard": self.hard_weight, "factor": None if factor == 1.0 else factor}
+        return found | {"unsoftened": None if self.temperature == 1.0 else LOG2E * factor}
 
     @property
     def counted(self) -> bool:
         return self.normalizer is None and self.reduction == "mean" and not (self.labels is None and self.weight is None)
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
-        rows = (self.x.shape[0], *self.x.shape[2:]) if self.reduction == "none" else ()
-        return (rows, FLOAT), ((), FLOAT) if self.counted else None, ((2, rows_of(self.x)), FLOAT) if keep else None
+        rows = (self.x.shape[0], *self.x.shape[2:])
+        loss, entropy = (rows, FLOAT) if self.reduction == "none" else ((), FLOAT), (rows, FLOAT) if self.outputs[0] else None
+        stats = (2 if self.hard_weight is None else 3, rows_of(self.x))
+        return loss, entropy, ((), FLOAT) if self.counted else None, (stats, FLOAT) if keep else None
 
 
 class MarginsCall(NamedTuple):

@@ -214,7 +214,7 @@ def slopes(z, tile, x, target, given, out, config):
     dead = ((p == 0.0) & (a == 0.0) & (h == 0.0))[:, None]  # the logits of a row that does not count may be nan
     terms = rows.Terms(t, a, a, t, a, a, inside, inside)
     shares = rows.Shares(top, p, a, a, a, h, shift, even[:, None], a)
-    of = rows.GradientOp(x, target, None, rows.RowStats(None, None, terms, shares, inside))
+    of = rows.GradientOp(x, target, None, rows.RowStats(None, None, terms, shares, inside, inside))
     HALF: tl.constexpr = config.BN // 2
     halves = halves_of(z)
     for i in tl.static_range(2):

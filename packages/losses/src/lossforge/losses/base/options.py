@@ -127,6 +127,12 @@ class CappedOptions(DivergenceOptions, total=False):
     softcap: float | None
 
 
+class TopKOptions(CappedOptions, total=False):
+    """hard_weight: the share of the labels' cross entropy."""
+
+    hard_weight: float
+
+
 class CappedDivergenceOptions(CappedOptions, total=False):
     """target_scale, target_softcap: the teacher's. hard_weight: the share of the labels' cross entropy."""
 

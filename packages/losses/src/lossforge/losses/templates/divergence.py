@@ -10,7 +10,7 @@ from torch import Tensor
 from lossforge.kernels.classes.calls import MOST, DivergenceCall, TopKCall, ViewsCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.checks import nonzero
-from lossforge.losses.base.options import CappedDivergenceOptions, CappedOptions, check_options, checked_call, of_classes, rows_of
+from lossforge.losses.base.options import CappedDivergenceOptions, TopKOptions, check_options, checked_call, of_classes, rows_of
 from lossforge.losses.base.record import (
     SCALAR,
     SETTINGS,
@@ -30,7 +30,7 @@ REDUCTIONS = ("none", "batchmean", "mean", "sum")
 C = TypeVar("C", DivergenceCall, TopKCall)
 
 
-def divergence_loss(call: C, options: CappedOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
+def divergence_loss(call: C, options: TopKOptions | CappedDivergenceOptions, temperature_squared: bool) -> CheckedCall[C]:
     """Check arguments of a loss. call: with the function's arguments as they are; of a TopKCall the teacher is checked."""
     x = call.x
     call = call._replace(weight=options.get("weight"), labels=options.get("labels"))
@@ -43,15 +43,14 @@ def divergence_loss(call: C, options: CappedOptions | CappedDivergenceOptions, t
     batchmean = call.reduction == "batchmean"
     call = call._replace(temperature=temperature, reduction="mean" if batchmean else call.reduction)
     dense = isinstance(call, DivergenceCall)
-    divisor = check_options(x, call.reduction, options, CappedDivergenceOptions if dense else CappedOptions)
+    divisor = check_options(x, call.reduction, options, CappedDivergenceOptions if dense else TopKOptions)
     call = call._replace(**_capping(options, ("", "target_") if dense else ("",)))
-    if dense:
-        call = call._replace(**hard_weights(options.get("hard_weight", 0.0), temperature, temperature_squared))
+    call = call._replace(**hard_weights(options.get("hard_weight", 0.0), temperature, temperature_squared))
     call = call._replace(ignore_index=checks.whole_number("ignore_index", call.ignore_index))
     if call.labels is None:
         checks.ignores_none(call.ignore_index, "labels, got none")
     call = _with_rows(call, rows_of(x, class_dim))
-    if isinstance(call, DivergenceCall) and call.hard_weight is not None:
+    if call.hard_weight is not None:
         labels_of_classes(call.labels, x, x.shape[class_dim], call.ignore_index, rows_of(x, class_dim), options.get("validate"))
     if isinstance(call, TopKCall) and not call.renormalize:
         _check_log_probabilities(call, class_dim, options.get("validate"))
@@ -134,13 +133,13 @@ def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
     return call if narrow else call._replace(labels=call.labels.long())
 
 
-def divergence_reference(a: DivergenceCall) -> tuple[Tensor | None, ...]:
+def divergence_reference(a: DivergenceCall | TopKCall) -> tuple[Tensor | None, ...]:
     """Compute a call in plain torch."""
     return _reference(a), _entropy(a) if a.outputs[0] else None
 
 
 @torch.no_grad()
-def _entropy(a: DivergenceCall) -> Tensor:
+def _entropy(a: DivergenceCall | TopKCall) -> Tensor:
     """Return the entropy of each row's softened softmax, 0 in rows that are left out."""
     _, keep = _counts(a)
     x = torch.where(keep.unsqueeze(1), accurate(a.x), 0.0)
@@ -177,15 +176,16 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
             teacher = seen(teacher, a.target_scale, a.target_softcap)
         x = seen(x, a.logit_scale, a.softcap)
         lp = relative(x, 1).div(a.temperature).log_softmax(1)
-        if not isinstance(a, DivergenceCall):
-            return _topk(a, lp, teacher, keep)
         hard = None if a.hard_weight is None else a.hard_weight * _nll(a, x, keep)
         if hard is not None and not nonzero(a.soft_weight):
             return hard  # a divergence of weight 0 adds nothing, even if it is infinite
-        lq = relative(teacher, 1).div(a.temperature).log_softmax(1)
-        if a.loss == "cosine":
-            lp, lq = vectors
-        soft = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+        if isinstance(a, DivergenceCall):
+            lq = relative(teacher, 1).div(a.temperature).log_softmax(1)
+            if a.loss == "cosine":
+                lp, lq = vectors
+            soft = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+        else:
+            soft = _topk(a, lp, teacher, keep)
         return soft if hard is None else a.soft_weight * soft + hard
 
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
@@ -193,7 +193,7 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
     return reduced_call(a, values, counts, counts.sum())
 
 
-def _nll(a: DivergenceCall, x: Tensor, keep: Tensor) -> Tensor:
+def _nll(a: DivergenceCall | TopKCall, x: Tensor, keep: Tensor) -> Tensor:
     """Return the cross entropy of each row's label, nan, with a gradient of nan, where that is out of range. x: logits, capped."""
     assert a.labels is not None
     classes = x.shape[1]
@@ -223,6 +223,8 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
     classes = lp.shape[1]
     member = (index >= 0) & (index < classes)
     lq = torch.where(index == -1, -torch.inf, given)
+    index = torch.where(lq == -torch.inf, -1, index)
+    member = member & (index != -1)
     if a.renormalize:
         # a row without entries: nothing, rather than nan from a softmax of nothing
         some = (lq > -torch.inf).any(1, keepdim=True)
@@ -230,7 +232,7 @@ def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
     else:
         lq = torch.where(lq.exp().sum(1, keepdim=True) > MOST, torch.nan, lq)
     own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
-    values = FORMULAS[a.loss].reference(own, lq, a.tail).sum(1)
+    values = FORMULAS[a.loss].reference(own, lq, a.tail, a.reverse).sum(1)
     return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
 
 
@@ -296,6 +298,11 @@ def topk_samples(make: Make) -> Iterator[Sample]:
     yield sample("row stride", make.logits(5, 20)[:, :11], 3)
     yield sample("transposed", make.logits(11, 5).t(), 3)
     yield sample("labels", make.logits(7, 10), 4, {"labels": labels})
+    hard = {"labels": labels, "hard_weight": 0.3}
+    yield sample("hard labels", make.logits(7, 10), 4, {**hard, "weight": weight})
+    yield sample("hard labels, softened", make.logits(7, 10), 4, {**hard, "temperature": 2.0, "softcap": 3.0, "tail": True})
+    many = {"labels": labels[:2], "hard_weight": 0.6, "temperature": 0.7, "scale": 1.2}
+    yield sample("hard labels, many classes", make.logits(2, 9001), 33, many)
     yield sample("weights", make.logits(7, 10), 4, {"weight": weight, "labels": labels.int(), "ignore_index": 3})
     image = make.index(0, 5, 2, 4, 8)
     image[0, 1, ::3] = -100
@@ -363,7 +370,7 @@ TOPK_DOCS = replace(
         "student, *teacher.topk(3, dim=1)",
     ),
     targets="a teacher's k largest",
-    keeping=Keeping(per_call=("weight",), forward="input: Tensor, *teacher: Tensor"),
+    keeping=Keeping({**SETTINGS, "hard_weight": 0.0}, per_call=("weight",), forward="input: Tensor, *teacher: Tensor", quiet=QUIET),
 )
 DIVERGENCE = Template(
     "divergence",
@@ -381,10 +388,11 @@ TOPK = Template(
     "topk",
     "classes.topk",
     TopKCall,
+    results=("loss", "entropy"),
     kept=("divisor", "stats"),
     typed=("target",),
     fusing=Fusing(divergence_divisor, rows=("target", "indices", "labels", "weight"), by_classes=False),
-    reference=_reference,
+    reference=divergence_reference,
     samples=topk_samples,
     docs=TOPK_DOCS,
 )

@@ -213,6 +213,8 @@ def _as_read(a: RowwiseCall, x: Tensor) -> Tensor:
     x = x * a.logit_scale
     if a.softcap is not None:
         x = a.softcap * torch.tanh(x / a.softcap)
+    if a.row_scale is not None:
+        x = x * a.row_scale.to(x.dtype).unsqueeze(1)
     return x if a.bias is None else x + a.tau * a.bias.to(x.dtype).view(1, -1, *(1,) * (x.ndim - 2))
 
 
@@ -416,7 +418,7 @@ ROWWISE = Template(
     graded=4,
     kept=("divisor", "stats"),
     saved=("entropy",),
-    fusing=Fusing(rowwise_divisor, rows=("target", "target_b", "lam"), classes=("bias",), product=True),
+    fusing=Fusing(rowwise_divisor, rows=("target", "target_b", "lam", "row_scale"), classes=("bias",), product=True),
     by_rows=True,
     without=("probabilities", "label_smoothing"),
     variables=("z",),

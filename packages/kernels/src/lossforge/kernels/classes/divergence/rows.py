@@ -44,6 +44,7 @@ class Formula(NamedTuple):
         factor: the scale of the logits that `inverse` has; None for 1.
         ratio: the teacher's `inverse` over the logits'; None for 1.
         elsewhere: the label of rows whose class is not among these logits, which are some of all; None where they are all.
+        reverse: of a teacher's top K, the share of KL(student ‖ teacher); None without.
     """
 
     terms: Callable[..., Any] | None
@@ -65,6 +66,7 @@ class Formula(NamedTuple):
     factor: float | None = None
     ratio: float | None = None
     elsewhere: int | None = None
+    reverse: float | None = None
 
 
 Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")

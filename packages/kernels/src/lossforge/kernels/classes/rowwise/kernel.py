@@ -81,6 +81,7 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
     )
     span = sweep.span_of(x, rows_outer, blocks, config)
     inside = span.inside
+    factor = rows.row_factor(x, span.outer, span.row, inside)
     each = 0.0  # d of every class
     if config.EVEN:
         each = target.labels.smoothing / span.classes
@@ -92,16 +93,16 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
     if config.ONE_TILE:
         lanes, column, here, mask = sweep.edge(0, inside[:, None], span, config)
         stored = sweep.stored_tile(x, sweep.start_of(x, span, config), lanes, mask, float("-inf"), "", config)
-        tile = with_margin(rows.logits(stored, x, column, mask, float("-inf")), column, target, terms)
+        tile = with_margin(rows.logits(stored, x, column, mask, float("-inf"), factor), column, target, terms)
         d = rows.dense_tile(target, span, inside, column, x, config)
-        found = rows.softmax_tile(tile, d, here, column, rows.SoftmaxOp(x, target, rows.RowInputs(span, terms, zero)), config)
+        found = rows.softmax_tile(tile, d, here, column, rows.SoftmaxOp(x, target, rows.RowInputs(span, terms, zero, factor)), config)
     else:
         EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None else ""
         if config.EVEN or config.MEAN:
             zero = rows.origin(x, span)
         full = None if config.BR == 1 else sweep.read_mask(read, span, config)
         found = rows.softmax_of(
-            rows.SoftmaxOp(x, target, rows.RowInputs(span, terms, zero)),
+            rows.SoftmaxOp(x, target, rows.RowInputs(span, terms, zero, factor)),
             sweep.Reading(inside[:, None], full, float("-inf"), EVICT, read),
             config,
         )
@@ -131,7 +132,7 @@ def rowwise_kernel(x, target, gradient, out, sums, loss, rows_outer, blocks, cou
         slope = rows.margin_slope(x, target, span, terms)
         shares = rows.Shares(top, p_share, q_share, q_share * of_row.c_a, q_share * of_row.c_b, h_share, h_shift, even, slope)
         to = sweep.start_of(gradient, span, config)
-        stats = rows.RowStats(span, to, terms, shares, keep)
+        stats = rows.RowStats(span, to, terms, shares, keep, factor)
         if config.ONE_TILE:
             g = rows.slope_tile(tile, column, d, rows.GradientOp(x, target, gradient, stats), True, config)
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, mask, "", config)
@@ -148,6 +149,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     scale = divided(loss.scale, loss.divisor_ptr, config.EMPTY_IS_ZERO)
     span = sweep.span_of(x, rows_outer, blocks, config)
     inside, place = span.inside, sweep.place_of(span)
+    factor = rows.row_factor(x, span.outer, span.row, inside)
     terms = rows.row_terms(target, span.outer, span.row, inside, x)
     read = inside if config.ALL_ROWS else terms.keep
     stored = sweep.read_one((x,), span, read, config)
@@ -173,7 +175,7 @@ def rowwise_backward_kernel(x, target, gradient, kept, grad_outputs, loss, rows_
     sweep.write_one(
         stored,
         (x,),
-        rows.GradientOp(x, target, gradient, rows.RowStats(span, sweep.start_of(gradient, span, config), terms, shares, read)),
+        rows.GradientOp(x, target, gradient, rows.RowStats(span, sweep.start_of(gradient, span, config), terms, shares, read, factor)),
         rows.write_slope,
         config,
     )

@@ -21,12 +21,14 @@ from lossforge.kernels.tiles import backward_tiles, forward_tiles, most_register
 Columns = tuple[int | None, int | None]
 """Which classes the logits are of, for a backward launch of a part of them: from which on, and of how many in all."""
 ALL: Columns = (None, None)
+ABSENT = Strided()
 
 
-def logits_of(call: RowwiseCall[Any], x: Strided, classes: int) -> Logits:
+def logits_of(call: RowwiseCall[Any], x: Strided, classes: int, factors: Strided = ABSENT) -> Logits:
     """Return logits as the kernels see them. Numbers that change nothing are None, here and in the other records."""
     scale = None if call.logit_scale == 1.0 else call.logit_scale
-    return Logits(*x, classes, scale, call.softcap, call.bias, None if call.bias is None else call.tau)
+    tau = None if call.bias is None else call.tau
+    return Logits(*x, classes, scale, call.softcap, call.bias, tau, *factors[:3])
 
 
 def labels_of(call: RowwiseCall[Any], columns: Columns = ALL) -> Labels:
@@ -94,14 +96,15 @@ def _prepare(call: RowwiseCall, wanted: Wanted, formulas: Formulas, columns: Col
     """None where the dimensions of the tensors beside the classes do not join into two."""
     probabilities = call.target.is_floating_point()
     index, probability = (None, call.target) if probabilities else (call.target, None)
-    at = row_layout(call.x.shape, (call.x, index, call.target_b, call.lam, probability, wanted.gradient), 1, wanted.gradient)
+    tensors = (call.x, index, call.target_b, call.lam, probability, call.row_scale, wanted.gradient)
+    at = row_layout(call.x.shape, tensors, 1, wanted.gradient)
     if at is None:
         return None
-    x, index_a, index_b, lam, dense, gradient = at.strided
+    x, index_a, index_b, lam, dense, factors, gradient = at.strided
     smoothing = bool(call.label_smoothing)
     all_classes = probabilities or (smoothing and call.weight is not None)
     return Prepared(
-        (logits_of(call, x, at.classes), Target(index_a, index_b, lam, dense, labels_of(call, columns)), gradient),
+        (logits_of(call, x, at.classes, factors), Target(index_a, index_b, lam, dense, labels_of(call, columns)), gradient),
         row_loss(call, formulas, wanted.divisor),
         at,
         {"EMPTY_IS_ZERO": call.empty_is_zero, "DENSE": all_classes, "EVEN": smoothing and not all_classes},
@@ -130,7 +133,8 @@ def _make(call: RowwiseCall, wanted: Wanted, out: Outputs, formulas: Formulas) -
 def _resident(call: RowwiseCall, counted: int, p: Prepared) -> Launch | None:
     """Total and gradient by resident.py, where it applies and pays."""
     at, pair, bias = p.at, call.target_b is not None, call.bias is not None
-    changed = call.logit_scale != 1.0 or call.softcap is not None or call.spread or call.power or call.moves_target
+    of_logits = call.logit_scale != 1.0 or call.softcap is not None or call.row_scale is not None
+    changed = of_logits or call.spread or call.power or call.moves_target
     on_chip = chip(call.x.get_device())
     if p.given[2].ptr.itemsize != call.x.itemsize:
         return None

@@ -34,7 +34,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32, beca
 class Logits(NamedTuple):
     """x as (outer, rows, classes) with strides s0, s1, s2. As it is read, it is scaled, soft-capped and shifted by a bias for each class:
 
-    x ← cap · tanh(scale · x / cap), or x ← scale · x + tau · bias. A cap excludes a bias.
+    x ← cap · tanh(scale · x / cap), or x ← scale · x + tau · bias. A cap excludes a bias. A row's factor multiplies it after the cap.
     """
 
     ptr: Tensor | None
@@ -46,6 +46,9 @@ class Logits(NamedTuple):
     softcap: float | None = None
     bias_ptr: Tensor | None = None
     tau: float | None = None
+    factor_ptr: Tensor | None = None
+    factor_s0: int | None = None
+    factor_s1: int | None = None
 
 
 class Labels(NamedTuple):
@@ -117,8 +120,8 @@ d_sum = Σ d, d_dot = Σ d (x - m); with EVEN d_dot = Σ (x - zero); with a focu
 ahead: whether a class comes before the target in the order of the logits. best: the first class of the largest logit, NONE where no logit
 is above LOWEST. squares = Σ exp(2 (x - m)), above = Σ (x - zero)."""
 
-RowInputs = namedtuple("RowInputs", "span terms zero")
-"""What is known of rows before their sweep. zero: the result of `origin`."""
+RowInputs = namedtuple("RowInputs", "span terms zero factor")
+"""What is known of rows before their sweep. zero: the result of `origin`. factor: of `row_factor`."""
 
 SoftmaxOp = namedtuple("SoftmaxOp", "x target rows")
 """The operation that computes a Softmax."""
@@ -127,20 +130,34 @@ Shares = namedtuple("Shares", "top p q a b h shift even margin_slope")
 """Factors of a row's gradient: see `slope_tile`. top: the row's maximum. margin_slope: the derivative of the target's logit by the
 stored one, but for scale, cap and bias."""
 
-RowStats = namedtuple("RowStats", "span to terms shares keep")
-"""What is known of rows after their sweep. to: where their gradient begins. keep: which rows may have one."""
+RowStats = namedtuple("RowStats", "span to terms shares keep factor")
+"""What is known of rows after their sweep. to: where their gradient begins. keep: which rows may have one. factor: of `row_factor`."""
 
 GradientOp = namedtuple("GradientOp", "x target gradient rows")
 """The operation that writes the gradient."""
 
 
 @triton.jit
-def transform(seen, x, column, mask):
-    """Scale, cap and shift the logits of classes `column`. Those outside `mask` get no bias; None: all are inside."""
+def row_factor(x, outer, row, inside):
+    """Return what the logits of rows are multiplied by, where they are."""
+    factor = row * 0
+    if x.factor_ptr is not None:
+        factor = tl.load(x.factor_ptr + outer * x.factor_s0 + row.to(tl.int64) * x.factor_s1, mask=inside, other=1.0).to(tl.float32)
+    return factor
+
+
+@triton.jit
+def transform(seen, x, column, mask, factor=None):
+    """Scale, cap and shift the logits of classes `column`. Those outside `mask` get no bias; None: all are inside.
+
+    factor: of `row_factor`, in a shape that broadcasts; for logits whose rows have one.
+    """
     if x.scale is not None:
         seen = seen * x.scale
     if x.softcap is not None:
         seen = x.softcap * tanh(seen / x.softcap)
+    if x.factor_ptr is not None:
+        seen = seen * factor
     if x.bias_ptr is not None:
         if mask is None:
             bias = tl.load(x.bias_ptr + column)
@@ -151,14 +168,14 @@ def transform(seen, x, column, mask):
 
 
 @triton.jit
-def logits(stored, x, column, mask, other):
+def logits(stored, x, column, mask, other, factor):
     """Return a stored tile in float32, scaled, capped and shifted; `other` where the mask is false."""
     tile = stored.to(tl.float32)
     if mask is None:
-        tile = transform(tile, x, column, None)
+        tile = transform(tile, x, column, None, factor[:, None])
     else:
-        tile = transform(tile, x, column, (column >= 0) & (column < x.classes))
-        if x.scale is not None or x.softcap is not None or x.bias_ptr is not None:
+        tile = transform(tile, x, column, (column >= 0) & (column < x.classes), factor[:, None])
+        if x.scale is not None or x.softcap is not None or x.factor_ptr is not None or x.bias_ptr is not None:
             tile = tl.where(mask, tile, other)
     return tile
 
@@ -191,7 +208,7 @@ def hard_term(index, target, outer, row, inside, x):
         stored, _ = margin_logit(stored, target.labels)
     if target.labels.margin_ptr is not None:
         stored -= tl.load(target.labels.margin_ptr + t, mask=here, other=0.0).to(tl.float32)
-    logit = transform(stored, x, column, here)
+    logit = transform(stored, x, column, here, row_factor(x, outer, row, inside))
     return tl.where(here, column, -1).to(tl.int32), w, counts, valid | (t == target.labels.ignore), logit
 
 
@@ -315,7 +332,7 @@ def add_exponential(top, total, x):
 def origin(x, span):
     """Return the logit that a row is summed relative to, so that a common offset costs no digits: the first if finite, else 0."""
     first = tl.load(row_address(x, span.outer, span.row), mask=span.inside, other=0.0).to(tl.float32)
-    first = transform(first, x, span.row * 0, span.inside)
+    first = transform(first, x, span.row * 0, span.inside, row_factor(x, span.outer, span.row, span.inside))
     return tl.where(tl.abs(first) < float("inf"), first, 0.0)
 
 
@@ -373,7 +390,7 @@ def add_softmax(so_far, tile, of, config):
     m, s, u, d_sum, d_dot, ahead, best, squares, mean = so_far
     if config.DENSE:  # before the logits are summed: after that bfloat16 takes 85 registers instead of 64, and half as many programs run
         dense = dense_tile(of.target, of.rows.span, of.rows.span.inside, tile.column, of.x, config)
-    x = mask_out_of_range(logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf")), tile, config)
+    x = mask_out_of_range(logits(tile.stored[0], of.x, tile.column, tile.mask, float("-inf"), of.rows.factor), tile, config)
     x = with_margin(x, tile.column, of.target, of.rows.terms)
     if config.EVEN or config.MEAN:
         above = x - of.rows.zero[:, None]
@@ -482,8 +499,12 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
         tl.static_assert(not (config.BACKWARD and config.ENTROPY), "a loss with a focus has no entropy to differentiate")
         step, power = focused(step, of.target.labels.focus)
         g -= power * (shares.h[:, None] * step + shares.shift[:, None])
+    if of.x.factor_ptr is not None:
+        g *= of.rows.factor[:, None]
     if of.x.softcap is not None:
         t = x / of.x.softcap
+        if of.x.factor_ptr is not None:
+            t = t / of.rows.factor[:, None]
         g *= 1.0 - t * t
     if of.x.scale is not None:
         g *= of.x.scale
@@ -496,7 +517,7 @@ def slope_tile(x, column, d, of, OWN: tl.constexpr, config):
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
     d = dense_tile(of.target, of.rows.span, of.rows.terms.keep, tile.column, of.x, config)
-    x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0)
+    x = logits(tile.stored[0], of.x, tile.column, tile.mask, 0.0, of.rows.factor)
     g = slope_tile(x, tile.column, d, of, config.BACKWARD, config)
     if config.BACKWARD and config.ALL_ROWS:  # the logits of a row that does not count may be nan
         shares = of.rows.shares

@@ -161,6 +161,7 @@ def cross_entropy_of_index(
     outputs: list[bool],
     ignore_index: int,
     reduction: Reduction,
+    row_scale: Tensor | None = None,
     group: ProcessGroup | DeviceMesh | None = None,
     **options: Unpack[RowOptions],
 ) -> CheckedCall[RowwiseCall, tuple[Tensor | None, ...]]:
@@ -169,7 +170,10 @@ def cross_entropy_of_index(
     Its results are the template's. outputs: which further ones are asked for, in the order of a row-wise call's.
     """
     call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
+    call = call._replace(row_scale=row_scale)
     if group is not None:
+        if row_scale is not None:
+            raise ValueError("temperature must be a number where group is given, got a tensor")
         return over_processes(call, options, group, None, "index")
     return rowwise_results(call, options, target_name="index").returning(tuple)
 

@@ -21,9 +21,9 @@ from lossforge.losses.base.namespace import OPERATORS
 from lossforge.losses.base.option_types import BatchReduction, DivergenceOutputs, NonNegative, Positive, Reduction, UnitInterval
 from lossforge.losses.base.options import (
     CappedDivergenceOptions,
-    CappedOptions,
     CheckedMeanOptions,
     SharedOptions,
+    TopKOptions,
     WeightedElementwiseOptions,
     of_classes,
     rows_of,
@@ -34,7 +34,7 @@ from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.engine.operators import define_differentiable, launched
 from lossforge.losses.formulas import DeviceFormula, formula
 from lossforge.losses.formulas.device_names import tl
-from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, divergence_loss
+from lossforge.losses.templates.divergence import DIVERGENCE, TOPK, C, divergence_loss
 from lossforge.losses.templates.elementwise import ELEMENTWISE, elementwise_loss, per_sample
 from lossforge.losses.templates.plain_forms import counted, or_nan, relative
 
@@ -56,11 +56,11 @@ class DivergenceOutput(Outputs):
 
 
 def _with_entropy(
-    call: DivergenceCall, options: CappedDivergenceOptions, temperature_squared: bool, outputs: Sequence[DivergenceOutputs]
-) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
+    call: C, options: CappedDivergenceOptions | TopKOptions, temperature_squared: bool, outputs: Sequence[DivergenceOutputs]
+) -> CheckedCall[C, Tensor | DivergenceOutput]:
     """Check arguments of a divergence, whose entropy may be wanted too."""
     asked = DivergenceOutput.asked(outputs)
-    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
+    checked: CheckedCall[C, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
     return checked.returning(DivergenceOutput.of) if any(asked) else checked
 
 
@@ -315,15 +315,23 @@ def total_variation(
 
 
 @formula("topk_kl", DeviceFormula(None))
-def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
-    """Of the K classes in dimension 1 and, with `tail`, of all others as one more, whose probabilities are 1 less the sum of these."""
+def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool, reverse: float) -> Tensor:
+    """Of the K classes in dimension 1 and, with `tail`, of all others as one more, whose probabilities are 1 less the sum of these.
+
+    reverse: the share of KL(student ‖ teacher). Of an entry that is absent both are -inf.
+    """
     terms = _weighted(lq.exp(), lq, lp)
+    if checks.nonzero(reverse):
+        terms = (1 - reverse) * terms + reverse * _weighted(lp.exp(), lp, lq)
     if not tail:
         return terms
     least = 2.0**-24 if lp.dtype == torch.float32 else 2.0**-53  # below it the difference is rounding
     left_p = (1 - lp.exp().sum(1, keepdim=True)).clamp(min=least)
     left_q = (1 - lq.exp().sum(1, keepdim=True)).clamp(min=0.0)
-    return torch.cat([terms, _weighted(left_q, torch.where(left_q == 0, 1.0, left_q).log(), left_p.log())], dim=1)
+    of_tail = _weighted(left_q, torch.where(left_q == 0, 1.0, left_q).log(), left_p.log())
+    if checks.nonzero(reverse):
+        of_tail = (1 - reverse) * of_tail + reverse * left_p * (left_p.log() - left_q.clamp(min=least).log())
+    return torch.cat([terms, of_tail], dim=1)
 
 
 @loss(
@@ -339,6 +347,9 @@ def topk_kl_reference(lp: Tensor, lq: Tensor, tail: bool) -> Tensor:
         {"tail": True},
         {"renormalize": True, "temperature": 2.0, "scale": 0.7},
         {"tail": True, "temperature": 3.0, "temperature_squared": False, "softcap": 3.0, "scale": 1.3},
+        {"reverse": 1.0},
+        {"reverse": 0.3, "tail": True, "temperature": 2.0, "scale": 1.2},
+        {"reverse": 0.6, "renormalize": True, "softcap": 4.0},
     ),
     like=f"{ORACLES}:topk_kl_div",
     paper="arXiv 1503.02531",
@@ -352,15 +363,20 @@ def topk_kl_div_with_logits(
     *,
     renormalize: bool = False,
     tail: bool = False,
+    reverse: UnitInterval = 0.0,
     temperature_squared: bool = True,
     ignore_index: int = -100,
-    **options: Unpack[CappedOptions],
-) -> CheckedCall[TopKCall]:
+    outputs: Sequence[DivergenceOutputs] = (),
+    **options: Unpack[TopKOptions],
+) -> CheckedCall[TopKCall, Tensor | DivergenceOutput]:
     """Kullback-Leibler divergence from a teacher's top-K log-probabilities; no dense teacher is built.
 
     L = T² Σₖ qₖ (ln qₖ - ln p[iₖ]), p = softmax(input / T), q = exp(values); with tail also (1 - Σ q) ln((1 - Σ q) / (1 - Σ p[i])).
 
-    Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept.
+    With reverse=λ it is (1 - λ) of this and λ of the reverse, T² Σₖ p[iₖ] (ln p[iₖ] - ln qₖ), with a tail likewise.
+
+    Source: Hinton et al. 2015, arXiv 1503.02531, over the classes that are kept; NeMo RL's kl_type "forward", "reverse" and "mixed", whose
+    mixed_kl_weight is 1 - λ.
 
     When to use it: Take it if only the teacher's K largest logits of each row were stored.
 
@@ -371,11 +387,12 @@ def topk_kl_div_with_logits(
         values: (N, K) or (N, K, d…), natural logarithms of the teacher's probabilities at temperature T; with renormalize its logits, or
             log-probabilities at temperature 1. *log_q.topk(k, dim) gives values and indices. Where their exponentials add up to more than
             1.05, they are no probabilities: a ValueError, on CUDA with validate alone, without it nan in the row.
-        indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry.
+        indices: their classes, of any integer dtype, different from each other within a row; -1 for no entry. An entry whose value is -inf
+            is none either, whatever its index in range: rows of fewer than K, as a serving engine pads them.
         renormalize: q = softmax(values / T) over the K.
-        labels: integers (N, d…); rows whose label is ignore_index are left out. Other labels mean nothing.
         tail: the classes that are not among the K count as one more, as in TRL; needs values that are not renormalised. 1 - Σ p[i] is at
-            least 2⁻²⁴.
+            least 2⁻²⁴, and in the reverse 1 - Σ q too.
+        reverse: λ in [0, 1], the share of KL(student ‖ teacher).
 
     Returns:
         a scalar, or (N, d…) with reduction "none", in float32 (float64 where an input is).
@@ -397,8 +414,9 @@ def topk_kl_div_with_logits(
         raise ValueError(f"indices must have K classes for each row of input, {tuple(input.shape)}, got shape {tuple(indices.shape)}")
     checks.fits("values", values, values.shape == indices.shape, "have the shape of indices, {}", indices.shape)
     call = TopKCall("topk_kl", input, values, indices, ignore_index=ignore_index, reduction=reduction)
-    call = call._replace(renormalize=renormalize, tail=tail, temperature=temperature)
-    return divergence_loss(call, options, temperature_squared)
+    reverse = checks.number("reverse", reverse, 0.0, 1.0)
+    call = call._replace(renormalize=renormalize, tail=tail, reverse=reverse, temperature=temperature)
+    return _with_entropy(call, options, temperature_squared, outputs)
 
 
 @public(

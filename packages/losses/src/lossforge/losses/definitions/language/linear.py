@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from lossforge.kernels.call import Head
 from lossforge.kernels.classes.calls import DivergenceCall, RowwiseCall, TopKCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, public
@@ -34,7 +35,15 @@ from lossforge.losses.definitions.classes.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
-from lossforge.losses.definitions.language.tokens import TokenLogps, asked_of_rows, beside_first, first_of, softened, with_outputs
+from lossforge.losses.definitions.language.tokens import (
+    TokenLogps,
+    asked_of_rows,
+    beside_first,
+    first_of,
+    row_scale_of,
+    softened,
+    with_outputs,
+)
 from lossforge.losses.engine.linear.fuse import (
     OPTIONS,
     FusedLinear,
@@ -46,7 +55,7 @@ from lossforge.losses.engine.linear.fuse import (
     logits_at,
     split,
 )
-from lossforge.losses.engine.linear.objective import by_objective, of_tokens
+from lossforge.losses.engine.linear.objective import by_objective, in_pairs, of_tokens
 from lossforge.losses.engine.linear.teacher import LinearTeacher, Teacher, TopKTeacher, by_teacher
 from lossforge.losses.engine.parallel.shards import local_layer
 from lossforge.losses.templates import divergence
@@ -206,7 +215,7 @@ def linear_selective_log_softmax(
     index: Tensor,  # (…), or (…, K)
     bias: Tensor | None = None,  # (C,)
     *,
-    temperature: Positive = 1.0,
+    temperature: Positive | Tensor = 1.0,  # number, or (…)
     scale: Positive = 1.0,
     softcap: float | None = None,
     outputs: Sequence[RowOutput] = (),
@@ -222,7 +231,7 @@ def linear_selective_log_softmax(
     Args:
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
             weight is the sum of two.
-        temperature: T above 0.
+        temperature: T above 0; or one a row, (…), without gradient, which excludes group.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
         outputs: names of what to give as well, in this order: "z_loss" (lse²), "lse" (ln Σⱼ exp(xⱼ / T)) and "entropy" (of softmax(x / T)),
@@ -244,7 +253,7 @@ def linear_selective_log_softmax(
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
     asked = TokenLogps.asked(outputs)
     given = {"ignore_index": ignore_index, "validate": validate, "outputs": asked_of_rows(asked, several), **shards}
-    given |= _softened(temperature, softcap, scale)
+    given |= _softened(temperature, softcap, scale, head, validate)
     if not several:
         finish = functools.partial(_logps, asked)
         return fused(cross_entropy_of_index, head, {**given, "target": index}, linear, ("target",), finish)
@@ -268,7 +277,7 @@ def linear_objective(
     *,
     independent: Independent | None = None,
     entropy: bool = False,
-    temperature: Positive = 1.0,
+    temperature: Positive | Tensor = 1.0,  # number, or (…)
     scale: Positive = 1.0,
     softcap: float | None = None,
     ignore_index: int = -100,
@@ -295,7 +304,7 @@ def linear_objective(
             half of its length further, as a chosen completion with its rejected one. Default: no token is, and a chunk must hold all.
         entropy: call objective(logps, entropy), with the entropy of each token's softmax, in nats; both are differentiated. Three products
             and a pass over the logits.
-        temperature: T above 0.
+        temperature: T above 0; or one a row, (…), without gradient.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
         ignore_index: tokens whose log-probability is 0, without gradient.
@@ -317,10 +326,14 @@ def linear_objective(
         >>> linear_objective(hidden, head.weight, tokens, dpo, independent="pairs").backward()
     """
     head, (_, linear) = layer_of(input, weight, bias), split(options)
+    lead = head.input.shape[:-1]
     head, index, whole = of_tokens(objective, head, index, independent, entropy, gradient, linear)
     outputs = [False, False, entropy, *[False] * 4]
     given = {"ignore_index": ignore_index, "validate": validate, "outputs": outputs, "target": index}
-    given |= _softened(temperature, softcap, scale)
+    if independent == "pairs" and isinstance(temperature, Tensor) and temperature.ndim:
+        checks.fits("temperature", temperature, temperature.shape == lead, "be a number or have one entry a row, {}", tuple(lead))
+        temperature = in_pairs(temperature)
+    given |= _softened(temperature, softcap, scale, head, validate)
     return by_objective(whole, fused(cross_entropy_of_index, head, given, linear, ("target",), functools.partial(_logps, outputs)))
 
 
@@ -330,7 +343,7 @@ def linear_entropy(
     weight: Tensor,  # (C, H)
     bias: Tensor | None = None,  # (C,)
     *,
-    temperature: Positive = 1.0,
+    temperature: Positive | Tensor = 1.0,  # number, or (…)
     scale: Positive = 1.0,
     softcap: float | None = None,
     **options: Unpack[ShardedLinearOptions],
@@ -340,7 +353,7 @@ def linear_entropy(
     H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias). With a soft cap x is softcap · tanh(x / softcap).
 
     Args:
-        temperature: T above 0.
+        temperature: T above 0; or one a row, (…), without gradient, which excludes group.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
 
@@ -355,8 +368,10 @@ def linear_entropy(
     head, (_, linear) = layer_of(*layer), split(others)
     check_all_rows(linear, "class indices as target, which an entropy does not have")
     nothing = torch.full(head.input.shape[:-1], -100, dtype=torch.int64, device=input.device)
-    given = {"target": nothing, "outputs": ("entropy",), "validate": False, **shards}
-    return fused(cross_entropy, head, given | _softened(temperature, softcap, scale), linear, ("target",), _entropy)
+    given = {"target": nothing, "ignore_index": -100, "validate": False, **shards}
+    given |= _softened(temperature, softcap, scale, head, False)
+    given["outputs"] = [False, False, True, *[False] * 4]
+    return fused(cross_entropy_of_index, head, given, linear, ("target",), _entropy)
 
 
 def _negated(results: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -367,14 +382,15 @@ def _logps(outputs: list[bool], results: tuple[Any, ...]) -> Tensor | TokenLogps
     return with_outputs(outputs, _negated(results))
 
 
-def _entropy(found: Any) -> Tensor:
-    entropy: Tensor = found.entropy
+def _entropy(results: tuple[Any, ...]) -> Tensor:
+    entropy: Tensor = results[3]
     return entropy
 
 
-def _softened(temperature: float, softcap: float | None, scale: float) -> dict[str, Any]:
+def _softened(temperature: float | Tensor, softcap: float | None, scale: float, head: Head, validate: bool | None) -> dict[str, Any]:
+    temperature, row_scale = row_scale_of(temperature, head.input.shape[:-1], head.input, validate)
     scale, cap = softened(temperature, softcap, scale)
-    return {"scale": scale, "softcap": cap, "reduction": "none"}
+    return {"scale": scale, "softcap": cap, "row_scale": row_scale, "reduction": "none"}
 
 
 class LinearDivergenceOptions(ShardedLinearOptions, total=False):
@@ -397,7 +413,7 @@ def linear_kl_div(
     *,
     temperature: Positive = 1.0,
     reduction: BatchReduction = "batchmean",
-    reverse: bool = False,
+    reverse: bool | float = False,
     temperature_squared: bool = True,
     renormalize: bool = False,
     tail: bool = False,
@@ -413,7 +429,7 @@ def linear_kl_div(
     Args:
         teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group a LinearTeacher or logits, of this process's
             classes, and torch.compile then breaks its graph.
-        reverse: of a teacher with all its logits: KL(student ‖ teacher).
+        reverse: KL(student ‖ teacher). Of a TopKTeacher also a number in [0, 1], its share beside that of KL(teacher ‖ student).
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
         tail: of a TopKTeacher: the classes that are not among the K count as one more.
         loss_weight: (…), a factor a row; the means divide by its sum.
@@ -430,13 +446,11 @@ def linear_kl_div(
         "outputs": outputs,
     }
     if isinstance(teacher, TopKTeacher):
-        if reverse:
-            raise ValueError("reverse needs all of the teacher's logits, got a TopKTeacher")
-        given |= {"renormalize": renormalize, "tail": tail}
+        given |= {"renormalize": renormalize, "tail": tail, "reverse": reverse}
         return by_teacher(TOP_K, (input, weight, bias), teacher, options, **given)
     if renormalize or tail:
         raise ValueError(f"{'renormalize' if renormalize else 'tail'} needs a TopKTeacher, got {type(teacher).__name__}")
-    return by_teacher(KL, (input, weight, bias), teacher, options, reverse=reverse, **given)
+    return by_teacher(KL, (input, weight, bias), teacher, options, reverse=checks.flag("reverse", reverse), **given)
 
 
 @public(LINEAR, Module("LinearJSDivLoss", "Generalised Jensen-Shannon divergence of a linear layer's output", SEE))

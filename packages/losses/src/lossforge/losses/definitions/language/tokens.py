@@ -50,7 +50,7 @@ def selective_log_softmax(
     logits: Tensor,  # (..., V)
     index: Tensor,  # (...), or (..., K)
     *,
-    temperature: Positive = 1.0,
+    temperature: Positive | Tensor = 1.0,  # number, or (...)
     outputs: Sequence[RowOutput] = (),
     scale: Positive = 1.0,
     softcap: float | None = None,
@@ -70,7 +70,7 @@ def selective_log_softmax(
     Args:
         logits: (…, C), the vocabulary last, as models give it (in cross_entropy it is dimension 1).
         index: tokens (…) or (…, K), of any integer dtype. With K tokens a row, two gradients of the logits' size are added.
-        temperature: T above 0.
+        temperature: T above 0; or one a row, (…), without gradient, for tokens that were sampled at different temperatures.
         outputs: names of what to give as well, in this order: "z_loss" (lse²), "lse" (ln Σⱼ exp(xⱼ / T)) and "entropy" (H), differentiable;
             "correct", "argmax", "log_p2" and "mean_logit", as TokenLogps explains them.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
@@ -93,6 +93,7 @@ def selective_log_softmax(
     lead, several = logits.shape[:-1], index.ndim == logits.ndim
     of_rows = logits.ndim >= max(index.ndim, 1) and index.shape[: len(lead)] == lead
     checks.fits("index", index, of_rows, "have shape {}, or {} for K tokens a row", lead, (*lead, "K"))
+    temperature, row_scale = row_scale_of(temperature, lead, logits, validate)
     scale, cap = softened(temperature, softcap, scale)
     asked = TokenLogps.asked(outputs)
     if lse is not None:
@@ -101,7 +102,7 @@ def selective_log_softmax(
     check_options(logits, "none", options, RowOptions)  # of the logits themselves: x below is a view of them
     x = logits if logits.ndim < 3 else logits.movedim(-1, 1)
     call = RowwiseCall("cross_entropy", x, index, ignore_index=ignore_index, loss_scale=-1.0, reduction="none")
-    call = call._replace(outputs=asked_of_rows(asked, several))
+    call = call._replace(outputs=asked_of_rows(asked, several), row_scale=row_scale)
     if lse is None and not several:
         return rowwise_results(call, options, target_name="index").returning(functools.partial(with_outputs, asked))
     if inplace:
@@ -141,6 +142,19 @@ def with_outputs(outputs: list[bool], results: Sequence[Any], several: tuple[Ten
     squared = lse.square() if z_loss and lse is not None else None
     lse, argmax = lse if want_lse else None, argmax if want_argmax else None
     return TokenLogps.of([logps, squared, lse, entropy, correct, argmax, log_p2, mean_logit])
+
+
+def row_scale_of(temperature: float | Tensor, lead: Sequence[int], x: Tensor, validate: bool | None) -> tuple[float, Tensor | None]:
+    """Return a temperature as a number and None, or 1 and the inverses of one a row. lead: the shape of the rows."""
+    if not (isinstance(temperature, Tensor) and temperature.ndim):
+        return temperature, None  # type: ignore[return-value]  # a 0-d tensor is a number
+    checks.floating_beside("temperature", temperature, x)
+    checks.without_gradient("temperature", temperature)
+    checks.fits("temperature", temperature, temperature.shape == torch.Size(lead), "be a number or have one entry a row, {}", tuple(lead))
+    if checks.to_read(temperature, validate) and not (temperature > 0).all():
+        raise ValueError("temperature must be above 0 in every row")
+    dtype = torch.promote_types(torch.promote_types(temperature.dtype, x.dtype), torch.float32)
+    return 1.0, temperature.to(dtype).reciprocal()
 
 
 def softened(temperature: float, softcap: float | None, scale: float = 1.0) -> tuple[float, float | None]:
@@ -188,6 +202,8 @@ def beside_first(checked: CheckedCall[RowwiseCall[Any], Any], x: Tensor, index: 
     if softcap is not None:
         x = softcap * torch.tanh(x * scale / softcap)
         scale = 1.0
+    if call.row_scale is not None:
+        x = x * call.row_scale.to(x.dtype).reshape(*x.shape[:-1], 1)
     own = x.gather(-1, place) if x.shape[-1] else x
     beside = torch.where(x == own, 0.0, (x - own) * scale) + logps.unsqueeze(-1)
     known = torch.where((index < 0) | (index >= call.x.shape[1]), torch.nan, beside)
@@ -199,5 +215,6 @@ def _beside_lse(call: RowwiseCall, x: Tensor, lse: Tensor) -> Any:
     index = call.target.view(x.shape)
     x = x.to(torch.promote_types(x.dtype, torch.float32)) * call.logit_scale
     x = x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
+    x = x if call.row_scale is None else x * call.row_scale.to(x.dtype).unsqueeze(-1)
     logps = torch.where((index < 0) | (index >= call.x.shape[min(call.x.ndim - 1, 1)]), torch.nan, x) - lse.unsqueeze(-1)
     return torch.where(index == call.ignore_index, 0.0, logps).view(call.target.shape)

@@ -57,10 +57,18 @@ def check_mask(mask: Tensor | None, first: str, x: Tensor) -> None:
     if mask is None:
         return
     checks.tensor("mask", mask)
-    if mask.is_floating_point() or mask.is_complex():
-        raise TypeError(f"mask must be of dtype bool or an integer dtype, got {mask.dtype}")
+    if mask.is_complex():
+        raise TypeError(f"mask must be of dtype bool, an integer dtype or a floating dtype, got {mask.dtype}")
+    checks.without_gradient("mask", mask)
     checks.fits("mask", mask, mask.shape == x.shape, f"have the shape of {first}, {{}}", x.shape)
     checks.beside("mask", mask, x, first)
+
+
+def counted(mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return where a mask counts, and its weights where it is of a floating dtype, in that of x."""
+    if mask is None:
+        return torch.ones_like(x, dtype=torch.bool), None
+    return mask != 0, mask.to(x.dtype) if mask.is_floating_point() else None
 
 
 def accurate(*tensors: Tensor) -> list[Tensor]:
@@ -102,8 +110,8 @@ def sequence_logps(
 
     Args:
         per_token_logps: (…, T), in nats, the tokens along the last dimension.
-        mask: bool or integer, non-zero where a token counts; None for all. What a masked token holds does not matter, nan and -inf
-            included; its gradient is 0.
+        mask: bool or integer, non-zero where a token counts; None for all. Floats are weights m of at least 0. What a masked token holds
+            does not matter, nan and -inf included; its gradient is 0.
         average_log_prob: the mean over the sequence's tokens in place of the sum.
 
     Returns:
@@ -122,9 +130,13 @@ def sequence_logps(
         raise ValueError("per_token_logps must have shape (..., T), got ()")
     check_mask(mask, "per_token_logps", per_token_logps)
     (logps,) = accurate(per_token_logps)
+    keep, weight = counted(mask, logps)
     if mask is not None:
-        logps = torch.where(mask != 0, logps, 0.0)
-    total = logps.sum(-1)
+        logps = torch.where(keep, logps, 0.0)
+    total = (logps if weight is None else logps * weight).sum(-1)
     if not average_log_prob:
         return total
-    return total / max(logps.shape[-1], 1) if mask is None else total / (mask != 0).sum(-1).clamp(min=1)
+    if mask is None:
+        return total / max(logps.shape[-1], 1)
+    size = (keep if weight is None else weight).sum(-1)
+    return total / torch.where(size == 0, 1, size)

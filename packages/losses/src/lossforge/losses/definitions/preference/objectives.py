@@ -15,7 +15,7 @@ from torch import Tensor
 from lossforge.losses.base import checks
 from lossforge.losses.templates.plain_forms import one_minus_exp
 
-__all__ = ["AlphaDivergence", "ClipCov", "DiscoPOP", "DrGRPO", "KLCov", "KLPenalty", "Sapo", "TpoL", "Vespo"]
+__all__ = ["AlphaDivergence", "ClipCov", "DiscoPOP", "DrGRPO", "KLCov", "Sapo", "TpoL", "Vespo"]
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -384,28 +384,6 @@ class KLCov(NamedTuple):
         return KLCov(checks.number("KLCov.ratio", self.ratio, 0.0, 1.0), checks.number("KLCov.coef", self.coef, 0.0))
 
 
-class KLPenalty(NamedTuple):
-    """The `beta` of `grpo_loss`, with how KL(π ‖ π_ref) is estimated.
-
-    Attributes:
-        beta: β of at least 0.
-        clamp: above 0, the largest size of q in the estimate, whose gradient is 0 beyond it, that of the factor r included. None: no bound,
-            as TRL; verl has 20.
-        bias_correction: multiply the estimate by r (DeepSeek-V3.2), so that it is unbiased off the policy. TRL's use_bias_correction_kl.
-    """
-
-    beta: float
-    clamp: float | None = None
-    bias_correction: bool = False
-
-    def checked(self) -> "KLPenalty":
-        return KLPenalty(
-            checks.number("beta", self.beta, 0.0),
-            None if self.clamp is None else checks.number("KLPenalty.clamp", self.clamp, 0.0, exclusive=True),
-            checks.flag("KLPenalty.bias_correction", self.bias_correction),
-        )
-
-
 class PolicyOptions(NamedTuple):
     """Numbers of a policy objective, as grpo_loss explains them. own: the record of those that this objective alone reads."""
 
@@ -420,8 +398,8 @@ class Tokens(NamedTuple):
     """The tokens of sampled completions, 0 where they do not count.
 
     policy: log π, (N, T). log_ratio: log π - log π_old, (N, T). level: the same of the level, (N, T), or (N, 1) for sequences. reference:
-    log π_ref, (N, T), if given. advantages: (N, 1) or (N, T). keep: (N, T), tokens that count. sampler: (N, 1) or (N, T), the weight of
-    the sampler's correction, if given.
+    log π_ref, (N, T), if given. advantages: (N, 1) or (N, T). keep: (N, T), tokens that count. weight: (N, T), their weights, if given.
+    sampler: (N, 1) or (N, T), the weight of the sampler's correction, if given.
     """
 
     policy: Tensor
@@ -430,6 +408,7 @@ class Tokens(NamedTuple):
     reference: Tensor | None
     advantages: Tensor
     keep: Tensor
+    weight: Tensor | None
     sampler: Tensor | None
     options: PolicyOptions
 
@@ -438,9 +417,25 @@ class Tokens(NamedTuple):
         """Return the tokens that count, but for those of weight 0, which may hold anything."""
         return self.keep if self.sampler is None else self.keep & (self.sampler != 0)
 
+    def weighted(self, t: Tensor) -> Tensor:
+        """Return a value of each token times its weight, 0 where it does not count."""
+        t = torch.where(self.keep, t, 0.0)
+        return t if self.weight is None else t * self.weight
+
+    @property
+    def sizes(self) -> Tensor:
+        """Return the number of tokens of each completion, or the sum of their weights, (N, 1); 1 where there is none."""
+        size = (self.keep if self.weight is None else self.weight).sum(1, keepdim=True)
+        return torch.where(size == 0, 1, size)
+
     def mean(self, t: Tensor) -> Tensor:
         """Return the mean over the tokens of each completion, (N, 1)."""
-        return torch.where(self.keep, t, 0.0).sum(1, keepdim=True) / self.keep.sum(1, keepdim=True).clamp(min=1)
+        return self.weighted(t).sum(1, keepdim=True) / self.sizes
+
+    @property
+    def of_completions(self) -> Tensor:
+        """Return the advantages of the completions, (N, 1): means over their tokens."""
+        return self.advantages if self.advantages.shape[1] == 1 else self.mean(self.advantages)
 
 
 class Policy(NamedTuple):
@@ -522,7 +517,7 @@ def _sapo(t: Tokens) -> Policy:
 
 def _vespo(t: Tokens) -> Policy:
     own, least = t.options.own, math.log(1e-8)
-    log_weight = torch.where(t.counted, t.log_ratio.detach(), 0.0).clamp(-20.0, 20.0).sum(1, keepdim=True)
+    log_weight = t.weighted(torch.where(t.counted, t.log_ratio.detach(), 0.0).clamp(-20.0, 20.0)).sum(1, keepdim=True)
     if t.sampler is not None:
         log_weight = log_weight + t.sampler.log().clamp(least, 20.0).sum(1, keepdim=True)
     log_weight = log_weight.clamp(least, 20.0)
@@ -536,15 +531,15 @@ def _gmpo(t: Tokens) -> Policy:
     low, high = -t.options.epsilon, t.options.epsilon_high
     below, above = t.log_ratio < low, t.log_ratio > high
     bounded = torch.where(t.advantages > 0, limited(t.log_ratio, -math.inf, high), limited(t.log_ratio, low, math.inf))
-    ratio = t.mean(torch.where(t.counted, bounded, 0.0)).clamp(max=EXPONENT).exp()
+    ratio = t.mean(torch.where(t.counted & (t.advantages != 0), bounded, 0.0)).clamp(max=EXPONENT).exp()
     if t.sampler is not None:
         ratio = ratio * (t.sampler if t.sampler.shape[1] == 1 else t.mean(t.sampler.log()).exp())
-    return Policy(-ratio * t.advantages, below, above)
+    return Policy(-ratio * t.of_completions, below, above)
 
 
 def _a2po(t: Tokens) -> Policy:
     assert t.reference is not None  # checked with beta
-    return Policy((t.options.beta * (t.policy - t.reference).sum(1, keepdim=True) - t.advantages).square())
+    return Policy((t.options.beta * t.weighted(t.policy - t.reference).sum(1, keepdim=True) - t.of_completions).square())
 
 
 def _gpg(t: Tokens) -> Policy:

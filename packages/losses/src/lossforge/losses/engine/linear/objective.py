@@ -227,7 +227,7 @@ def of_tokens(
         checks.fits("input", head.input, len(lead) > 0 and lead[0] % 2 == 0, "have an even dimension 0 for pairs, one half chosen")
         sequences = len(lead) > 1 or linear.get("shift", 0) == 0
         checks.fits("index", index, sequences, 'have shape (2N, T), a sequence each, where independent="pairs" and shift is not 0')
-        head, index, together = head.with_input(_in_pairs(head.input)), _in_pairs(index), 2 * math.prod(lead[1:])
+        head, index, together = head.with_input(in_pairs(head.input)), in_pairs(index), 2 * math.prod(lead[1:])
     if together != 1 and (linear.get("skip_ignored") or linear.get("valid") is not None):
         together = None  # rows are left out
 
@@ -238,7 +238,7 @@ def of_tokens(
     return head, index, Objective(of, together, entropy, gradient)
 
 
-def _in_pairs(t: Tensor) -> Tensor:
+def in_pairs(t: Tensor) -> Tensor:
     """Return a tensor (2N, …) as (N, 2, …): the entries of its first half, each with that of the second."""
     return t.reshape(2, t.shape[0] // 2, *t.shape[1:]).transpose(0, 1)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lossforge.losses.base import checks
@@ -34,12 +35,18 @@ class TopKTeacher(NamedTuple):
 
     Attributes:
         values: (…, K), natural logarithms of the teacher's probabilities at the loss's temperature T, `log_softmax(logits / T)` at the K;
-            with `renormalize` its logits.
-        indices: (…, K), their class indices.
+            with `renormalize` its logits. -inf for no entry, as engines pad rows of fewer than K.
+        indices: (…, K), their class indices; -1 for no entry.
     """
 
     values: Tensor
     indices: Tensor
+
+    @property
+    def mass(self) -> Tensor:
+        """Return the sum of the teacher's probabilities at the K, (…): near 1 where a tail changes little. Of log-probabilities."""
+        values = self.values.to(torch.promote_types(self.values.dtype, torch.float32))
+        return torch.where(self.indices == -1, 0.0, values.exp()).sum(-1)
 
 
 Teacher = Tensor | LinearTeacher | TopKTeacher
@@ -61,9 +68,6 @@ def by_teacher(
     own, linear = split(others)
     head, given = layer_of(*layer), {**given, **own}
     if isinstance(teacher, TopKTeacher):
-        for name, default in (("hard_weight", 0.0), ("outputs", ())):
-            if given.pop(name, default) not in (default, []):
-                raise ValueError(f"{name} {NEEDED}")
         if "tail" not in (checks.keywords(function) or ()):
             name = f"linear_{function.__name__.removesuffix('_with_logits')}"
             raise TypeError(f"{name} {NEEDED}: linear_kl_div takes it")

@@ -59,15 +59,20 @@ def topk_kl_div(
     renormalize: bool = False,
     tail: bool = False,
     temperature_squared: bool = True,
+    reverse: float = 0.0,
 ) -> Tensor:
     """Compute with a dense teacher; the tail is the sum of the student's other probabilities."""
     q = (values / temperature).softmax(1) if renormalize else values.exp()
     teacher = torch.zeros_like(x).scatter(1, indices, q)
     p = (x / temperature).softmax(1)
-    per_row = F.kl_div(p.log(), teacher, reduction="none").sum(1)
+    forward, own = F.kl_div(p.log(), teacher, reduction="none").sum(1), p.gather(1, indices)
+    backward = F.kl_div(q.log(), own, reduction="none").sum(1)
     if tail:
         left = torch.ones_like(x).scatter(1, indices, 0.0)
-        per_row = per_row + F.kl_div((p * left).sum(1).log(), 1 - q.sum(1), reduction="none")
+        p_left, q_left = (p * left).sum(1), 1 - q.sum(1)
+        forward = forward + F.kl_div(p_left.log(), q_left, reduction="none")
+        backward = backward + F.kl_div(q_left.log(), p_left, reduction="none")
+    per_row = (1 - reverse) * forward + reverse * backward
     return reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)
 
 
