@@ -287,6 +287,7 @@ def test_backward_operator_refuses_to_be_differentiated(device):
         None,
         None,
         None,
+        None,
         [],
         False,
         1.0,
@@ -301,9 +302,9 @@ def test_backward_operator_refuses_to_be_differentiated(device):
         "mean",
         False,
         False,
-        [False],
+        [False, False],
     ]
-    _, _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
+    _, _, _, divisor, stats, _ = torch.ops.lossforge.divergence(*args, False, True)
     g = torch.ops.lossforge.divergence_backward(*args, divisor, stats, torch.ones((), device=device), True)
     with pytest.raises(RuntimeError, match="divergence_backward cannot be differentiated"):
         g.sum().backward()

@@ -15,6 +15,7 @@ from lossforge.losses import (
     fuse_linear,
     linear_cosine_distance,
     linear_cross_entropy,
+    linear_draft_loss,
     linear_entropy,
     linear_js_div,
     linear_kl_div,
@@ -358,6 +359,7 @@ EXACT = {
     "kl": lambda x, w, b, t, **mode: linear_kl_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "js": lambda x, w, b, t, **mode: linear_js_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "cosine": lambda x, w, b, t, **mode: linear_cosine_distance(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "draft": lambda x, w, b, t, **mode: linear_draft_loss(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "total variation": lambda x, w, b, t, **mode: linear_total_variation(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
 }
 

@@ -15,6 +15,7 @@ from lossforge.losses import (
     fuse_linear,
     linear_cosine_distance,
     linear_cross_entropy,
+    linear_draft_loss,
     linear_entropy,
     linear_js_div,
     linear_kl_div,
@@ -70,6 +71,7 @@ CALLS = {
     "js": lambda x, w, b, t: linear_js_div(x, w, teacher(x, w), b),
     "total variation": lambda x, w, b, t: linear_total_variation(x, w, teacher(x, w), b),
     "cosine": lambda x, w, b, t: linear_cosine_distance(x, w, teacher(x, w), b),
+    "draft": lambda x, w, b, t: linear_draft_loss(x, w, teacher(x, w), b, outputs=("acceptance",)).loss,
 }
 
 

@@ -60,8 +60,12 @@ def _with_entropy(
 ) -> CheckedCall[DivergenceCall, Tensor | DivergenceOutput]:
     """Check arguments of a divergence, whose entropy may be wanted too."""
     asked = DivergenceOutput.asked(outputs)
-    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
-    return checked.returning(DivergenceOutput.of) if any(asked) else checked
+    checked: CheckedCall[DivergenceCall, Any] = divergence_loss(call._replace(outputs=[*asked, False]), options, temperature_squared)
+    return checked.returning(_loss_and_entropy) if any(asked) else checked
+
+
+def _loss_and_entropy(results: Sequence[Tensor | None]) -> DivergenceOutput:
+    return DivergenceOutput.of(results[:2])
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:
