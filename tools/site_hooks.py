@@ -32,7 +32,8 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Use with": {
         "": ("use_with/index",),
         "Language models": tuple(
-            f"use_with/{name}" for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron")
+            f"use_with/{name}"
+            for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron", "draft_models")
         ),
         "Vision": tuple(
             f"use_with/{name}"

@@ -170,7 +170,7 @@ def test_tables_name_who_failed():
     report.rows.append(row(LINEAR[0], "liger", None, status="failed: RuntimeError: no such luck"))
     text = linear.fused(report)
     assert "cross entropy 8192×4096×128256, liger: failed: RuntimeError: no such luck" in text
-    assert text.count("**1.0**") == 17 + 4 * 2 + 1  # cases, two more ways of four, and skip_ignored
+    assert text.count("**1.0**") == 18 + 4 * 2 + 1  # cases, two more ways of four, and skip_ignored
     assert "1.05 × the one product | 1.00 | met |" in linear.targets(report)
     report.settings["left_out"] = ["quack"]
     assert "quack, which brought its process down" in linear.fused(report)
