@@ -630,7 +630,9 @@ def views(recorder: Recorder) -> None:
 
 def sums_of_divergences(recorder: Recorder) -> None:
     """Divergences whose statistics are known: rows that would fit a tile, and longer ones of float32 logits."""
-    for (loss, hyper), classes in itertools.product((("kl", []), ("js", [0.3]), ("total_variation", [])), (1000, 32_000)):
+    for (loss, hyper), classes in itertools.product(
+        (("kl", []), ("js", [0.3]), ("total_variation", []), ("draft_overlap", [])), (1000, 32_000)
+    ):
         recorder.case = f"{loss} {torch.float32} {ALWAYS} sums over {classes} of more classes none"
         call = DivergenceCall(loss, *torch.zeros(2, 64, classes), hyper=hyper, reduction="none")
         divergence_launch.sums_of(call, FORMULAS[loss].kernels, torch.zeros(5, 64))

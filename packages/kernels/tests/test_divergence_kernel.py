@@ -36,7 +36,7 @@ def test_draft_losses_over_sizes_and_alignment(judged, offset, device, loss, hyp
 
 
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", [])])
+@pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", []), ("draft_overlap", [])])
 def test_sums_over_some_of_the_classes(device, loss, hyper, swap):
     """With the statistics of all classes, the sums of two parts are those of all: of rows in one tile and in several."""
     launch, formulas = kernels.load("classes.divergence.launch"), FORMULAS[loss].kernels

@@ -286,5 +286,3 @@ def test_what_a_draft_loss_refuses():
         draft_loss_with_logits(x, x, teacher_lse=torch.zeros(3, dtype=torch.int64))
     with pytest.raises(TypeError, match="needs all of the teacher's logits"):
         linear_draft_loss(x, weight, TopKTeacher(torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64)))
-    with pytest.raises(ValueError, match="group is not served by linear_draft_loss"):
-        linear_draft_loss(x, weight, teacher, group=object())

@@ -73,6 +73,13 @@ def draft_log_tv_reference(lp: Tensor, lq: Tensor, mass: Tensor | None = None) -
     return torch.where(nothing, torch.inf, -torch.where(nothing, 1.0, acceptance).log())
 
 
+@formula("draft_overlap", DeviceFormula("softmax.overlap"))
+def overlap_reference(lp: Tensor, lq: Tensor) -> Tensor:
+    """Of the terms of α, with the derivatives of TV, whose sign is the other. Where classes are spread over processes, a part of a row."""
+    least = torch.minimum(lp.exp(), lq.exp())
+    return 2 * least.detach() - least
+
+
 @formula("draft_lk", DeviceFormula("softmax.total_variation", averaged="softmax.kl_averaged", blend="softmax.draft_blend"))
 def draft_lk_reference(lp: Tensor, lq: Tensor, kl_scale: float, eta: float, mass: Tensor | None = None) -> Tensor:
     distance = draft_tv_reference(lp, lq, mass)

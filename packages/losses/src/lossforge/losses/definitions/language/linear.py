@@ -570,7 +570,7 @@ def linear_draft_loss(
     """Loss of a draft model for speculative decoding, from its hidden states and its teacher's: draft_loss_with_logits, fused.
 
     Neither the draft's logits nor those of a LinearTeacher are kept. Where the draft has some of the teacher's classes, DraftVocabulary
-    gives the teacher and `teacher_lse`. group is refused.
+    gives the teacher and `teacher_lse`.
 
     Args:
         kind: "lk", "log_tv", "tv", "kl" or "ce", as in draft_loss_with_logits.
@@ -591,9 +591,6 @@ def linear_draft_loss(
         >>> loss, acceptance = linear_draft_loss(hidden, head.weight, teacher, outputs=("acceptance",))
         >>> loss.backward()
     """
-    for name in ("group", "classes"):
-        if options.get(name) is not None:
-            raise ValueError(f"{name} is not served by linear_draft_loss, which takes all classes in one process")
     return by_teacher(
         DRAFT,
         (input, weight, bias),
