@@ -149,12 +149,12 @@ def test_a_draft_vocabulary_with_a_bias_cap_and_temperature(device):
     lse, known = vocabulary.statistics(teacher, temperature=0.7)
     assert error(lse, target.logsumexp(-1)) < 1e-12
     assert torch.equal(known, draft_has[target.argmax(-1)])
-    found = linear_draft_loss(
-        x, weight, vocabulary.teacher(teacher), kind="tv", teacher_lse=lse, temperature=0.7, reduction="none", outputs=("acceptance",)
-    )
+    given = {"kind": "tv", "teacher_lse": lse, "temperature": 0.7, "reduction": "none"}
+    found = linear_draft_loss(x, weight, vocabulary.teacher(teacher), **given, outputs=("acceptance",))
     over_all = target.softmax(-1)[..., draft_has]
     acceptance = torch.minimum((F.linear(x, weight) / 0.7).softmax(-1), over_all).sum(-1)
     assert error(found.loss, 1 - acceptance) < 1e-12
+    assert error(linear_draft_loss(x, weight, vocabulary.teacher(teacher), **given), 1 - acceptance) < 1e-12
     assert error(found.acceptance, acceptance) < 1e-12
 
 
@@ -261,10 +261,10 @@ def test_weights_of_positions():
 
 
 def test_weights_of_confidence():
-    """D-PACE: a block's confidences 0.5, 1 and 0.25 smooth to 0.75, 1 and 0.625, and a token that does not count is no factor."""
-    nll = -torch.tensor([[0.5, 1.0, 0.25], [0.5, 1.0, 0.25]]).log()
+    """D-PACE: a block's confidences 0.5, 0.5 and 0.25 smooth to 0.75, 0.75 and 0.625, and a token that does not count is no factor."""
+    nll = -torch.tensor([[0.5, 0.5, 0.25], [0.5, 0.5, 0.25]]).log()
     mask = torch.tensor([[1, 1, 1], [1, 0, 1]])
-    prefix = [0.75, 0.75, 0.46875]
+    prefix = [0.75, 0.5625, 0.3515625]
     expected = torch.tensor([[sum(prefix), sum(prefix[1:]), prefix[2]], [0.75 + 0.46875, 0.0, 0.46875]])
     torch.testing.assert_close(draft_confidence_weights(nll.requires_grad_(), mask), expected)
     assert not draft_confidence_weights(nll).requires_grad
