@@ -32,7 +32,7 @@ NOT_TRAINED = {  # losses of the registry that no task has as `loss=`, and what 
     *("soft_margin", "hinge_embedding", "margin_ranking", "cosine_embedding", "triplet_margin"),  # targets of 1 and -1, pairs or triplets
     "multilabel_margin",  # lists of classes
     *("distribution_focal", "lovasz_hinge"),  # sides of boxes, which a YOLO has beside loss=; one channel of a mask
-    *("kl", "js", "total_variation", "cosine_distance", "topk_kl", "dino"),  # a teacher's logits: task.divergence= has four
+    *("kl", "js", "total_variation", "cosine_distance", "topk_kl", "dino", "draft"),  # a teacher's logits: task.divergence= has four
 }
 
 

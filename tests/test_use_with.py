@@ -12,7 +12,7 @@ import torch
 from pages import ROOT, blocks_of, files_of, run_python, text_of
 
 from lossforge import integrations
-from lossforge.losses import FusedLinear, cross_entropy
+from lossforge.losses import FusedLinear, cross_entropy, linear_draft_loss
 
 FOLDER = "docs/use_with"
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
@@ -39,7 +39,7 @@ def test_every_page_is_tried():
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
-    tried |= {"liger", "verl", "megatron", "torchtitan"}
+    tried |= {"liger", "verl", "megatron", "torchtitan", "draft_models"}
     tried |= {"index", "llm_trainers"}  # have no Python code
     assert not [block for name in ("index", "llm_trainers") for block in blocks_of(f"{FOLDER}/{name}.md") if block.language == "python"]
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
@@ -95,6 +95,42 @@ def test_liger(run):
 def test_torchtitan(run):
     wrapper = pytest.importorskip("torchtitan.components.loss", reason="needs pip install torchtitan").ChunkedLossWrapper
     assert isinstance(run("torchtitan")["loss"].build(), wrapper)  # by which the trainer knows that it takes the head
+
+
+SPECFORGE = """
+def linear_draft_loss(x, weight, teacher, kind="lk", teacher_lse=None, loss_weight=None, normalizer=None, outputs=()):
+    logits, own = x @ weight.T, teacher.input @ teacher.weight.T
+    acceptance = torch.minimum(logits.softmax(-1), (own - teacher_lse.unsqueeze(-1)).exp()).sum(-1)
+    kl = torch.nn.functional.kl_div(logits.log_softmax(-1), own.softmax(-1), reduction="none").sum(-1)
+    share = torch.exp(-3.0 * acceptance.detach())
+    each = (share * kl + (1 - share) * (1 - acceptance)) * loss_weight
+    return each.sum() / (loss_weight.sum() if normalizer is None else normalizer), acceptance.detach() * (loss_weight != 0)
+"""
+"""SpecForge's blend with a λ a token, and its acceptance, in plain torch."""
+
+
+def test_draft_models(run):
+    ours = run("draft_models")
+    name = ", linear_draft_loss\n"
+    theirs = run("draft_models", {name: "\n" + SPECFORGE})
+    assert float(ours["accepted"][-1]) > float(ours["accepted"][0]) + 0.1
+    for found in ("accepted", "both", "acceptance", "nll", "weights"):
+        torch.testing.assert_close(ours[found], theirs[found], **FLOAT32)
+    gradients = [names["draft_head"].weight.grad for names in (ours, theirs)]  # of both blocks behind the loop
+    torch.testing.assert_close(*gradients, **FLOAT32)
+    torch.testing.assert_close(ours["both"], sum(separate(ours)), **FLOAT32)
+    logits = torch.randn(1, 6, 150)
+    assert ours["lk_hybrid"](logits, logits).abs().max() < 1e-6
+    assert ours["per_token"].shape == (1, 6)
+
+
+def separate(names):
+    """The terms of the page's one call of several depths, a call each."""
+    for d, states in enumerate(names["depths"]):
+        seen = names["seen"][:, d:]
+        teacher = names["vocabulary"].teacher(names["teacher_hidden"][:, d:])
+        given = {"teacher_lse": names["lse"][:, d:], "loss_weight": seen * names["decay"][d], "normalizer": names["seen"].sum()}
+        yield linear_draft_loss(states[:, : 16 - d], names["draft_head"].weight, teacher, **given)
 
 
 @pytest.mark.parametrize(

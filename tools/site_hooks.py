@@ -24,7 +24,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
         "Classification": ("losses/cross_entropy", "losses/classification", "losses/binary", "losses/angular"),
         "Regression": ("losses/regression", "losses/noise_model", "losses/likelihood"),
         "Detection and segmentation": ("losses/detection", "losses/iou", "losses/rotated", "losses/dice"),
-        "Distillation": ("losses/divergence",),
+        "Distillation": ("losses/divergence", "losses/draft"),
         "Features and ranking": tuple(
             f"losses/{each}" for each in ("contrastive", "metric_learning", "self_distillation", "embedding", "margin")
         ),
@@ -32,7 +32,8 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Use with": {
         "": ("use_with/index",),
         "Language models": tuple(
-            f"use_with/{name}" for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron")
+            f"use_with/{name}"
+            for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron", "draft_models")
         ),
         "Vision": tuple(
             f"use_with/{name}"
@@ -61,7 +62,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             f"reference/losses_{name}"
             for name in (
                 *("cross_entropy", "classification", "binary", "angular", "regression", "noise_model", "likelihood", "detection"),
-                *("iou", "rotated", "dice", "divergence", "contrastive"),
+                *("iou", "rotated", "dice", "divergence", "draft", "contrastive"),
                 *("metric_learning", "self_distillation", "embedding", "margin"),
             )
         ),

@@ -74,7 +74,7 @@ GROUPS = {
         "rotated": "Detection: rotated boxes",
     },
     "Segmentation": {"dice": "Segmentation"},
-    "Distillation": {"divergence": "Distillation"},
+    "Distillation": {"divergence": "Distillation", "draft": "Draft models"},
     "Features and ranking": {
         "contrastive": "Contrastive learning",
         "metric_learning": "Metric learning",

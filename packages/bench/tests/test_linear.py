@@ -173,7 +173,7 @@ def test_tables_name_who_failed():
     report.rows.append(row(LINEAR[0], "liger", None, status="failed: RuntimeError: no such luck"))
     text = linear.fused(report)
     assert "- liger, failed: RuntimeError: no such luck (cross entropy 8192×4096×128256 bf16)" in text
-    assert text.count("**1.0**") == 21 + 8 * 2 + 1  # cases, two more ways of eight, and skip_ignored
+    assert text.count("**1.0**") == 22 + 8 * 2 + 1  # cases, two more ways of eight, and skip_ignored
     assert "1.05 × the one product | 1.00 | met |" in linear.targets(report)
 
 

@@ -57,6 +57,7 @@ from lossforge.losses import (
     info_nce_loss,
     jsd_cross_entropy,
     linear_cross_entropy,
+    linear_draft_loss,
     linear_js_div,
     linear_kl_div,
     linear_objective,
@@ -633,7 +634,9 @@ def views(recorder: Recorder) -> None:
 
 def sums_of_divergences(recorder: Recorder) -> None:
     """Divergences whose statistics are known: rows that would fit a tile, and longer ones of float32 logits."""
-    for (loss, hyper), classes in itertools.product((("kl", []), ("js", [0.3]), ("total_variation", [])), (1000, 32_000)):
+    for (loss, hyper), classes in itertools.product(
+        (("kl", []), ("js", [0.3]), ("total_variation", []), ("draft_overlap", [])), (1000, 32_000)
+    ):
         recorder.case = f"{loss} {torch.float32} {ALWAYS} sums over {classes} of more classes none"
         call = DivergenceCall(loss, *torch.zeros(2, 64, classes), hyper=hyper, reduction="none")
         divergence_launch.sums_of(call, FORMULAS[loss].kernels, torch.zeros(5, 64))
@@ -723,6 +726,11 @@ def linear_losses(recorder: Recorder) -> None:
             differentiated(function(x, weight, LinearTeacher(teacher.detach(), weight), **MODES[mode], **hard), x)
         recorder.case = f"linear_kl {torch.bfloat16} {ALWAYS} {classes} classes forward"
         differentiated(linear_kl_div(x, weight, LinearTeacher(teacher.detach(), weight), **MODES["forward"]), x)
+        of_all = {"teacher_lse": torch.zeros(300), "outputs": ("entropy", "acceptance")}
+        for kind, mode in (("lk", "forward"), ("log_tv", "forward"), ("kl", "forward"), ("lk", "none")):
+            recorder.case = f"linear_draft {torch.bfloat16} {ALWAYS} {kind}, {classes} classes {mode}"
+            more = hard | of_all if kind == "log_tv" or mode == "none" else of_all
+            differentiated(linear_draft_loss(x, weight, LinearTeacher(teacher.detach(), weight), kind=kind, **MODES[mode], **more), x)
         recorder.case = f"linear_focal {torch.bfloat16} {ALWAYS} {classes} classes forward"
         differentiated(fuse_linear(sigmoid_focal_loss)(x, weight, target, **MODES["forward"]), x)
 

@@ -20,8 +20,23 @@ def test_divergences_over_sizes_and_alignment(judged, offset, device, loss, hype
         judged(DivergenceCall(loss, x.transpose(0, 1).contiguous().transpose(0, 1), teacher, hyper=hyper, swap=loss == "kl"))
 
 
+DRAFTS = [("draft_lk", [0.8, 2.0]), ("draft_log_tv", []), ("draft_tv", []), ("draft_kl", []), ("draft_ce", [])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("loss", "hyper"), DRAFTS, ids=[loss for loss, _ in DRAFTS])
+def test_draft_losses_over_sizes_and_alignment(judged, offset, device, loss, hyper, dtype):
+    for shape in [(3, 17), (2, 9001), (2, 7, 6)]:
+        x, teacher = (2 * torch.randn(2, *shape, device=device)).to(dtype)
+        lse = teacher.float().div(1.5).logsumexp(1) + torch.rand((shape[0], *shape[2:]), device=device)
+        more = {"hyper": hyper, "temperature": 1.5, "outputs": [False, True]}
+        for shift, reduction, given in ((0, "sum", {}), (1, "none", {"target_lse": lse}), (8, "none", {})):
+            judged(DivergenceCall(loss, offset(x, shift), offset(teacher, shift), reduction=reduction, **more, **given))
+        judged(DivergenceCall(loss, x.transpose(0, 1).contiguous().transpose(0, 1), teacher, target_lse=lse, **more))
+
+
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", [])])
+@pytest.mark.parametrize(("loss", "hyper"), [("kl", []), ("js", [0.3]), ("total_variation", []), ("draft_overlap", [])])
 def test_sums_over_some_of_the_classes(device, loss, hyper, swap):
     """With the statistics of all classes, the sums of two parts are those of all: of rows in one tile and in several."""
     launch, formulas = kernels.load("classes.divergence.launch"), FORMULAS[loss].kernels
@@ -31,7 +46,7 @@ def test_sums_over_some_of_the_classes(device, loss, hyper, swap):
         call = DivergenceCall(
             loss, x, teacher, labels, torch.rand(3, device=device), hyper=hyper, swap=swap, temperature=1.5, reduction="none"
         )
-        value, _, _, stats = launch.forward(call, formulas, [None], True)
+        value, *_, stats = launch.forward(call, formulas, [None], True)
         sums = torch.zeros(2, 3, device=device)
         for at in (slice(part), slice(part, classes)):
             own = torch.cat((stats[:4], torch.full_like(stats[4:], torch.nan)))

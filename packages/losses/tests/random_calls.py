@@ -501,6 +501,7 @@ OTHERS: dict[str, dict[str, str]] = {
     "linear_js_div": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_total_variation": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_cosine_distance": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
+    "linear_draft_loss": {"input": FEATURES, "weight": "normal c d", "teacher": "normal n c", "bias?": "normal c"},
     "linear_selective_log_softmax": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},
     "linear_entropy": {"input": FEATURES, "weight": "normal c d", "bias?": "normal c"},
     "linear_objective": {"input": FEATURES, "weight": "normal c d", "index": "index c n", "bias?": "normal c"},

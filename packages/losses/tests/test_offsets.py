@@ -68,6 +68,8 @@ LOGITS = {
     "js, scaled": of_teacher("js_div_with_logits", scale=0.3, target_scale=0.3, labels=EXISTING, hard_weight=0.4),
     "js": of_teacher("js_div_with_logits", temperature=1.7),
     "total variation": of_teacher("total_variation_with_logits", temperature=1.7),
+    "draft": of_teacher("draft_loss_with_logits", temperature=1.7),
+    "draft, log": of_teacher("draft_loss_with_logits", kind="log_tv", scale=0.3, target_scale=1.2, reduction="none"),
     "dino_loss": of_teacher("dino_loss", student_temperature=1.7, teacher_temperature=1.3, reduction="none"),
     "top-k": lambda x: losses.topk_kl_div_with_logits(x, VALUES.to(x.dtype), INDICES, temperature=1.7),
     "jsd": lambda x: losses.jsd_cross_entropy(x, EXISTING[:2], num_splits=3),

@@ -59,7 +59,7 @@ def test_count():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(1,), (4096,), (20_001,), (3, 9000), (5000, 1, 4097)])
+@pytest.mark.parametrize("sizes", [(1,), (4096,), (20_001,), (3, 9000), (5000, 1, 4097), (2, 3, 4, 5, 6000)])
 def test_scale(sizes, dtype):
     tensors = [torch.randn(n, device=DEVICE).to(dtype) for n in sizes]
     before = [t.clone() for t in tensors]

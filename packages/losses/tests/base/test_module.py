@@ -14,7 +14,19 @@ from lossforge.losses.base.option_types import Range
 from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import plain_sample
 
-BY_CALL = {"target_b", "lam", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only", "token_weight"}
+BY_CALL = {
+    "teacher_lse",
+    "target_b",
+    "lam",
+    "score",
+    "preference",
+    "group",
+    "normalizer",
+    "labels",
+    "offset",
+    "negative_only",
+    "token_weight",
+}
 BY_CALL |= {"negatives", "negatives_guide", "logit_scale", "logit_bias", "gathered", "gathered_labels", "gathered1", "gathered2"}
 """Arguments of functions that belong to a call, beside weights that are not of the classes or elements."""
 LEGACY = {"size_average", "reduce"}
@@ -66,6 +78,7 @@ BUILT = {
     "kl": {"temperature": 2.0},
     "js": {"temperature": 2.0},
     "total_variation": {"temperature": 2.0},
+    "draft": {"temperature": 2.0},
     "topk_kl": {"temperature": 2.0},
 }
 """With what a module is built where an option's value is seen only beside another's."""
@@ -78,6 +91,7 @@ OTHERS = {
     "softcap": 1.5,
     "target_threshold": -0.5,
     "format": "cxcywh",
+    "kind": "tv",
     "activation": "sigmoid",
     "ignore_index": 1,
     "weight": UNIT,

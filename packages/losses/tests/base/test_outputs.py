@@ -46,6 +46,7 @@ TYPES = {
     L.CrossEntropyOutput: option_types.RowOutput,
     L.TokenLogps: option_types.RowOutput,
     L.DivergenceOutput: option_types.DivergenceOutputs,
+    L.DraftOutput: option_types.DraftOutputs,
     L.LoadBalancingOutput: option_types.RouterOutput,
     L.PolicyLossOutput: option_types.PolicyOutput,
     L.ValueLossOutput: option_types.ValueOutput,

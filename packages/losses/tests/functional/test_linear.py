@@ -379,7 +379,7 @@ def test_a_module_keeps_its_functions_options(module, device):
     (x, w, b), target = model(device)
     target = target if module is LinearCrossEntropyLoss else torch.randn(2, 7, 11, device=device)
     ours, theirs = module(), inspect.signature(DECLARED[module.function.__name__].definition).parameters
-    of_call = () if module is LinearCrossEntropyLoss else ("loss_weight",)
+    of_call = () if module is LinearCrossEntropyLoss else ("loss_weight", "teacher_lse")
     own = [name for name, p in theirs.items() if p.kind is p.KEYWORD_ONLY and name not in of_call]
     assert {*own, "ignore_index", "chunk", "accumulate", "skip_ignored", "empty", "gradient"} <= set(ours.option_names)
     assert all(getattr(ours, name) == theirs[name].default for name in own)

@@ -348,6 +348,7 @@ EXACT = {
     "kl": lambda x, w, b, t, **mode: L.linear_kl_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "js": lambda x, w, b, t, **mode: L.linear_js_div(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "cosine": lambda x, w, b, t, **mode: L.linear_cosine_distance(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
+    "draft": lambda x, w, b, t, **mode: L.linear_draft_loss(x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode),
     "total variation": lambda x, w, b, t, **mode: L.linear_total_variation(
         x, w, normal(len(x), len(w), device=x.device).to(x.dtype), **mode
     ),

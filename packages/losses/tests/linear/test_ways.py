@@ -52,6 +52,7 @@ CALLS = {
     "js": lambda x, w, b, t: L.linear_js_div(x, w, teacher(x, w), b),
     "total variation": lambda x, w, b, t: L.linear_total_variation(x, w, teacher(x, w), b),
     "cosine": lambda x, w, b, t: L.linear_cosine_distance(x, w, teacher(x, w), b),
+    "draft": lambda x, w, b, t: L.linear_draft_loss(x, w, teacher(x, w), b, outputs=("acceptance",)).loss,
 }
 
 

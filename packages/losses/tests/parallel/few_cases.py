@@ -71,7 +71,12 @@ def tokens(group):
 
 
 def divergences(group):
-    classes.check_divergences(classes.layouts()["uneven"], "uneven", group, ("js of rows", "kl and labels", "js in backward"))
+    classes.check_divergences(
+        classes.layouts()["uneven"],
+        "uneven",
+        group,
+        ("js of rows", "kl and labels", "js in backward", "draft of rows", "draft, tv and labels"),
+    )
 
 
 def three_products(group):

@@ -193,15 +193,17 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
 
 
-def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
-    """Return fused divergences, the same of logits, and options."""
+def divergences(target: Tensor, lse: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
+    """Return fused divergences, the same of logits, and options. lse: of a teacher with more classes."""
     weight = torch.rand(target.shape)
     weight[2] = 0.0
-    kl, js, tv = (
+    kl, js, tv, draft = (
         (L.linear_kl_div, L.kl_div_with_logits),
         (L.linear_js_div, L.js_div_with_logits),
         (L.linear_total_variation, L.total_variation_with_logits),
+        (L.linear_draft_loss, L.draft_loss_with_logits),
     )
+    both = ("entropy", "acceptance")
     return {
         "kl": (*kl, {"temperature": 2.0}),
         "kl of rows": (*kl, {"reduction": "none", "loss_weight": weight}),
@@ -213,6 +215,13 @@ def divergences(target: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
         "kl and labels": (*kl, {"temperature": 2.0, "labels": target, "hard_weight": 0.3, "outputs": ("entropy",), "scale": 0.6}),
         "js and labels": (*js, {"reduction": "none", "labels": target.int(), "hard_weight": 0.6, "loss_weight": weight, "softcap": 3.0}),
         "labels alone": (*tv, {"labels": target.clamp(min=0), "ignore_index": int(target[0]), "hard_weight": 1.0, "gradient": "backward"}),
+        "draft": (*draft, {"temperature": 1.5, "scale": 1.3, "outputs": ("acceptance",)}),
+        "draft of rows": (*draft, {"reduction": "none", "loss_weight": weight, "labels": target, "teacher_lse": lse, "outputs": both}),
+        "draft, log": (*draft, {"kind": "log_tv", "teacher_lse": lse, "softcap": 4.0}),
+        "draft, tv and labels": (*draft, {"kind": "tv", "teacher_lse": lse, "labels": target, "hard_weight": 0.1, "outputs": both}),
+        "draft, kl": (*draft, {"kind": "kl", "outputs": ("acceptance",), "loss_weight": weight, "gradient": "backward"}),
+        "draft, ce": (*draft, {"kind": "ce", "outputs": ("acceptance",), "reduction": "sum"}),
+        "draft, ce alone": (*draft, {"kind": "ce", "teacher_lse": lse}),
         "entropy": (*kl, {"reduction": "sum", "reverse": True, "temperature": 0.7, "outputs": ("entropy",)}),
     }
 
@@ -222,7 +231,7 @@ def check_divergences(layout: Layout, name: str, group: Any, only: Collection[st
     x, w, b = torch.randn(ROWS, FEATURES), torch.randn(layout.classes, FEATURES), torch.randn(layout.classes)
     y, v, target = torch.randn(ROWS, 3), 2 * torch.randn(layout.classes, 3), torch.randint(layout.classes, (ROWS,))
     target[4] = -100
-    for case, (fused, function, options) in divergences(target).items():
+    for case, (fused, function, options) in divergences(target, (y @ v.t()).logsumexp(1) + torch.rand(ROWS)).items():
         if only and case not in only:
             continue
         leaves = [t.double().requires_grad_() for t in (x, w, b)]

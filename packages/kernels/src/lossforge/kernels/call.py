@@ -34,6 +34,7 @@ class Formulas(NamedTuple):
     binary: both for targets of 0 and 1, where fewer instructions do (elements/elementwise says how). heavy: so much arithmetic that
     registers limit the programs under way. averaged: of a divergence that is a mean under q, (ln q, ln p) → the term of a class.
     terms, slopes: of vectors, what is summed and its derivatives (features/vectors.py); `special` has all three.
+    blend: of a divergence whose row is a function of that mean and of the sum of the terms (formulas/softmax.py).
     """
 
     formula: Callable[..., Any]
@@ -44,6 +45,7 @@ class Formulas(NamedTuple):
     averaged: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
     slopes: Callable[..., Any] | None = None
+    blend: Callable[..., Any] | None = None
 
 
 class Head(NamedTuple):

@@ -13,6 +13,8 @@ from lossforge.losses.base.option_types import (
     DeviceMesh,
     Direction,
     DivergenceOutputs,
+    DraftKind,
+    DraftOutputs,
     Empty,
     Gradient,
     Independent,
@@ -29,7 +31,9 @@ from lossforge.losses.base.option_types import (
 from lossforge.losses.definitions.classes.classification import class_balanced_weight
 from lossforge.losses.definitions.classes.cross_entropy import CrossEntropyOutput
 from lossforge.losses.definitions.classes.divergence import DivergenceOutput
+from lossforge.losses.definitions.classes.draft import DraftOutput
 from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
+from lossforge.losses.definitions.language.drafting import DraftVocabulary, draft_confidence_weights, draft_decay_weights
 from lossforge.losses.definitions.language.experts import LoadBalancingOutput
 from lossforge.losses.definitions.language.tokens import TokenLogps
 from lossforge.losses.definitions.preference.common import sequence_logps
@@ -41,27 +45,29 @@ from lossforge.losses.engine.linear.fuse import FusedLinear, fuse_linear
 from lossforge.losses.engine.linear.teacher import LinearTeacher, TopKTeacher
 
 __all__ = [
-    "AlphaDivergence", "ClipCov", "CrossEntropyOutput", "DiscoPOP", "DivergenceOutput", "DrGRPO", "FusedLinear", "KLCov", "KLPenalty",
-    "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "SamplerCorrection", "Sapo", "TokenLogps", "TopKTeacher", "TpoL",
-    "ValueLossOutput", "Vespo", "arcface_loss", "asymmetric_loss_multi_label", "asymmetric_loss_single_label", "barlow_twins_loss",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "box_iou_loss", "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss",
-    "channel_wise_kl_div", "circle_loss", "class_balanced_weight", "clip_loss", "clip_loss_from_features", "complete_box_iou_loss",
-    "cosface_loss", "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss", "cross_entropy", "dice_ce_loss", "dice_loss",
-    "dino_loss", "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss", "distribution_focal_loss", "dkd_loss", "dpo_loss",
+    "AlphaDivergence", "ClipCov", "CrossEntropyOutput", "DiscoPOP", "DivergenceOutput", "DrGRPO", "DraftOutput", "DraftVocabulary",
+    "FusedLinear", "KLCov", "KLPenalty", "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "SamplerCorrection", "Sapo",
+    "TokenLogps", "TopKTeacher", "TpoL", "ValueLossOutput", "Vespo", "arcface_loss", "asymmetric_loss_multi_label",
+    "asymmetric_loss_single_label", "barlow_twins_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "box_iou_loss",
+    "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss", "channel_wise_kl_div", "circle_loss", "class_balanced_weight", "clip_loss",
+    "clip_loss_from_features", "complete_box_iou_loss", "cosface_loss", "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss",
+    "cross_entropy", "dice_ce_loss", "dice_loss", "dino_loss", "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss",
+    "distribution_focal_loss", "dkd_loss", "dpo_loss", "draft_confidence_weights", "draft_decay_weights", "draft_loss_with_logits",
     "efficient_box_iou_loss", "focal_tversky_loss", "fuse_linear", "gaussian_focal_loss", "gaussian_nll_loss", "general_robust_loss",
     "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "grpo_loss", "gwd_loss", "hinge_embedding_loss",
     "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy", "kfiou_loss", "kl_div",
     "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance", "linear_cross_entropy",
-    "linear_entropy", "linear_js_div", "linear_kl_div", "linear_objective", "linear_selective_log_softmax", "linear_total_variation",
-    "load_balancing_loss", "log_cosh_loss", "logit_adjusted_cross_entropy", "lovasz_hinge_loss", "lovasz_softmax_loss", "mal_loss",
-    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multi_similarity_loss", "multilabel_margin_loss",
-    "multilabel_soft_margin_loss", "nll_loss", "nt_xent_loss", "ohem_cross_entropy", "orpo_loss", "poisson_nll_loss",
-    "poly_binary_cross_entropy", "poly_cross_entropy", "ppo_value_loss", "preference_bce", "preference_bce_with_logits", "probiou_loss",
-    "proxy_anchor_loss", "quality_focal_loss", "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss", "selective_log_softmax",
-    "sequence_logps", "siglip_loss", "siglip_loss_from_features", "sigmoid_focal_loss", "simpo_loss", "sinkhorn_center", "smooth_l1_loss",
-    "smoothed_binary_cross_entropy", "soft_margin_loss", "softmax_focal_loss", "supervised_contrastive_loss", "symmetric_cross_entropy",
-    "taylor_cross_entropy", "topk_kl_div_with_logits", "total_variation", "total_variation_with_logits", "tpo_loss", "triplet_margin_loss",
-    "tversky_loss", "two_way_loss", "varifocal_loss", "vicreg_loss", "zlpr_loss",
+    "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_objective", "linear_selective_log_softmax",
+    "linear_total_variation", "load_balancing_loss", "log_cosh_loss", "logit_adjusted_cross_entropy", "lovasz_hinge_loss",
+    "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multi_similarity_loss",
+    "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "nt_xent_loss", "ohem_cross_entropy", "orpo_loss",
+    "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy", "ppo_value_loss", "preference_bce", "preference_bce_with_logits",
+    "probiou_loss", "proxy_anchor_loss", "quality_focal_loss", "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss",
+    "selective_log_softmax", "sequence_logps", "siglip_loss", "siglip_loss_from_features", "sigmoid_focal_loss", "simpo_loss",
+    "sinkhorn_center", "smooth_l1_loss", "smoothed_binary_cross_entropy", "soft_margin_loss", "softmax_focal_loss",
+    "supervised_contrastive_loss", "symmetric_cross_entropy", "taylor_cross_entropy", "topk_kl_div_with_logits", "total_variation",
+    "total_variation_with_logits", "tpo_loss", "triplet_margin_loss", "tversky_loss", "two_way_loss", "varifocal_loss", "vicreg_loss",
+    "zlpr_loss",
 ]
 
 def l1_loss(
@@ -670,6 +676,34 @@ def vicreg_loss(
 
 def barlow_twins_loss(input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05) -> Tensor: ...
 
+@overload
+def draft_loss_with_logits(
+    input: Tensor, target_logits: Tensor, kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", *, teacher_lse: Tensor | None = None, temperature_squared: bool = False,
+    ignore_index: int = -100, outputs: tuple[()] = (), weight: Tensor | None = None, labels: Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None,
+    hard_weight: float = 0.0,
+) -> Tensor: ...
+@overload
+def draft_loss_with_logits(
+    input: Tensor, target_logits: Tensor, kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", *, teacher_lse: Tensor | None = None, temperature_squared: bool = False,
+    ignore_index: int = -100, outputs: tuple[DraftOutputs, *tuple[DraftOutputs, ...]], weight: Tensor | None = None,
+    labels: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None, normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> DraftOutput: ...
+@overload
+def draft_loss_with_logits(
+    input: Tensor, target_logits: Tensor, kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+    reduction: BatchReduction = "batchmean", *, teacher_lse: Tensor | None = None, temperature_squared: bool = False,
+    ignore_index: int = -100, outputs: Sequence[DraftOutputs] = (), weight: Tensor | None = None, labels: Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+    target_softcap: float | None = None, hard_weight: float = 0.0,
+) -> Tensor | DraftOutput: ...
+
 def siglip_loss(
     input: Tensor, target: Tensor | None = None, *, offset: int = 0, negative_only: bool = False, reduction: Reduction = "mean",
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
@@ -949,6 +983,40 @@ def linear_cosine_distance(
     softcap: float | None = None, hard_weight: float = 0.0, labels: Tensor | None = None, ignore_index: int = -100,
     normalizer: float | Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
 ) -> Tensor: ...
+
+@overload
+def linear_draft_loss(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, kind: DraftKind = "lk", eta: float = 3.0,
+    kl_scale: float = 1.0, teacher_lse: Tensor | None = None, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False, loss_weight: Tensor | None = None, outputs: tuple[()] = (), chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> Tensor: ...
+@overload
+def linear_draft_loss(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, kind: DraftKind = "lk", eta: float = 3.0,
+    kl_scale: float = 1.0, teacher_lse: Tensor | None = None, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False, loss_weight: Tensor | None = None, outputs: tuple[DraftOutputs, *tuple[DraftOutputs, ...]],
+    chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+    skip_ignored: bool = False, valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None,
+    classes: int | None = None, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> DraftOutput: ...
+@overload
+def linear_draft_loss(
+    input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher, bias: Tensor | None = None, *, kind: DraftKind = "lk", eta: float = 3.0,
+    kl_scale: float = 1.0, teacher_lse: Tensor | None = None, temperature: float = 1.0, reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False, loss_weight: Tensor | None = None, outputs: Sequence[DraftOutputs] = (), chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, shift: int = 0, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+    sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0,
+    labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
+    gradient: Gradient | None = None,
+) -> Tensor | DraftOutput: ...
 
 @overload
 def grpo_loss(

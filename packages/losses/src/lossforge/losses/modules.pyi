@@ -14,6 +14,8 @@ from lossforge.losses.base.option_types import (
     BoxFormat,
     Direction,
     DivergenceOutputs,
+    DraftKind,
+    DraftOutputs,
     Empty,
     Gradient,
     MarginStrategy,
@@ -29,6 +31,7 @@ from lossforge.losses.functional import (
     CrossEntropyOutput,
     DiscoPOP,
     DivergenceOutput,
+    DraftOutput,
     DrGRPO,
     KLCov,
     KLPenalty,
@@ -44,13 +47,14 @@ __all__ = [
     "BinaryCrossEntropy", "BoxIoULoss", "BoxL1Loss", "BoxSmoothL1Loss", "BradleyTerryLoss", "CPOLoss", "ChannelWiseKLDivLoss", "CircleLoss",
     "ClipFeaturesLoss", "ClipLoss", "CompleteBoxIoULoss", "CosFaceLoss", "CosineDistanceWithLogitsLoss", "CosineEmbeddingLoss",
     "CrossEntropyLoss", "DINOLoss", "DISTLoss", "DKDLoss", "DPOLoss", "DiceCELoss", "DiceLoss", "DistanceBoxIoULoss",
-    "DistributionBalancedLoss", "DistributionFocalLoss", "EfficientBoxIoULoss", "FocalTverskyLoss", "GISTEmbedLoss", "GRPOLoss", "GWDLoss",
-    "GaussianFocalLoss", "GaussianNLLLoss", "GeneralRobustLoss", "GeneralizedBoxIoULoss", "GeneralizedCrossEntropyLoss",
-    "HingeEmbeddingLoss", "HuberLoss", "InfoNCELoss", "IoUAwareBCELoss", "JSDivWithLogitsLoss", "JaccardLoss", "KFIoULoss", "KLDLoss",
-    "KLDivLoss", "KLDivWithLogitsLoss", "KTOLoss", "KoLeoLoss", "L1Loss", "LDAMLoss", "LinearCosineDistanceLoss", "LinearCrossEntropyLoss",
-    "LinearJSDivLoss", "LinearKLDivLoss", "LinearTotalVariationLoss", "LogCoshLoss", "LogitAdjustedCrossEntropyLoss", "LovaszHingeLoss",
-    "LovaszSoftmaxLoss", "MSELoss", "MarginRankingLoss", "MatchabilityAwareLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss",
-    "MultiMarginLoss", "MultiSimilarityLoss", "NLLLoss", "NTXentLoss", "OHEMCrossEntropyLoss", "ORPOLoss", "PPOValueLoss", "PoissonNLLLoss",
+    "DistributionBalancedLoss", "DistributionFocalLoss", "DraftWithLogitsLoss", "EfficientBoxIoULoss", "FocalTverskyLoss", "GISTEmbedLoss",
+    "GRPOLoss", "GWDLoss", "GaussianFocalLoss", "GaussianNLLLoss", "GeneralRobustLoss", "GeneralizedBoxIoULoss",
+    "GeneralizedCrossEntropyLoss", "HingeEmbeddingLoss", "HuberLoss", "InfoNCELoss", "IoUAwareBCELoss", "JSDivWithLogitsLoss",
+    "JaccardLoss", "KFIoULoss", "KLDLoss", "KLDivLoss", "KLDivWithLogitsLoss", "KTOLoss", "KoLeoLoss", "L1Loss", "LDAMLoss",
+    "LinearCosineDistanceLoss", "LinearCrossEntropyLoss", "LinearDraftLoss", "LinearJSDivLoss", "LinearKLDivLoss",
+    "LinearTotalVariationLoss", "LogCoshLoss", "LogitAdjustedCrossEntropyLoss", "LovaszHingeLoss", "LovaszSoftmaxLoss", "MSELoss",
+    "MarginRankingLoss", "MatchabilityAwareLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss",
+    "MultiSimilarityLoss", "NLLLoss", "NTXentLoss", "OHEMCrossEntropyLoss", "ORPOLoss", "PPOValueLoss", "PoissonNLLLoss",
     "PolyBinaryCrossEntropy", "PolyCrossEntropyLoss", "PreferenceBCELoss", "PreferenceBCEWithLogitsLoss", "ProbIoULoss", "ProxyAnchorLoss",
     "QualityFocalLoss", "QuantileLoss", "RotatedIoULoss", "ScyllaBoxIoULoss", "SigLIPFeaturesLoss", "SigLIPLoss", "SigmoidFocalLoss",
     "SimPOLoss", "SmoothL1Loss", "SoftMarginLoss", "SoftmaxFocalLoss", "SupConLoss", "SymmetricCrossEntropyLoss", "TPOLoss",
@@ -523,6 +527,49 @@ class DistributionFocalLoss(LossModule):
     ) -> None: ...
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
+
+class DraftWithLogitsLoss(LossModule, Generic[Result]):
+    kind: DraftKind
+    eta: float
+    kl_scale: float
+    temperature: float
+    reduction: BatchReduction
+    temperature_squared: bool
+    ignore_index: int
+    outputs: Sequence[DraftOutputs]
+    gradient: Gradient | None
+    inplace: bool
+    validate: bool | None
+    scale: float
+    softcap: float | None
+    target_scale: float
+    target_softcap: float | None
+    hard_weight: float
+    @overload
+    def __init__(
+        self: DraftWithLogitsLoss[Tensor], kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+        reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False, ignore_index: int = -100, outputs: tuple[()] = (),
+        empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, scale: float = 1.0,
+        softcap: float | None = None, target_scale: float = 1.0, target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: DraftWithLogitsLoss[DraftOutput], kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+        reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False, ignore_index: int = -100,
+        outputs: tuple[DraftOutputs, *tuple[DraftOutputs, ...]], empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: DraftWithLogitsLoss[Tensor | DraftOutput], kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0,
+        temperature: float = 1.0, reduction: BatchReduction = "batchmean", *, temperature_squared: bool = False, ignore_index: int = -100,
+        outputs: Sequence[DraftOutputs] = (), empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, target_scale: float = 1.0,
+        target_softcap: float | None = None, hard_weight: float = 0.0,
+    ) -> None: ...
+    def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
+    def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Result: ...
 
 class EfficientBoxIoULoss(LossModule):
     reduction: Reduction
@@ -1029,6 +1076,54 @@ class LinearCrossEntropyLoss(LossModule, Generic[Result]):
         accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
         skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
         z_loss: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None, validate: bool | None = None,
+    ) -> None: ...
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
+    def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
+
+class LinearDraftLoss(LossModule, Generic[Result]):
+    kind: DraftKind
+    eta: float
+    kl_scale: float
+    temperature: float
+    reduction: BatchReduction
+    temperature_squared: bool
+    outputs: Sequence[DraftOutputs]
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    logits: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    shift: int
+    sum_input_gradient: bool
+    scale: float
+    softcap: float | None
+    hard_weight: float
+    ignore_index: int
+    gradient: Gradient | None
+    @overload
+    def __init__(
+        self: LinearDraftLoss[Tensor], *, kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+        reduction: BatchReduction = "batchmean", temperature_squared: bool = False, outputs: tuple[()] = (), chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True, scale: float = 1.0, softcap: float | None = None,
+        hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan", gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LinearDraftLoss[DraftOutput], *, kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0, temperature: float = 1.0,
+        reduction: BatchReduction = "batchmean", temperature_squared: bool = False, outputs: tuple[DraftOutputs, *tuple[DraftOutputs, ...]],
+        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LinearDraftLoss[Tensor | DraftOutput], *, kind: DraftKind = "lk", eta: float = 3.0, kl_scale: float = 1.0,
+        temperature: float = 1.0, reduction: BatchReduction = "batchmean", temperature_squared: bool = False,
+        outputs: Sequence[DraftOutputs] = (), chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
+        scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
+        gradient: Gradient | None = None,
     ) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...

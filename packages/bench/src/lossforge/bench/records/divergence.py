@@ -155,6 +155,29 @@ def total_variation(x: Tensor, target: Tensor, *, reduction: str, temperature: f
     return (p - q).abs().sum() / 2 / (len(x) if reduction == "batchmean" else 1)
 
 
+def _blend_of(log_p: Tensor, log_q: Tensor, kl_scale: float = 1.0, eta: float = 3.0) -> Tensor:
+    """Return arXiv 2602.23881's blend of KL and total variation a row, as speculators' lk_hybrid_loss has it."""
+    acceptance = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
+    share = kl_scale * torch.exp(-eta * acceptance.detach())
+    return share * _kl_of(log_p, log_q) + (1 - share) * (1 - acceptance)
+
+
+@loss(
+    "draft",
+    "draft model",
+    summed(VOCABULARY, TOKENS, "distinct teacher", {"eta": 3.0, "kl_scale": 1.0, "reduction": "batchmean"}, {"eta": 1.0}),
+    layers("linear", "qwen3-8b", DISTILLED, "linear teacher", "a teacher's layer"),
+    template=DIVERGENCE,
+    fused=Fused(
+        rows=lambda x, others: _blend_of(*_of_layers(x, others)),
+        total=mean_of_rows,
+        ours=lambda inputs, **how: losses.linear_draft_loss(inputs.x, inputs.head, teacher_of(inputs.others), **how),
+    ),
+)
+def draft(x: Tensor, target: Tensor, *, eta: float, kl_scale: float, reduction: str) -> Tensor:
+    return _blend_of(*log_probabilities(x, target, 1.0), kl_scale, eta).sum() / (len(x) if reduction == "batchmean" else 1)
+
+
 enter(
     "total_variation_probability",
     "total variation of probabilities",

@@ -87,6 +87,10 @@ ELSEWHERE = -1
 """The label of a class that a call does not have, where it has some of all classes."""
 
 
+BLENDED = frozenset(("draft_kl", "draft_ce", "draft_tv", "draft_log_tv", "draft_lk"))
+"""The divergences whose rows are functions of two sums over the classes."""
+
+
 class DivergenceCall(NamedTuple, Generic[L, T]):
     """A loss between the softmax of logits x (N, C, d…) and that of a teacher's, target, of the same shape, both softened by temperature.
 
@@ -96,8 +100,9 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
     q, the teacher that of p.
     The loss "cosine" is of the logits themselves, without softmaxes.
     With hard_weight a row's loss is soft_weight · divergence + hard_weight · -ln softmax(x) of the class that its label names, where the
-    logits are not softened. outputs: whether the entropy of each row's softened softmax is wanted. With some_classes x and target have
-    some of all classes, and the label ELSEWHERE names one of the others.
+    logits are not softened. outputs: whether the entropy of each row's softened softmax is wanted, and the acceptance Σ min(p, q) of
+    losses that are BLENDED. Of these target_lse (N, d…) is the log-sum of the teacher's softened logits over all its classes, where x and
+    target have some of them. With some_classes x and target have some of all classes, and the label ELSEWHERE names one of the others.
     The value is Σ (or, with reduction "none", each) loss · weight · loss_scale / divisor. The divisor is `normalizer` where given, else
     with reduction "mean" the weights of the rows not left out.
     """
@@ -108,6 +113,7 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
     labels: Tensor | None = None
     weight: Tensor | None = None
     center: Tensor | None = None
+    target_lse: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     swap: bool = False
@@ -123,7 +129,7 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
     reduction: str = "sum"
     empty_is_zero: bool = False
     some_classes: bool = False
-    outputs: list[bool] = NO_OUTPUTS[:1]  # entropy
+    outputs: list[bool] = NO_OUTPUTS[:2]  # entropy, acceptance
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -170,11 +176,14 @@ class DivergenceCall(NamedTuple, Generic[L, T]):
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         rows = (self.x.shape[0], *self.x.shape[2:])
-        loss, entropy = (rows, FLOAT) if self.reduction == "none" else ((), FLOAT), (rows, FLOAT) if self.outputs[0] else None
-        stats = (5 if self.hard_weight is None else 6, rows_of(self.x))
-        return loss, entropy, ((), FLOAT) if self.counted else None, (stats, FLOAT) if keep else None
+        loss = (rows, FLOAT) if self.reduction == "none" else ((), FLOAT)
+        entropy, acceptance = ((rows, FLOAT) if asked else None for asked in self.outputs)
+        stats = (5 + (self.hard_weight is not None) + 2 * (self.loss in BLENDED), rows_of(self.x))
+        return loss, entropy, acceptance, ((), FLOAT) if self.counted else None, (stats, FLOAT) if keep else None
 
 
+MOST_MORE = 0.05
+"""By which the log-sum of a teacher's logits over some classes may exceed that over all, as rounding; else the row is nan."""
 MOST = 1.05
 """A larger Σ exp(target) of a row is not of probabilities: its loss is nan. Rounded to bfloat16, those of 150,000 classes reach 1.03."""
 

@@ -189,12 +189,13 @@ def count(
 
 
 def scale_(factor: Tensor, *tensors: Tensor) -> None:
-    """Multiply up to three dense tensors in place by a 0-d factor on their device. Where it is 1, they are neither read nor written."""
+    """Multiply dense tensors in place by a 0-d factor on their device. Where it is 1, they are neither read nor written."""
     for t in tensors:
         if factor.get_device() != t.get_device():
             raise ValueError(f"factor must be on the device of the tensors, {t.device}, got {factor.device}")
-    absent = (None,) * (3 - len(tensors))
-    numbers = [t.numel() for t in tensors]
-    tiles = triton.cdiv(max(numbers), 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
-    grid = (triton.cdiv(max(numbers), 4096 * tiles),)
-    Launch(scale_kernel, grid, (factor, *tensors, *absent, *numbers, *[0] * len(absent)), BLOCK=4096, num_warps=8).start()
+    for start in range(0, len(tensors), 3):
+        some = tensors[start : start + 3]
+        absent, numbers = (None,) * (3 - len(some)), [t.numel() for t in some]
+        tiles = triton.cdiv(max(numbers), 4096 * 2048)  # few programs, so that a launch with the factor 1 costs almost nothing
+        grid = (triton.cdiv(max(numbers), 4096 * tiles),)
+        Launch(scale_kernel, grid, (factor, *some, *absent, *numbers, *[0] * len(absent)), BLOCK=4096, num_warps=8).start()

@@ -12,9 +12,10 @@ hⱼ - pⱼ Σ h. A class with p = q = 0 and logarithms of -inf adds nothing.
 import triton
 import triton.language as tl
 
-from lossforge.kernels.math import LN2, TINY, complement, exp, log2_nearest, powers
+from lossforge.kernels.math import LN2, TINY, complement, exp, log, log2_nearest, powers
 
 LEAST = tl.constexpr(-150.0)  # below the logarithm, to base 2 or e, of any float32 above 0
+SMALLEST = tl.constexpr(2.0**-126)  # normal float32
 STEEP = tl.constexpr(2.0**126)  # its product with any normal float32 is at least 1 in magnitude
 
 
@@ -106,3 +107,43 @@ def total_variation(lp, lq, p, q, unit):
     d = p - q
     slope = tl.clamp(d * STEEP, -0.5, 0.5, tl.PropagateNan.ALL)  # ½ sign(d), in two instructions where tl.where takes four
     return 0.5 * tl.abs(d), slope * p, -slope * q
+
+
+@triton.jit
+def overlap(lp, lq, p, q, unit):
+    """Compute Σ min(p, q), which is 1 - ½ Σ |p - q|, and keeps its digits where it is small. So do the derivatives, of ½ Σ |p - q|."""
+    slope = tl.clamp((p - q) * STEEP, -0.5, 0.5, tl.PropagateNan.ALL)
+    return tl.minimum(p, q, tl.PropagateNan.ALL), (slope - 0.5) * p, -(slope + 0.5) * q
+
+
+# Losses of a draft model (arXiv 2602.23881): a row's value from `first`, the mean of the formula's `averaged`, and `total`, the sum of its
+# terms over the classes that the draft has. mass: the teacher's probability of these. Each returns the value, the acceptance
+# α = Σ min(p, q), and the derivatives of the value by `first` and by ½ Σ |p - q|.
+
+
+@triton.jit
+def draft_first(first, total, mass):
+    """Return `first` itself, of terms `overlap`."""
+    return first, total, tl.where(total == total, 1.0, 1.0), tl.where(total == total, 0.0, 0.0)
+
+
+@triton.jit
+def draft_total_variation(first, total, mass):
+    """Compute 1 - α, of terms `total_variation`."""
+    distance = total + 0.5 * (1.0 - mass)
+    return distance, 1.0 - distance, tl.where(total == total, 0.0, 0.0), tl.where(total == total, 1.0, 1.0)
+
+
+@triton.jit
+def draft_log_acceptance(first, total, mass):
+    """Compute -ln α, of terms `overlap`. Where α is 0 there is no gradient."""
+    return -log(total), total, tl.where(total == total, 0.0, 0.0), tl.where(total < SMALLEST, 0.0, 1.0 / total)
+
+
+@triton.jit
+def draft_blend(first, total, mass, kl_scale, eta):
+    """Compute λ first + (1 - λ) (1 - α), λ = kl_scale exp(-η α) without gradient, of terms `total_variation`."""
+    distance = total + 0.5 * (1.0 - mass)
+    share = kl_scale * exp(-eta * (1.0 - distance))
+    value = tl.where(share == 0.0, 0.0, share * first) + (1.0 - share) * distance
+    return value, 1.0 - distance, share, 1.0 - share

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PER_CALL = {"target", "target_b", "lam", "token_weight", "score", "preference", "group", "normalizer", "labels", "offset", "negative_only"}
 PER_CALL |= {"margin", "policy_nll_loss", "mask", "kl", "old_per_token_logps", "ref_per_token_logps"}
-PER_CALL |= {"importance_sampling_ratio", "gathered", "gathered1", "gathered2", "gathered_labels"}
+PER_CALL |= {"importance_sampling_ratio", "gathered", "gathered1", "gathered2", "gathered_labels", "teacher_lse"}
 """Arguments with a default that belong to a call nevertheless."""
 
 

@@ -16,6 +16,7 @@ from lossforge.losses.definitions.boxes import iou as iou
 from lossforge.losses.definitions.boxes import rotated as rotated
 from lossforge.losses.definitions import dice as dice
 from lossforge.losses.definitions.classes import divergence as divergence
+from lossforge.losses.definitions.classes import draft as draft
 from lossforge.losses.definitions.features import self_distillation as self_distillation
 from lossforge.losses.definitions.features import contrastive as contrastive
 from lossforge.losses.definitions.features import metric_learning as metric_learning

@@ -3,7 +3,8 @@
 In plain torch, formulas of elements take (x, y, *hyper) and return the value per element; those of rows (z, *hyper), z = -ln p of a row's
 class; those of boxes (boxes1, boxes2, *hyper), (..., 4), corners where the loss is one of overlap, and return one value a pair; those of
 regions (I, P, Y, *hyper), a number a region each; those of divergences (ln p, ln q, *hyper), (N, C, d…), and return the terms of the sum
-over classes, 0 where a class has probability 0 in what is multiplied by the probability.
+over classes, 0 where a class has probability 0 in what is multiplied by the probability. Those that are BLENDED take the teacher's
+probability of these classes too, and return one term, (N, 1, d…).
 """
 
 import functools
@@ -43,6 +44,7 @@ class DeviceFormula(NamedTuple):
     averaged: Function | None = None
     terms: Function | None = None
     slopes: Function | None = None
+    blend: Function | None = None
     variables: int = 1
 
     def load(self) -> Formulas:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lossforge.kernels.classes.calls import MOST, DivergenceCall, TopKCall, ViewsCall
+from lossforge.kernels.classes.calls import MOST, MOST_MORE, DivergenceCall, TopKCall, ViewsCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.checks import nonzero
 from lossforge.losses.base.options import CappedDivergenceOptions, TopKOptions, check_options, checked_call, of_classes, rows_of
@@ -112,7 +112,7 @@ def hard_weights(share: object, temperature: Any, temperature_squared: bool) -> 
     return {"soft_weight": 1 - hard, "hard_weight": hard / (temperature * temperature) if temperature_squared else hard}
 
 
-ROWS = ("x", "target", "indices", "labels", "weight")
+ROWS = ("x", "target", "indices", "labels", "weight", "target_lse")
 
 
 def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
@@ -129,13 +129,36 @@ def _with_rows(call: Any, rows: tuple[int, ...]) -> Any:
             raise TypeError(f"weight must be of a floating dtype or bool, got {t.dtype}")
         checks.beside(name, t, call.x)
         checks.fits(name, t, t.shape == rows, "have one entry a row, shape {}", rows)
+    if isinstance(call, DivergenceCall) and call.target_lse is not None:
+        checks.floating_beside("teacher_lse", call.target_lse, call.x)
+        checks.fits("teacher_lse", call.target_lse, call.target_lse.shape == rows, "have one entry a row, shape {}", rows)
     narrow = call.labels is None or call.labels.dtype in (torch.int32, torch.int64)
     return call if narrow else call._replace(labels=call.labels.long())
 
 
 def divergence_reference(a: DivergenceCall | TopKCall) -> tuple[Tensor | None, ...]:
     """Compute a call in plain torch."""
-    return _reference(a), _entropy(a) if a.outputs[0] else None
+    found = _reference(a), _entropy(a) if a.outputs[0] else None
+    return found if isinstance(a, TopKCall) else (*found, _acceptance(a) if a.outputs[1] else None)
+
+
+@torch.no_grad()
+def _acceptance(a: DivergenceCall) -> Tensor:
+    """Return Σ min(p, q) of each row, 0 in rows that are left out."""
+    _, keep = _counts(a)
+    x, teacher = (torch.where(keep.unsqueeze(1), t.to(_dtype(a)), 0.0) for t in (a.x, a.target))
+    each = seen(x, a.logit_scale, a.softcap), seen(teacher, a.target_scale, a.target_softcap)
+    p, q = (relative(t, 1).div(a.temperature).softmax(1) for t in each)
+    if a.target_lse is not None:
+        q = q * _mass(a, capped(teacher, a.target_scale, a.target_softcap), keep)
+    return torch.where(keep, torch.minimum(p, q).sum(1).clamp(0, 1), 0.0)
+
+
+def _mass(a: DivergenceCall, teacher: Tensor, keep: Tensor) -> Tensor:
+    """Return the teacher's probability of the classes of each row, (N, 1, d…). teacher: its logits, capped."""
+    assert a.target_lse is not None
+    more = torch.where(keep, teacher.div(a.temperature).logsumexp(1) - a.target_lse.to(teacher.dtype), 0.0).unsqueeze(1)
+    return torch.where(more > MOST_MORE, torch.nan, more.exp().clamp(max=1))
 
 
 @torch.no_grad()
@@ -183,7 +206,8 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
             lq = relative(teacher, 1).div(a.temperature).log_softmax(1)
             if a.loss == "cosine":
                 lp, lq = vectors
-            soft = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper).sum(1)
+            mass = () if a.target_lse is None else (_mass(a, vectors[1], keep),)
+            soft = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper, *mass).sum(1)
         else:
             soft = _topk(a, lp, teacher, keep)
         return soft if hard is None else a.soft_weight * soft + hard
@@ -376,10 +400,10 @@ DIVERGENCE = Template(
     "divergence",
     "classes.divergence.launch",
     DivergenceCall,
-    results=("loss", "entropy"),
+    results=("loss", "entropy", "acceptance"),
     kept=("divisor", "stats"),
     typed=("target",),
-    fusing=Fusing(divergence_divisor, rows=("target", "labels", "weight"), teacher=True),
+    fusing=Fusing(divergence_divisor, rows=("target", "labels", "weight", "target_lse"), teacher=True),
     reference=divergence_reference,
     samples=divergence_samples,
     docs=DOCS,

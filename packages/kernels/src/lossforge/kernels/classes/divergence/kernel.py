@@ -13,6 +13,9 @@ found by the first sweep, too.
 
 With COSINE there are no softmaxes: D = 1 - cos(x, t) of the logits themselves, from Σ x², Σ t² and Σ x t in one sweep.
 
+With a formula's `blend` a row's loss is a function of two numbers: the mean under q that the first sweep computes, and the sum that the
+middle one does. The gradient of both is written in one sweep, with the derivatives of that function as factors of the row.
+
 With SWAP logits and teacher change their roles p and q: KL(q ‖ p) becomes KL(p ‖ q).
 """
 
@@ -24,21 +27,23 @@ from torch import Tensor
 
 from lossforge.kernels.classes.divergence import rows
 from lossforge.kernels.classes.rowwise import sweep
+from lossforge.kernels.engine.layout import longer
 from lossforge.kernels.engine.reduce import divided, finish
 from lossforge.kernels.math import log
 
 
 class Outputs(NamedTuple):
-    """Results of each row: the loss, the statistics for backward, and the entropy of p.
+    """Results of each row: the loss, the statistics for backward, the entropy of p, and the acceptance Σ min(p, q).
 
     stats: maxima of the logits as read, and log-sums of x / T; but for top-k also those of the teacher, and Σ h; with a hard part the
-    log-sum of x, too. With KNOWN they are read, but for Σ h. With COSINE the factors of x and t in the gradient are in place of the
-    teacher's.
+    log-sum of x, too; with a blend its two derivatives. With KNOWN they are read, but for Σ h. With COSINE the factors of x and t in the
+    gradient are in place of the teacher's.
     """
 
     loss: Tensor | None
     stats: Tensor | None
     entropy: Tensor | None = None
+    acceptance: Tensor | None = None
 
 
 class GradOutput(NamedTuple):
@@ -89,6 +94,11 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         if config.COSINE:
             soft, value = rows.cosine_tile(one_x, one_t, here, formula)
             h_sum, ls_1 = value * 0.0, soft.ls_x
+        elif formula.blend is not None:
+            soft, mean, mass, f, h, p, q = rows.one_blended(one_x, one_t, marks, span, keep, formula)
+            value, accepted, of_mean, of_sum = formula.blend(mean, tl.sum(f, 1), mass, *formula.hyper)
+            h_sum = tl.sum(h, 1)
+            ls_1 = rows.log_sum_of(one_x, soft, formula)
         else:
             soft, f, h, p = rows.one_tile(one_x, one_t, formula, config.SWAP)
             value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
@@ -96,7 +106,9 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         if out.entropy is not None:
             entropy = rows.entropy_of(one_x, soft, formula)
     else:
-        EVICT: tl.constexpr = "evict_last" if gradient.ptr is not None or formula.averaged is None else "evict_first"
+        EVICT: tl.constexpr = (
+            "evict_last" if gradient.ptr is not None or formula.averaged is None or formula.blend is not None else "evict_first"
+        )
         LATER: tl.constexpr = "evict_last" if gradient.ptr is not None else "evict_first"
         full = None if config.BR == 1 else sweep.read_mask(keep, span, config)
         if config.KNOWN:
@@ -137,6 +149,24 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
                 entropy = soft.ls_x - rows.merge_own(found, top_x, formula) / total_x * formula.inverse
         if config.COSINE:
             tl.static_assert(not config.KNOWN, "a cosine of some classes has no sums of all")
+        elif formula.blend is not None:
+            tl.static_assert(not config.KNOWN, "a blend of some classes has no sums of all")
+            mass = rows.mass_of(marks, span, keep, soft, formula)
+            mean = mass * 0.0
+            if formula.averaged is not None:
+                mean, _ = rows.closed(dot, total_x, total_t, soft, formula, False)
+            zero = tl.full([config.BR, config.BC // config.VEC], 0.0, tl.float32)
+            f, h = sweep.sweep(
+                (zero, zero),
+                (x, teacher),
+                span,
+                sweep.Reading(inside[:, None], full, float("-inf"), LATER, keep, True),
+                rows.add_blended,
+                rows.SlopesOp(formula, columns_of(soft), rows.Mass(mass[:, None])),
+                config,
+            )
+            value, accepted, of_mean, of_sum = formula.blend(mean, tl.sum(f, 1), mass, *formula.hyper)
+            h_sum = tl.sum(h, 1)
         elif formula.averaged is not None:
             value, h_sum = rows.closed(dot, total_x, total_t, soft, formula, config.SWAP)
         else:
@@ -147,7 +177,7 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
                 span,
                 sweep.Reading(inside[:, None], full, float("-inf"), LATER, keep, True),
                 rows.add_slopes,
-                rows.SlopesOp(formula, columns_of(soft)),
+                rows.SlopesOp(formula, columns_of(soft), rows.Mass(soft.ls_x[:, None])),
                 config,
             )
             value, h_sum = tl.sum(f, 1), tl.sum(h, 1)
@@ -162,15 +192,23 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         tl.store(out.loss + sweep.place_of(span), value * scale, mask=inside)
     if out.entropy is not None:
         tl.store(out.entropy + sweep.place_of(span), tl.where(keep, entropy, 0.0), mask=inside)
+    if out.acceptance is not None:
+        accepted = tl.clamp(accepted, 0.0, 1.0, tl.PropagateNan.ALL)
+        tl.store(out.acceptance + sweep.place_of(span), tl.where(keep, accepted, 0.0), mask=inside)
     h_sum = tl.where(keep, h_sum, 0.0)
+    blend = rows.no_blend(h_sum)
+    if formula.blend is not None:
+        blend = rows.Blend(mass, tl.where(keep, of_mean, 0.0), tl.where(keep, of_sum, 0.0))
     if not config.ONE_TILE or out.stats is not None:
         soft = kept(soft, keep)
         ls_1 = tl.where(keep, ls_1, 0.0)
     if out.stats is not None:
-        if formula.hard is None:
-            sweep.store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum), span)
-        else:
-            sweep.store_stats(out.stats, (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum, ls_1), span)
+        stats = (soft.top_x, soft.ls_x, soft.top_t, soft.ls_t, h_sum)
+        if formula.hard is not None:
+            stats = longer(stats, ls_1)
+        if formula.blend is not None:
+            stats = longer(longer(stats, blend.of_mean), blend.of_sum)
+        sweep.store_stats(out.stats, stats, span)
 
     if gradient.ptr is not None:
         share = tl.where(keep, w * scale * formula.inverse, 0.0)[:, None]
@@ -182,6 +220,8 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
         if config.ONE_TILE:
             if config.COSINE:
                 g = (soft.top_t[:, None] * one_x + soft.ls_t[:, None] * one_t) * share
+            elif formula.blend is not None:
+                g = rows.blended_at_logits(h, p, q, h_sum[:, None], blend.of_mean[:, None], blend.of_sum[:, None], share, formula)
             else:
                 g = rows.at_logits(h, p, h_sum[:, None], share)
             if formula.hard is not None:
@@ -189,8 +229,9 @@ def divergence_kernel(x, teacher, marks, gradient, out, sum, formula, rows_outer
             g = rows.at_stored(g, one_x, formula)
             sweep.store_tile(tl.where(keep[:, None], g, 0.0), gradient, to, lanes, here, "", config)
         else:
-            stats = rows.RowStats(span, to, columns_of(soft), h_sum[:, None], share, keep, of_hard.label, of_hard.ls, of_hard.share)
-            BACK: tl.constexpr = formula.averaged is not None or config.COSINE  # else the sweep before it ended at the row's begin
+            stats = rows.row_stats(span, to, columns_of(soft), h_sum, share, keep, of_hard, blend)
+            # from the row's end, unless the sweep before it ended at the row's begin
+            BACK: tl.constexpr = (formula.averaged is not None and formula.blend is None) or config.COSINE
             sweep.write_rows((x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, BACK, config)
     if config.ONE_TILE:
         if sum is not None:
@@ -210,14 +251,18 @@ def divergence_backward_kernel(x, teacher, marks, gradient, stats_ptr, grad_outp
     stored = sweep.read_one((x, teacher), span, keep, config)
     of_loss = tl.load(grad_output.ptr + sweep.place_of(span) * grad_output.stride, mask=span.inside, other=0.0).to(tl.float32)
     factor = tl.where(keep, of_loss * w * scale, 0.0)
+    top_x, ls_x, top_t, ls_t, h_sum = sweep.load_stats(stats_ptr, 5, span)
     if formula.hard is None:
-        top_x, ls_x, top_t, ls_t, h_sum = sweep.load_stats(stats_ptr, 5, span)
         of_hard = rows.no_hard(h_sum)
         share = factor * formula.inverse
     else:
-        top_x, ls_x, top_t, ls_t, h_sum, ls_1 = sweep.load_stats(stats_ptr, 6, span)
-        of_hard = rows.hard_columns(hard, ls_1, factor)
+        of_hard = rows.hard_columns(hard, sweep.load_stat(stats_ptr, 5, span), factor)
         share = tl.where(keep, formula.soft * formula.inverse, 0.0)
     soft = rows.Softmaxes(top_x[:, None], ls_x[:, None], top_t[:, None], ls_t[:, None])
-    stats = rows.RowStats(span, to, soft, h_sum[:, None], share[:, None], keep, of_hard.label, of_hard.ls, of_hard.share)
+    blend = rows.no_blend(h_sum)
+    if formula.blend is not None:
+        AFTER: tl.constexpr = 5 if formula.hard is None else 6
+        mass = rows.mass_of(marks, span, keep, rows.Softmaxes(top_x, ls_x, top_t, ls_t), formula)
+        blend = rows.Blend(mass, sweep.load_stat(stats_ptr, AFTER, span), sweep.load_stat(stats_ptr, AFTER + 1, span))
+    stats = rows.row_stats(span, to, soft, h_sum, share[:, None], keep, of_hard, blend)
     sweep.write_one(stored, (x, teacher), rows.GradientOp(gradient, formula, stats), rows.write_slope, config)

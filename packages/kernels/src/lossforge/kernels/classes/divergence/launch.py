@@ -36,12 +36,13 @@ def _make(
     formulas: Formulas, call: DivergenceCall, wanted: Wanted, out: Outputs, grad_output: GradOutput, known: bool = False
 ) -> Launch | None:
     """None where the dimensions of the tensors beside the classes do not join into two. known: whether out.stats is known."""
-    at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, wanted.gradient), 2, wanted.gradient)
+    at = row_layout(call.x.shape, (call.x, call.target, call.labels, call.weight, call.target_lse, wanted.gradient), 2, wanted.gradient)
     if at is None:
         return None
-    x, teacher, labels, weight, gradient = at.strided
+    x, teacher, labels, weight, lse, gradient = at.strided
     formula = formula_of(call, wanted.divisor, formulas.formula, None if known else formulas.averaged, call.hyper)
-    given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight), gradient)
+    formula = formula._replace(blend=formulas.blend)
+    given = (Logits(*x, at.classes), Logits(*teacher, at.classes), Marks(labels, weight, lse), gradient)
     cosine = formulas.formula is None
     constants = {"EMPTY_IS_ZERO": call.empty_is_zero, "SWAP": call.swap}
     if grad_output.ptr is not None:
@@ -50,7 +51,8 @@ def _make(
             divergence_backward_kernel, tiles, (*given, out.stats, grad_output, formula), TENSORS=2, COSINE=cosine, **constants
         )
     total = out.loss is None
-    if total and out.stats is None and out.entropy is None and wanted.gradient is not None and not cosine:
+    fewer = cosine or formula.blend is not None  # which resident.py does not have
+    if total and out.stats is None and out.entropy is None and wanted.gradient is not None and not fewer:
         resident = _resident(call, at, given, formula, wanted.counted, COUNT=wanted.counted > 0, **constants)
         if resident is not None:
             return resident
@@ -133,8 +135,8 @@ class FromTeacher(Generic[C]):
         """Compute the loss, its divisor and the statistics as engine.template.Launches says."""
         itself = alone and call.counted and call.weight is None and call.labels is not None and counts_itself(call.labels, None)
         counted, divisor = (call.labels.numel(), None) if itself and call.labels is not None else (0, _divisor(call))
-        each, *entropy, _, kept = call.shapes(keep)
-        further: list[Tensor | None] = [new_like(call.x, shape) for shape in entropy]
+        each, *beside, _, kept = call.shapes(keep)
+        further: list[Tensor | None] = [new_like(call.x, shape) for shape in beside]
         out = Outputs(new_like(call.x, each) if call.reduction == "none" else None, new_like(call.x, kept), *further)
         totals = self.start(call, formulas, Wanted(divisor, counted, gradients[0]), out)
         return totals[0] if totals else out.loss, *further, divisor if call.counted else None, out.stats

@@ -8,19 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lossforge.kernels.classes.calls import MOST_MORE
 from lossforge.kernels.classes.rowwise.rows import LOWEST
 from lossforge.kernels.classes.rowwise.sweep import element_address, mask_out_of_range, row_address, write_tile
 from lossforge.kernels.engine.layout import Strided
 from lossforge.kernels.math import LN2, LOG2E, exp2, log, product, tanh, widened
 
+MOST_RATIO = tl.constexpr(MOST_MORE)
 SHORTEST = tl.constexpr(1e-8)  # in place of a smaller length of a row, as in torch.nn.functional.cosine_similarity
 
 
 class Marks(NamedTuple):
-    """Labels of rows, with an ignored label, and weights of rows: they decide how much a row counts."""
+    """Labels of rows, with an ignored label, and weights of rows: they decide how much a row counts.
+
+    lse: the log-sums of the teacher's softened logits over all its classes, where a row has some of them.
+    """
 
     labels: Strided
     weight: Strided
+    lse: Strided = Strided()
 
 
 class Formula(NamedTuple):
@@ -30,7 +36,7 @@ class Formula(NamedTuple):
         terms: (ln p, ln q, p, q, unit, *hyper) → (f, ∂f/∂ln p, ∂f/∂ln q).
         averaged: of a value that is a mean under q of a term linear in ln q and ln p, (ln q, ln p) → that term; else None. The first sweep
             computes such a value. Σ ∂f/∂ln p is then -1, and Σ ∂f/∂ln q is the value.
-        hyper: hyper-parameters of terms.
+        hyper: hyper-parameters of terms, or of blend.
         inverse: 1 / T.
         rate: log₂ e / T, computed on the host, because the kernel would keep its own product in a register through its branches.
         scale: factor of the values.
@@ -45,6 +51,8 @@ class Formula(NamedTuple):
         ratio: the teacher's `inverse` over the logits'; None for 1.
         elsewhere: the label of rows whose class is not among these logits, which are some of all; None where they are all.
         reverse: of a teacher's top K, the share of KL(student ‖ teacher); None without.
+        blend: (mean of averaged, Σ f, mass, *hyper) → (value, acceptance, the value's derivatives by both sums); None where Σ f, or the
+            mean, is the value.
     """
 
     terms: Callable[..., Any] | None
@@ -67,6 +75,7 @@ class Formula(NamedTuple):
     ratio: float | None = None
     elsewhere: int | None = None
     reverse: float | None = None
+    blend: Callable[..., Any] | None = None
 
 
 Lanes = namedtuple("Lanes", "m_x s_x m_t s_t dot")
@@ -86,16 +95,22 @@ HardColumns = namedtuple("HardColumns", "label ls share")
 Softmaxes = namedtuple("Softmaxes", "top_x ls_x top_t ls_t")
 """A row's maxima and log-sums of logits and teacher."""
 
-RowStats = namedtuple("RowStats", "span to soft h_sum share keep label ls_1 hard")
+Blend = namedtuple("Blend", "mass of_mean of_sum")
+"""The teacher's probability of a row's classes, and the derivatives of a blended value by its two sums."""
+
+RowStats = namedtuple("RowStats", "span to soft h_sum share keep label ls_1 hard mass of_mean of_sum")
 """What is known of rows after their sums. to: where their gradient begins. share: its factor. keep: which rows have one.
 
-label, ls_1, hard: HardColumns."""
+label, ls_1, hard: HardColumns. mass, of_mean, of_sum: Blend."""
 
 GradientOp = namedtuple("GradientOp", "gradient formula rows")
 """The operation that writes the gradient."""
 
-SlopesOp = namedtuple("SlopesOp", "formula soft")
-"""The operation that sums f and h."""
+Mass = namedtuple("Mass", "of_rows")
+"""The teacher's probability of rows' classes, (BR, 1): a record, because a run-time field behind records costs these their constants."""
+
+SlopesOp = namedtuple("SlopesOp", "formula soft mass")
+"""The operation that sums f and h. mass: a Mass, of a formula with `blend`."""
 
 
 @triton.jit
@@ -147,6 +162,12 @@ def hard_columns(hard, ls, factor):
     """Return what the gradient with a hard part takes. factor: of the rows' gradients."""
     share = tl.where(hard.valid, factor, float("nan"))
     return HardColumns(hard.label.to(tl.int32)[:, None], ls[:, None], share[:, None])
+
+
+@triton.jit
+def no_blend(of_row):
+    """Return a Blend that nothing reads, in the shape of a number a row."""
+    return Blend(of_row, of_row, of_row)
 
 
 @triton.jit
@@ -343,6 +364,36 @@ def of_tile(x, t, soft, formula, SWAP: tl.constexpr):
 
 
 @triton.jit
+def mass_of(marks, span, keep, soft, formula):
+    """Return the teacher's probability of the classes that rows have. It is nan where the log-sum over all is less than that of these."""
+    mass = tl.where(keep, 1.0, 1.0)
+    if marks.lse.ptr is not None:
+        lse = tl.load(row_address(marks.lse, span.outer, span.row), mask=keep, other=0.0).to(tl.float32)
+        more = as_logits(soft.top_t, formula) * formula.inverse + soft.ls_t - lse
+        found = tl.minimum(exp2(more * LOG2E), 1.0, tl.PropagateNan.ALL)  # above 1 it is rounding
+        mass = tl.where(keep, tl.where(more > MOST_RATIO, float("nan"), found), 1.0)
+    return mass
+
+
+@triton.jit
+def blended_tile(x, t, soft, mass, formula):
+    """Return (f, h, p, q) of tiles of logits and teacher for a formula with `blend`. q: of the classes here alone."""
+    lp, p = log_softmax(x, soft.top_x, soft.ls_x, formula.rate)
+    lq, q = log_softmax(t, soft.top_t, soft.ls_t, rate_of_teacher(formula))
+    f, h, _ = formula.terms(lp, lq, p, q * mass, LN2)
+    return f, h, p, q
+
+
+@triton.jit
+def blended_at_logits(h, p, q, h_sum, of_mean, of_sum, share, formula):
+    """Return the gradient of a blended value from the slopes of its two sums."""
+    g = (h - p * h_sum) * of_sum
+    if formula.averaged is not None:
+        g += (p - q) * of_mean
+    return g * share
+
+
+@triton.jit
 def at_logits(h, p, h_sum, share):
     return (h - p * h_sum) * share
 
@@ -366,6 +417,25 @@ def one_tile(x, t, formula, SWAP: tl.constexpr):
     lp, lq = step_x * formula.inverse - ls_x[:, None], as_logits(step_t, formula) * formula.inverse - ls_t[:, None]
     f, h = value_and_slope(lp, lq, p, q, 1.0, formula, SWAP)
     return Softmaxes(top_x, ls_x, top_t, ls_t), f, h, p
+
+
+@triton.jit
+def one_blended(x, t, marks, span, keep, formula):
+    """Return (softmaxes, mean, mass, f, h, p, q) of rows that one tile holds, for a formula with `blend`. mean: of `averaged`, or 0."""
+    top_x, top_t = tl.max(x, 1), tl.max(t, 1)
+    step_t, step_x = t - top_t[:, None], x - top_x[:, None]
+    e_x, e_t = exp2(step_x * formula.rate), exp2(step_t * rate_of_teacher(formula))
+    total_x, total_t = tl.sum(e_x, 1), tl.sum(e_t, 1)
+    soft = Softmaxes(top_x, log(total_x), top_t, log(total_t))
+    p, q = product(e_x, (1.0 / total_x)[:, None]), product(e_t, (1.0 / total_t)[:, None])
+    lp = step_x * formula.inverse - soft.ls_x[:, None]
+    lq = as_logits(step_t, formula) * formula.inverse - soft.ls_t[:, None]
+    mass = mass_of(marks, span, keep, soft, formula)
+    f, h, _ = formula.terms(lp, lq, p, q * mass[:, None], 1.0)
+    mean = mass * 0.0
+    if formula.averaged is not None:
+        mean = tl.sum(tl.where(q == 0.0, 0.0, q * formula.averaged(lq, lp)), 1)
+    return soft, mean, mass, f, h, p, q
 
 
 @triton.jit
@@ -466,11 +536,29 @@ def add_slopes(sums, tile, of, config):
 
 
 @triton.jit
+def row_stats(span, to, soft, h_sum, share, keep, hard, blend):
+    """Return RowStats, of soft and share in columns."""
+    mass, of_mean, of_sum = blend.mass[:, None], blend.of_mean[:, None], blend.of_sum[:, None]
+    return RowStats(span, to, soft, h_sum[:, None], share, keep, hard.label, hard.ls, hard.share, mass, of_mean, of_sum)
+
+
+@triton.jit
+def add_blended(sums, tile, of, config):
+    """Do the same for a formula with `blend`."""
+    x, t = both(tile, of.formula, config)
+    f, h, _, _ = blended_tile(x, t, of.soft, of.mass.of_rows, of.formula)
+    return sums[0] + tl.sum(by_lane(f, config), 2), sums[1] + tl.sum(by_lane(h, config), 2)
+
+
+@triton.jit
 def write_slope(state, tile, of, config):
     """Write the gradient of a tile."""
     x, t = capped_both(tile.stored[0], tile.stored[1], tile.column, tile.here, None, of.formula)
     if config.COSINE:
         g = (of.rows.soft.top_t * x + of.rows.soft.ls_t * t) * of.rows.share
+    elif of.formula.blend is not None:
+        _, h, p, q = blended_tile(x, t, of.rows.soft, of.rows.mass, of.formula)
+        g = blended_at_logits(h, p, q, of.rows.h_sum, of.rows.of_mean, of.rows.of_sum, of.rows.share, of.formula)
     else:
         g = divergence_gradient(x, t, of.rows.soft, of.rows.h_sum, of.rows.share, of.formula, config.SWAP)
     if of.formula.hard is not None:

@@ -341,8 +341,13 @@ def store_stats(ptr, stats, span):
 
 
 @triton.jit
+def load_stat(ptr, i: tl.constexpr, span):
+    return tl.load(stats_at(ptr, i, span), mask=span.inside, other=0.0)
+
+
+@triton.jit
 def load_stats(ptr, N: tl.constexpr, span):
     stats = ()
     for i in tl.static_range(N):
-        stats = longer(stats, tl.load(stats_at(ptr, i, span), mask=span.inside, other=0.0))
+        stats = longer(stats, load_stat(ptr, i, span))
     return stats

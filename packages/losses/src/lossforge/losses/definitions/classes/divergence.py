@@ -59,9 +59,14 @@ def _with_entropy(
     call: C, options: CappedDivergenceOptions | TopKOptions, temperature_squared: bool, outputs: Sequence[DivergenceOutputs]
 ) -> CheckedCall[C, Tensor | DivergenceOutput]:
     """Check arguments of a divergence, whose entropy may be wanted too."""
-    asked = DivergenceOutput.asked(outputs)
-    checked: CheckedCall[C, Any] = divergence_loss(call._replace(outputs=asked), options, temperature_squared)
-    return checked.returning(DivergenceOutput.of) if any(asked) else checked
+    asked: list[bool] = DivergenceOutput.asked(outputs)
+    wanted = [*asked, *call.outputs[len(asked) :]]
+    checked: CheckedCall[C, Any] = divergence_loss(call._replace(outputs=wanted), options, temperature_squared)
+    return checked.returning(_loss_and_entropy) if any(asked) else checked
+
+
+def _loss_and_entropy(results: Sequence[Tensor | None]) -> DivergenceOutput:
+    return DivergenceOutput.of(results[:2])
 
 
 def _weighted(p: Tensor, lp: Tensor, lq: Tensor) -> Tensor:

@@ -15,9 +15,12 @@ from lossforge.losses.base.option_types import (
     BatchReduction,
     DeviceMesh,
     DivergenceOutputs,
+    DraftKind,
+    DraftOutputs,
     Empty,
     Gradient,
     Independent,
+    NonNegative,
     Positive,
     ProcessGroup,
     Reduction,
@@ -35,6 +38,7 @@ from lossforge.losses.definitions.classes.divergence import (
     topk_kl_div_with_logits,
     total_variation_with_logits,
 )
+from lossforge.losses.definitions.classes.draft import DraftOutput, draft_loss_with_logits
 from lossforge.losses.definitions.language.tokens import (
     TokenLogps,
     asked_of_rows,
@@ -122,7 +126,7 @@ LINEAR = TemplateDocs(
 
 
 _as_fused: Any = checks.renamed(weight="loss_weight", target_logits="teacher")
-CROSS_ENTROPY, KL, TOP_K, JS, TOTAL_VARIATION, COSINE = map(
+CROSS_ENTROPY, KL, TOP_K, JS, TOTAL_VARIATION, COSINE, DRAFT = map(
     _as_fused,
     (
         cross_entropy,
@@ -131,6 +135,7 @@ CROSS_ENTROPY, KL, TOP_K, JS, TOTAL_VARIATION, COSINE = map(
         js_div_with_logits,
         total_variation_with_logits,
         cosine_distance_with_logits,
+        draft_loss_with_logits,
     ),
 )
 """The losses of logits, whose errors name arguments as here, where `weight` is the layer's."""
@@ -556,3 +561,62 @@ def linear_cosine_distance(
         if options.get(name) is not None:
             raise ValueError(f"{name} is not served by linear_cosine_distance, which takes all classes in one process")
     return by_teacher(COSINE, (input, weight, bias), teacher, options, reduction=reduction, weight=loss_weight)
+
+
+@public(LINEAR, Module("LinearDraftLoss", "Loss of a draft model from its hidden states and a teacher's", SEE))
+def linear_draft_loss(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    teacher: Tensor | LinearTeacher,  # logits (…, C), or a LinearTeacher
+    bias: Tensor | None = None,  # (C,)
+    *,
+    kind: DraftKind = "lk",
+    eta: NonNegative = 3.0,
+    kl_scale: NonNegative = 1.0,
+    teacher_lse: Tensor | None = None,  # (…)
+    temperature: Positive = 1.0,
+    reduction: BatchReduction = "batchmean",
+    temperature_squared: bool = False,
+    loss_weight: Tensor | None = None,  # (…)
+    outputs: Sequence[DraftOutputs] = (),
+    **options: Unpack[LinearDivergenceOptions],
+) -> CheckedCall[DivergenceCall, Tensor | DraftOutput]:
+    """Loss of a draft model for speculative decoding, from its hidden states and its teacher's: draft_loss_with_logits, fused.
+
+    Neither the draft's logits nor those of a LinearTeacher are kept. Where the draft has some of the teacher's classes, DraftVocabulary
+    gives the teacher and `teacher_lse`.
+
+    Args:
+        kind: "lk", "log_tv", "tv", "kl" or "ce", as in draft_loss_with_logits.
+        eta: η of at least 0, of "lk".
+        kl_scale: s of at least 0, of "lk".
+        teacher_lse: (…), log-sum-exp of the teacher's softened logits over all its classes, as in draft_loss_with_logits.
+        temperature_squared: multiply by T². Off by default.
+        loss_weight: (…), a factor a row, such as draft_decay_weights; the means divide by its sum.
+        outputs: "entropy" and "acceptance", as in draft_loss_with_logits.
+
+    Returns:
+        a scalar, or (…) with reduction "none", in float32 (float64 where an input is); with outputs DraftOutput.
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32, requires_grad=True), torch.nn.Linear(32, 100)
+        >>> from lossforge.losses import LinearTeacher
+        >>> teacher = LinearTeacher(torch.randn(6, 48), torch.randn(100, 48))
+        >>> loss, acceptance = linear_draft_loss(hidden, head.weight, teacher, outputs=("acceptance",))
+        >>> loss.backward()
+    """
+    return by_teacher(
+        DRAFT,
+        (input, weight, bias),
+        teacher,
+        options,
+        kind=kind,
+        eta=eta,
+        kl_scale=kl_scale,
+        teacher_lse=teacher_lse,
+        temperature=temperature,
+        reduction=reduction,
+        temperature_squared=temperature_squared,
+        weight=loss_weight,
+        outputs=outputs,
+    )

@@ -26,7 +26,7 @@ from lossforge.losses.templates.elementwise import IGNORED
 
 Accumulate = Literal["float32", "weight"]
 LogitsDtype = Literal["float32", "weight"]
-PER_ROW = ("target", "target_b", "lam", "token_weight", "indices", "labels", "score", "row_scale")
+PER_ROW = ("target", "target_b", "lam", "token_weight", "indices", "labels", "score", "row_scale", "teacher_lse")
 """Arguments with an entry a row."""
 FUNCTIONAL = f"{PACKAGE}.functional"
 OPTIONS = {"chunk": None, "accumulate": None, "logits": None, "skip_ignored": False, "shift": 0}

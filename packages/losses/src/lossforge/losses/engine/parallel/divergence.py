@@ -3,7 +3,7 @@
 Each process computes a chunk's logits of its own classes, student's and teacher's, and of each row their maxima and log-sums. Joined over
 the processes, these give p and q of its classes. The row's divergence is a sum over all classes, and so is Σ h, which the gradient
 (hⱼ - pⱼ Σ h) / T of the logits needs (lossforge.kernels.classes.divergence). So an exchange of four numbers a row and one of two are all
-that travels; with hard_weight and the entropy one number more each.
+that travels; with hard_weight and the entropy one number more each, and one more where a row is a function of two sums (BLENDED).
 
 By kernels, a scalar loss writes its gradient in forward, as on one process. Else backward computes the logits again, and only sums the
 gradient of the input.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lossforge import kernels
 from lossforge.kernels.call import Head
-from lossforge.kernels.classes.calls import ELSEWHERE, DivergenceCall
+from lossforge.kernels.classes.calls import BLENDED, ELSEWHERE, MOST_MORE, DivergenceCall
 from lossforge.kernels.plans import by_plan, call_key, layouts
 from lossforge.losses.base import checks
 from lossforge.losses.base.record import CheckedCall
@@ -53,7 +53,7 @@ def over_processes(shards: Shards, hard: float, temperature_squared: bool, check
     call: Call = checked.call
     if weights := hard_weights(hard, call.temperature, temperature_squared):
         call = call._replace(**weights, **_own_labels(shards, call))
-    for name, t in (("loss_weight", call.weight), *[("teacher", t) for t in _tensors(call.target)]):
+    for name, t in (("loss_weight", call.weight), *[("teacher", t) for t in _tensors(call.target)], ("teacher_lse", call.target_lse)):
         if t is not None:
             checks.without_gradient(name, t)
     in_forward = gradient_in_forward(checked.options.get("gradient"), call.x, call.reduction)
@@ -90,14 +90,13 @@ class _Divergence(torch.autograd.Function):
     """A divergence. Gradients that forward wrote are handed out once; a second backward computes them again, with the same bits."""
 
     @staticmethod
-    def forward(ctx: Any, sharded: ShardedCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, sharded: ShardedCall, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.sharded, ctx.wanted = sharded, ctx.needs_input_grad[1:]
-        (loss, entropy), stats, written = _computed(sharded, ctx.wanted if sharded.in_forward else [False] * 3)
-        if entropy is not None:
-            ctx.mark_non_differentiable(entropy)
+        results, stats, written = _computed(sharded, ctx.wanted if sharded.in_forward else [False] * 3)
+        ctx.mark_non_differentiable(*[t for t in results[1:] if t is not None])
         ctx.written = written if sharded.in_forward else None
         ctx.save_for_backward(stats, *tensors, *_tensors(sharded.call.target))
-        return loss, entropy
+        return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -112,11 +111,12 @@ class _Divergence(torch.autograd.Function):
 
 def _computed(
     sharded: ShardedCall, wanted: Sequence[bool], stats: Tensor | None = None, grad_output: Tensor | None = None
-) -> tuple[tuple[Tensor, Tensor | None], Tensor, list[Tensor | None]]:
-    """Return the loss and the entropies, the rows' statistics (5 or 6, rows), and the gradients of input, weight and bias that are wanted.
+) -> tuple[tuple[Tensor | None, ...], Tensor, list[Tensor | None]]:
+    """Return the loss, entropies and acceptances, the rows' statistics, as the kernels keep them, and the gradients of input, weight and
+    bias that are wanted.
 
     Args:
-        stats: of all classes, where they are known; loss and entropies are then not computed.
+        stats: of all classes, where they are known; the results are then not computed.
         grad_output: the gradient of the loss; None: 1.
     """
     shards, call, wide = sharded.shards, sharded.call, is_wide(sharded.call.x)
@@ -131,15 +131,16 @@ def _computed(
     x = call.x.input
     dtype = torch.float64 if torch.float64 in (x.dtype, *[t.dtype for t in _tensors(call.target)]) else torch.float32
     values, known = torch.zeros(len(x), dtype=dtype, device=x.device), stats is not None
-    planes = 5 if call.hard_weight is None else 6
+    planes = 5 + (call.hard_weight is not None) + 2 * (call.loss in BLENDED)
     stats = torch.empty((planes, len(x)), dtype=dtype, device=x.device) if stats is None else stats
-    entropy = torch.empty_like(values) if call.outputs[0] else None
+    beside = [torch.empty_like(values) if asked else None for asked in call.outputs]
     grad = torch.ones((), dtype=dtype, device=x.device) if grad_output is None else grad_output
     for start, end, chunk, to in chunks.along(0, *sums.memory()):
         if not known:
-            values[start:end], stats[:, start:end], of_chunk = _joined(chunks, chunk, shards)
-            if entropy is not None and of_chunk is not None:
-                entropy[start:end] = of_chunk
+            values[start:end], stats[:, start:end], *of_chunk = _joined(chunks, chunk, shards)
+            for whole, part in zip(beside, of_chunk, strict=True):
+                if whole is not None and part is not None:
+                    whole[start:end] = part
         if any(wanted):
             of_rows, upstream = stats[:, start:end].contiguous(), grad[start:end] if call.reduction == "none" else grad
             if chunks.by_kernel:
@@ -150,13 +151,13 @@ def _computed(
                 to.zero_()
             sums.add(start, end, to)
     sums.finish()
-    whole = chunks.all
-    loss = reduced(values, whole.loss_scale, whole.normalizer, whole.reduction, whole.empty_is_zero)
-    return (loss, entropy), stats, gradients
+    every = chunks.all
+    loss = reduced(values, every.loss_scale, every.normalizer, every.reduction, every.empty_is_zero)
+    return (loss, *beside), stats, gradients
 
 
-def _joined(chunks: Chunks, call: Call, shards: Shards) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the losses of a chunk's rows times their weights, the rows' statistics, and their entropies, of all classes."""
+def _joined(chunks: Chunks, call: Call, shards: Shards) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the losses of a chunk's rows times their weights, the rows' statistics, their entropies and acceptances, of all classes."""
     call = call._replace(reduction="none", normalizer=None, loss_scale=1.0)
     own, entropy = _statistics(chunks, call) if chunks.by_kernel else _statistics_by_reference(call)
     if not shards.own:  # maxima too: a larger one than those of the classes would cost digits
@@ -171,12 +172,84 @@ def _joined(chunks: Chunks, call: Call, shards: Shards) -> tuple[Tensor, Tensor,
         entropy = (w * torch.where(w > 0, found[:, -1] - log_w, 0.0)).sum(0)
     if call.hard_weight is not None:
         own[5] = _total(own[0], found[:, 0], found[:, 4], call.factors[0])[0]
-    own[1], own[3] = log_sum, _total(own[2], found[:, 2], found[:, 3], of_teacher)[0]
+    own[1], (own[3], total_of_teacher, _) = log_sum, _total(own[2], found[:, 2], found[:, 3], of_teacher)
+    _, weight = _counts(call, own.dtype)
+    if entropy is not None:
+        entropy = torch.where(weight == 0, 0.0, entropy)
+    if call.loss in BLENDED:
+        log_sum_of_teacher = total_of_teacher + found[:, 2].amax(0) * of_teacher
+        value, own, acceptance = _blended(chunks, call, own, log_sum_of_teacher, shards)
+        return value, own, entropy, acceptance if call.outputs[1] else None
     value = _by_kernel(chunks, call, own) if chunks.by_kernel else _by_reference(call, own)
     sums = torch.stack((value, own[4])) if shards.own else torch.zeros_like(own[:2])
     value, own[4] = shards.gathered([*sums]).sum(0)
-    _, weight = _counts(call, value.dtype)
-    return value, own, None if entropy is None else torch.where(weight == 0, 0.0, entropy)
+    return value, own, entropy, None
+
+
+PARTS = {
+    "draft_lk": ("kl", "total_variation"),
+    "draft_log_tv": (None, "draft_overlap"),
+    "draft_tv": (None, "total_variation"),
+    "draft_kl": ("kl", "draft_overlap"),
+    "draft_ce": ("soft_cross_entropy", "draft_overlap"),
+}
+"""The formulas of the two sums that a row of a BLENDED divergence is a function of; None: of one sum."""
+
+
+def _blended(chunks: Chunks, call: Call, own: Tensor, log_sum: Tensor, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses of a chunk's rows times their weights, their statistics, and their acceptances.
+
+    own: the statistics of the softmaxes of all classes. log_sum: of the teacher, relative to no maximum.
+    """
+    keep, weight = _counts(call, own.dtype)
+    mass = _mass(call, log_sum, keep)
+    plain = call._replace(weight=None if call.weight is None else keep, hyper=[], outputs=[False, False], target_lse=None)
+    soft = plain._replace(hard_weight=None, soft_weight=1.0, some_classes=False)
+    of_mean, of_sum = PARTS[call.loss]
+    sums = torch.zeros((4, len(weight)), dtype=own.dtype, device=own.device)  # mean, total, Σ h, and the labels' cross entropy
+    if shards.own:
+        if of_mean is not None:
+            sums[0] = _summed(chunks, soft._replace(loss=of_mean), own[:5].clone())
+        of_all = own[:5].clone()
+        of_all[3] -= mass.log()
+        sums[1] = _summed(chunks, soft._replace(loss=of_sum), of_all)
+        sums[2] = of_all[4]
+        if call.hard_weight is not None:
+            sums[3] = _summed(chunks, plain._replace(loss="total_variation", soft_weight=0.0), own.clone())
+    mean, total, h_sum, hard = shards.gathered([*sums]).sum(0)
+    value, acceptance, by_mean, by_sum = _of_sums(call, mean, total, mass)
+    if call.hard_weight is not None:
+        value = (call.soft_weight * value if call.soft_weight else 0.0) + hard
+    counted = [torch.where(keep, t, 0.0) for t in (value * weight, acceptance.clamp(0, 1), h_sum, by_mean, by_sum)]
+    own[4] = counted[2]
+    return counted[0], torch.cat((own, torch.stack(counted[3:]))), counted[1]
+
+
+def _summed(chunks: Chunks, call: Call, stats: Tensor) -> Tensor:
+    return _by_kernel(chunks, call, stats) if chunks.by_kernel else _by_reference(call, stats)
+
+
+def _mass(call: Call, log_sum: Tensor, keep: Tensor) -> Tensor:
+    """Return the teacher's probability of all processes' classes, whose log-sum this is, as the kernels do."""
+    if call.target_lse is None:
+        return torch.ones_like(log_sum)
+    more = torch.where(keep, log_sum - call.target_lse.to(log_sum.dtype), 0.0)
+    return torch.where(more > MOST_MORE, torch.nan, more.exp().clamp(max=1))
+
+
+def _of_sums(call: Call, mean: Tensor, total: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the values of rows, their acceptances, and the derivatives of the values by both sums, as the kernels' `blend` does."""
+    one, zero = torch.ones_like(total), torch.zeros_like(total)
+    if call.loss in ("draft_kl", "draft_ce"):
+        return mean, total, one, zero
+    if call.loss == "draft_log_tv":
+        return -total.log(), total, zero, torch.where(total < torch.finfo(total.dtype).tiny, 0.0, 1 / total)
+    distance = total + 0.5 * (1 - mass)
+    if call.loss == "draft_tv":
+        return distance, 1 - distance, zero, one
+    kl_scale, eta = call.hyper
+    share = kl_scale * torch.exp(-eta * (1 - distance))
+    return torch.where(share == 0, 0.0, share * mean) + (1 - share) * distance, 1 - distance, share, 1 - share
 
 
 def _total(own: Tensor, tops: Tensor, log_sums: Tensor, rate: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,7 +266,7 @@ def _total(own: Tensor, tops: Tensor, log_sums: Tensor, rate: float) -> tuple[Te
 
 def _statistics(chunks: Chunks, call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the statistics of this process's classes, and the entropies. Those of KL take one sweep over the logits."""
-    call = call._replace(loss="kl", hyper=[], reduction="sum")
+    call = call._replace(loss="kl", hyper=[], reduction="sum", target_lse=None, outputs=[call.outputs[0], False])
     tensors, numbers = chunks.template.flat(call)
     key = call_key(chunks.template.name, call.loss, tensors, numbers), "statistics"
     forward = chunks.template.launches.forward
@@ -206,7 +279,7 @@ def _by_kernel(chunks: Chunks, call: Call, stats: Tensor) -> Tensor:
     tensors, numbers = chunks.template.flat(call)
     key = call_key(chunks.template.name, call.loss, tensors, numbers), "sums", *layouts((stats,))
     sums_of = kernels.load("classes.divergence.launch").sums_of
-    (value,) = by_plan(key, (*tensors, stats), sums_of, lambda: (call, chunks.formulas, stats))
+    (value,) = by_plan(key, (*tensors, stats), sums_of, lambda: (call, FORMULAS[call.loss].kernels, stats))
     found: Tensor = value
     return found
 
@@ -245,6 +318,12 @@ def _statistics_by_reference(call: Call) -> tuple[Tensor, Tensor | None]:
     return torch.stack(rows), entropy
 
 
+def _teacher(call: Call, stats: Tensor) -> Tensor:
+    """Return q of this process's classes."""
+    _, t, _ = _wide(call, stats.dtype)
+    return ((t - stats[2, :, None]) * call.inverses[1] - stats[3, :, None]).exp()
+
+
 def _slopes(call: Call, stats: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ln p and h of this process's classes, the rows' sums of the formula, and their weights."""
     x, t, weight = _wide(call, stats.dtype)
@@ -280,9 +359,18 @@ def _by_reference(call: Call, stats: Tensor) -> Tensor:
 
 
 def _write_gradient(call: Call, stats: Tensor, grad_output: Tensor, to: Tensor) -> None:
-    lp, h, _, weight = _slopes(call, stats)
+    part, of_all, q = call, stats, torch.zeros((), dtype=stats.dtype, device=stats.device)
+    if call.loss in BLENDED:
+        part, of_all = call._replace(loss=PARTS[call.loss][1], hyper=[]), stats.clone()
+        log_sum = stats[2] * call.inverses[1] + stats[3]
+        of_all[3] -= _mass(call, log_sum, _counts(call, stats.dtype)[0]).log()
+        q = _teacher(call, stats)
+    lp, h, _, weight = _slopes(part, of_all)
     share = weight * reduced(grad_output.to(stats.dtype), call.loss_scale, call.normalizer, "none", call.empty_is_zero)
-    gradient = (h - lp.exp() * stats[4, :, None]) * call.inverses[0]
+    gradient = h - lp.exp() * stats[4, :, None]
+    if call.loss in BLENDED:
+        gradient = gradient * stats[-1, :, None] + (lp.exp() - q) * stats[-2, :, None]
+    gradient = gradient * call.inverses[0]
     if call.hard_weight is not None:
         soft = call.soft_weight * gradient if call.soft_weight else torch.zeros_like(gradient)
         gradient = soft + call.hard_weight * _hard_part(call, stats)[1]

@@ -82,3 +82,29 @@ def dino(
     """Compute as facebookresearch/dino's DINOLoss does for one pair of views."""
     q = F.softmax(teacher / teacher_temperature, dim=1)
     return reduced(torch.sum(-q * F.log_softmax(x / student_temperature, dim=1), dim=1), reduction)
+
+
+def draft(
+    x: Tensor,
+    teacher: Tensor,
+    kind: str = "lk",
+    eta: float = 3.0,
+    kl_scale: float = 1.0,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    temperature_squared: bool = False,
+) -> Tensor:
+    """Compute the acceptance as Σ min(p, q), as speculators' and SpecForge's losses of draft models do."""
+    log_p, log_q = (x / temperature).log_softmax(1), (teacher / temperature).log_softmax(1)
+    acceptance = torch.minimum(log_p.exp(), log_q.exp()).sum(1)
+    cross_entropy = -(log_q.exp() * log_p).sum(1)
+    kl = F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(1)
+    share = kl_scale * torch.exp(-eta * acceptance.detach())
+    per_row = {
+        "lk": share * kl + (1 - share) * (1 - acceptance),
+        "log_tv": -acceptance.log(),
+        "tv": 1 - acceptance,
+        "kl": kl,
+        "ce": cross_entropy,
+    }[kind]
+    return reduced(per_row, reduction) * (temperature**2 if temperature_squared else 1)
