@@ -32,7 +32,8 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Use with": {
         "": ("use_with/index",),
         "Language models": tuple(
-            f"use_with/{name}" for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron")
+            f"use_with/{name}"
+            for name in ("hugging_face_trainer", "trl", "from_liger", "liger", "llm_trainers", "torchtitan", "verl", "megatron")
         ),
         "Vision": tuple(
             f"use_with/{name}"
@@ -73,7 +74,17 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
     "Know": {
         "": tuple(
             f"know/{name}"
-            for name in ("promises", "when_not", "differences", "precision", "determinism", "same_bits", "memory", "versions", "how_it_works")
+            for name in (
+                "promises",
+                "when_not",
+                "differences",
+                "precision",
+                "determinism",
+                "same_bits",
+                "memory",
+                "versions",
+                "how_it_works",
+            )
         ),
         "Templates": (),
         "Contribute": ("know/way", "know/repository", "know/triton", "know/testing", "know/measuring", "release"),
