@@ -43,7 +43,7 @@ def make(name):
     if name in ("Detr", "ConditionalDetr", "DeformableDetr"):
         backbone = {"backbone_config": resnet(out=["stage4"]) if name != "DeformableDetr" else resnet()}
         more = {"num_feature_levels": 3} if name == "DeformableDetr" else {}
-        if transformers.__version__.startswith("4."):
+        if "use_timm_backbone" in inspect.signature(transformers.DetrConfig.__init__).parameters:  # before 5.1
             more |= {"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False}
         if name == "Detr":  # weights that tell its queries apart, whose costs would else be equal to the last digits
             more["init_std"] = 0.3

@@ -11,7 +11,7 @@ Methods of transformers' criteria are replaced, so their classes, their attribut
 computes all layers of one model at once, so that nothing waits for the device. Its loss_dict has the sums over the layers.
 
 Both compare transformers with what was tested, `loss_function` at its first call. Tested with transformers 4.57.6, which has no LW-DETR
-and no DEIMv2, 5.23 and 5.24.
+and no DEIMv2, 5.0, 5.23 and 5.24.
 """
 
 import functools
@@ -317,6 +317,15 @@ def _leaves_noise_out() -> bool:
     return "torch.split(logits," in inspect.getsource(RTDetrForObjectDetectionLoss)
 
 
+@torch.compiler.assume_constant_result
+@functools.cache
+def _counts_by_torch() -> bool:
+    """Return whether transformers counts LW-DETR's boxes over torch's processes; accelerate's before."""
+    from transformers.loss import loss_lw_detr
+
+    return hasattr(loss_lw_detr, "dist")
+
+
 def _criterion(config: Any, logits: Tensor) -> DetrCriterion:
     """Return the criterion of a model's config."""
     class_loss = CLASS_LOSSES[config.model_type]
@@ -327,7 +336,7 @@ def _criterion(config: Any, logits: Tensor) -> DetrCriterion:
             return DetrCriterion(class_loss, background_weight=config.eos_coefficient, **costs, **coefficients)
         if class_loss == "focal":
             return DetrCriterion(class_loss, alpha=config.focal_alpha, **costs, **coefficients)
-        coefficients["class_coef"] = config.class_loss_coefficient
+        coefficients["class_coef"] = getattr(config, "class_loss_coefficient", 1.0)  # transformers 5.0 has none
         groups = config.group_detr if logits.shape[2] == config.num_queries * config.group_detr else 1  # else of evaluation
         return DetrCriterion(class_loss, alpha=config.focal_alpha, num_groups=groups, **costs, **coefficients)
     if not config.use_focal_loss:
@@ -363,11 +372,12 @@ def _boxes_of_noise(places: Sequence[Tensor], counts: Sequence[int], groups: int
 def _mean_of_processes(kind: str, total: int, device: Any) -> float | Tensor:
     """Return what transformers' criteria divide by: RT-DETR's the boxes of this process, the others' a number of all processes' boxes."""
     number = float(total)
-    if kind == "lw_detr" and dist.is_available() and dist.is_initialized():
+    by_torch = kind == "lw_detr" and _counts_by_torch()
+    if by_torch and dist.is_available() and dist.is_initialized():
         shared = torch.full((), number, device=device)
         dist.all_reduce(shared)
         return shared / dist.get_world_size()
-    if kind != "lw_detr" and not kind.startswith("rt_detr") and "accelerate.state" in sys.modules:
+    if not by_torch and not kind.startswith("rt_detr") and "accelerate.state" in sys.modules:
         from accelerate import PartialState
         from accelerate.utils import reduce
 
