@@ -238,7 +238,8 @@ def check_command(line: str) -> None:
         elif words[0] == "measurements/measure.py":
             assert set(words[1:]) <= {*MEASUREMENTS}, words[1:]
         else:
-            assert set(words[1:]) <= {"--write"}
+            options = re.findall(r'"(--[\w-]+)"', (ROOT / words[0]).read_text(encoding="utf-8"))
+            assert set(words[1:]) <= {*options}, words[1:]
     elif words[:2] == ["python", "-m"]:
         assert importlib.util.find_spec(words[2])
         _check_paths([word for word in words if word.partition(":")[0].endswith(".py")])

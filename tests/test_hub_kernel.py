@@ -43,7 +43,7 @@ def load(variant, file="__init__.py", name=None):
 def same(ours, theirs, *inputs):
     '''The values are the same, and the gradients of these inputs under an upstream gradient of 1.7.'''
     torch.testing.assert_close(ours, theirs)
-    got, wanted = (torch.autograd.grad(1.7 * value, inputs) for value in (ours, theirs))
+    got, wanted = (torch.autograd.grad(1.7 * value, inputs, retain_graph=True) for value in (ours, theirs))
     torch.testing.assert_close(got, wanted)
 
 torch.manual_seed(0)
@@ -88,6 +88,78 @@ assert former.__all__ == first.__all__ == lossforge.losses.__all__
 """
 
 
+OF_LANGUAGE = """
+kernel = load(VARIANT)
+assert kernel.backend(x) == BACKEND, kernel.backend(x)
+same(kernel.cross_entropy(x, target, label_smoothing=0.1), F.cross_entropy(x, target, label_smoothing=0.1), x)
+y = torch.rand(6, 9).round()
+p = x.sigmoid()
+focal = ((y * (1 - p) ** 2 * 0.25 + (1 - y) * p**2 * 0.75) * F.binary_cross_entropy_with_logits(x, y, reduction="none")).mean()
+same(kernel.sigmoid_focal_loss(x, y, reduction="mean"), focal, x)
+other = torch.randn(6, 9)
+kl = F.kl_div(x.log_softmax(1), other.softmax(1), reduction="batchmean")
+same(kernel.kl_div_with_logits(x, other), kl, x)
+hidden, weight = torch.randn(6, 5, requires_grad=True), torch.randn(9, 5, requires_grad=True)
+logits, index = hidden @ weight.T, target.clamp(min=0)
+same(kernel.linear_cross_entropy(hidden, weight, target), F.cross_entropy(logits, target), hidden, weight)
+teacher = kernel.LinearTeacher(torch.randn(6, 4), torch.randn(9, 4))
+kl = F.kl_div(logits.log_softmax(1), (teacher.input @ teacher.weight.T).softmax(1), reduction="batchmean")
+same(kernel.linear_kl_div(hidden, weight, teacher), kl, hidden, weight)
+logps = logits.log_softmax(1).gather(1, index[:, None])[:, 0]
+ours = kernel.linear_selective_log_softmax(hidden, weight, index)
+same(ours.square().mean(), logps.square().mean(), hidden, weight)
+same(kernel.selective_log_softmax(logits, index).square().mean(), logps.square().mean(), hidden, weight)
+reference = torch.randn(6)
+dpo = -F.logsigmoid(0.1 * (logps[:3] - logps[3:] - reference[:3] + reference[3:])).mean()
+same(kernel.dpo_loss(*ours.chunk(2), *reference.chunk(2)), dpo, hidden, weight)
+advantages, old = torch.randn(2), ours.detach().view(2, 3) + 0.05
+ratio = (logps.view(2, 3) - old).exp()
+same(kernel.grpo_loss(ours.view(2, 3), advantages, old), -(ratio * advantages[:, None]).mean(), hidden, weight)
+assert set(kernel.__all__) - {"LinearTeacher", "TopKTeacher", "backend", "plain_torch", "layers"} == {*NAMES}
+assert not hasattr(kernel, "dice_loss")
+layers, module = kernel.layers, torch.nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=3)
+for name in ("CrossEntropyLoss", "KLDivWithLogitsLoss", "LinearCrossEntropyLoss"):  # what kernelize asks of a layer
+    layer = getattr(layers, name)
+    assert layer.__init__ is torch.nn.Module.__init__
+    assert set(dir(layer)) == set(dir(torch.nn.Module))
+same(layers.CrossEntropyLoss.forward(module, x, index), F.cross_entropy(x, index, label_smoothing=0.1, ignore_index=3), x)
+module.temperature, module.reduction = 1.0, "batchmean"
+same(layers.KLDivWithLogitsLoss.forward(module, x, other), kernel.kl_div_with_logits(x, other), x)
+module.reduction = "sum"
+ours = layers.LinearCrossEntropyLoss.forward(module, hidden, weight, index)
+same(ours, F.cross_entropy(logits, index, ignore_index=3, reduction="sum"), hidden, weight)
+"""
+
+KERNELIZED = """
+from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
+from kernels.layer import replace_kernel_forward_from_hub
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.loss = torch.nn.Linear(5, 9), torch.nn.CrossEntropyLoss(ignore_index=3)
+    def forward(self, hidden, target):
+        return self.loss(self.head(hidden), target)
+
+model, hidden = Model(), torch.randn(6, 5)
+expected = model(hidden, target.clamp(min=0))
+replace_kernel_forward_from_hub(torch.nn.CrossEntropyLoss, "CrossEntropyLoss")
+layer = LocalLayerRepository(VARIANT.parent, layer_name="CrossEntropyLoss")
+with use_kernel_mapping({"CrossEntropyLoss": {"cpu": layer}}):
+    model = kernelize(model, mode=Mode.TRAINING, device="cpu")
+assert ".layers" in model.loss.forward.__func__.__module__
+same(model(hidden, target.clamp(min=0)), expected, *model.parameters())
+assert [name for name in sys.modules if name.startswith("_lossforge_small_cuda_")]
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    hub_kernel.write(ROOT, folder, small=True)
+    return folder / "build" / "torch-universal"
+
+
 @pytest.fixture(scope="module")
 def variant(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
@@ -110,6 +182,30 @@ def test_losses_without_triton(variant):
 
 def test_losses_in_kernels(variant):
     run(variant, LOSSES, "lossforge", interpret=True, backend="triton-interpreted")
+
+
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["kernels", "torch"])
+def test_the_small_kernel_has_losses_of_language_models(small, interpret):
+    names = f"NAMES = {[name for each in hub_kernel.SMALL.values() for name in each]!r}\n"
+    backend = "triton-interpreted" if interpret else "torch"
+    run(small, names + textwrap.dedent(OF_LANGUAGE), "lossforge", interpret=interpret, backend=backend)
+
+
+def test_the_small_kernel_is_a_part_of_the_whole(small, variant):
+    """Its files are the whole one's, but for those that name what it has."""
+    files = {path.relative_to(small).as_posix(): path.read_bytes() for path in small.rglob("*.py")}
+    own = {"__init__.py", "layers.py", hub_kernel.TEMPLATES, "losses/__init__.py"}
+    own |= {f"losses/definitions/{folder}__init__.py" for folder in ("", "language/", "preference/")}
+    assert {file for file, content in files.items() if file in own or content == (variant / file).read_bytes()} == {*files}
+    lines = sum(content.count(b"\n") for content in files.values())
+    assert lines < 0.6 * sum(path.read_bytes().count(b"\n") for path in variant.rglob("*.py"))
+
+
+@pytest.mark.slow
+def test_a_model_is_kernelized(small):
+    """By the library of Hugging Face, from a local path."""
+    pytest.importorskip("kernels", reason="needs pip install kernels")
+    run(small, KERNELIZED, "lossforge")
 
 
 @pytest.mark.slow

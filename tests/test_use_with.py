@@ -1,6 +1,7 @@
 """The recipes of docs/use_with with the real libraries: each page's own code runs, and gives what it gives without lossforge."""
 
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -11,7 +12,7 @@ import pytest
 import torch
 from pages import ROOT, blocks_of, files_of, run_python, text_of
 
-from lossforge import integrations
+from lossforge import integrations, losses
 from lossforge.losses import FusedLinear, cross_entropy, linear_draft_loss
 
 FOLDER = "docs/use_with"
@@ -39,7 +40,7 @@ def test_every_page_is_tried():
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
-    tried |= {"liger", "verl", "megatron", "torchtitan", "draft_models"}
+    tried |= {"from_liger", "liger", "verl", "megatron", "torchtitan", "draft_models"}
     tried |= {"index", "llm_trainers"}  # have no Python code
     assert not [block for name in ("index", "llm_trainers") for block in blocks_of(f"{FOLDER}/{name}.md") if block.language == "python"]
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
@@ -90,6 +91,64 @@ def test_liger(run):
         assert functional.liger_cross_entropy is not own
         torch.testing.assert_close(functional.liger_cross_entropy(logits, target), torch.nn.functional.cross_entropy(logits, target))
     assert functional.liger_cross_entropy is own
+
+
+def test_from_liger(run):
+    """Each loss of the page beside the class of Liger that names it, with Liger's defaults: value and gradients."""
+    liger = pytest.importorskip("liger_kernel.chunked_loss", reason="needs pip install liger-kernel")
+    page = run("from_liger")
+    hidden, weight, target, frozen, frozen_weight, count = (
+        page[name] for name in ("hidden", "weight", "target", "frozen", "frozen_weight", "count")
+    )
+    policy = hidden, weight, target.clamp(min=0), count.float(), page["advantages"], None, page["reference"], page["old"]
+    labels = torch.tensor([True, True, False, False])
+    sets = {
+        "LigerFusedLinearDPOLoss": (weight, hidden, target, None, frozen, frozen_weight),
+        **dict.fromkeys([f"LigerFusedLinear{name}Loss" for name in ("CPO", "SimPO", "ORPO")], (weight, hidden, target)),
+        "LigerFusedLinearKTOLoss": (hidden, weight, target, None, labels, frozen, frozen_weight, None, torch.tensor(0.3)),
+        "LigerFusedLinearGRPOLoss": policy,
+        "LigerFusedLinearJSDLoss": (page["rows"], weight, frozen.flatten(0, 1), frozen_weight, page["labels"]),
+    }
+    assert sets.keys() == page["losses"].keys()
+    for name, given in sets.items():
+        more = {"use_ref_model": True} if "KTO" in name else {}
+        found = getattr(liger, name)(compiled=False, **more)(*given)
+        theirs = found[0] if isinstance(found, tuple) else found
+        ours = page["losses"][name]
+        torch.testing.assert_close(ours, theirs, **FLOAT32)
+        gradients = [torch.autograd.grad(each, (hidden, weight), torch.tensor(1.7), retain_graph=True) for each in (ours, theirs)]
+        torch.testing.assert_close(*gradients, **FLOAT32)
+
+
+def test_the_table_of_ligers_calls_names_what_is_there():
+    """Ours in each row's second column are public, with the options that the row names; Liger's in the first are in Liger."""
+    chunked = pytest.importorskip("liger_kernel.chunked_loss", reason="needs pip install liger-kernel")
+    liger = [importlib.import_module(f"liger_kernel.transformers{part}") for part in ("", ".functional", ".grpo_loss")] + [chunked]
+    text = text_of(f"{FOLDER}/from_liger.md").partition("## Call by call")[2].partition("## Memory")[0]
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) > 14
+    for theirs, ours, _ in rows:
+        for name in re.findall(r"`(\w+)", theirs):
+            assert any(hasattr(module, name) for module in liger), name
+        for name, options in re.findall(r"`(\w+)(?:\(([^`]*)\))?`", ours):
+            function = getattr(losses, name)
+            taken = inspect.signature(function).parameters
+            assert set(re.findall(r"(\w+)=", options)) <= {*taken}, (name, options)
+
+
+@pytest.mark.slow
+def test_the_recipe_from_liger_on_two_processes(tmp_path, torchrun):
+    """LoRA, FSDP2 and checkpointing, at a small size: the losses are those of the model's own loss."""
+    (script,) = files_of(f"{FOLDER}/from_liger.md").items()
+    (tmp_path / script[0]).write_text(script[1] + ENDED, encoding="utf-8")
+    printed = []
+    for words in ((), ("--own",)):
+        done = torchrun(script[0], "--small", *words, cwd=tmp_path, **FOR_RANKS)
+        assert done.returncode == 0, done.stderr
+        printed.append([float(each) for each in re.findall(r"loss ([\d.]+)", done.stdout)])
+    assert len(printed[0]) == 4
+    assert printed[0][-1] < printed[0][0]
+    torch.testing.assert_close(*printed, rtol=1e-5, atol=2e-5)
 
 
 def test_torchtitan(run):

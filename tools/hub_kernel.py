@@ -3,13 +3,15 @@
 The hub loads several versions in one process, each under a name of its own. So imports become relative, and the operators' namespace is
 that name. Integrations, the doctor, the command lines and what only tests compare with are left out.
 
-usage: tools/hub_kernel.py [FOLDER]    writes the repository to upload, with README.md, LICENSE and build/; build/hub by default
+usage: tools/hub_kernel.py [--small] [FOLDER]    writes the repository to upload, with README.md, LICENSE and build/; build/hub by default
+  --small    writes what trains language models alone, with the modules that it needs, and layers for kernels.kernelize; build/hub-small
 """
 
 import ast
 import base64
 import hashlib
 import json
+import re
 import shutil
 import sys
 import tomllib
@@ -40,20 +42,69 @@ if _name not in sys.modules:
     _spec.loader.exec_module(sys.modules[_name])
 globals().update({name: getattr(sys.modules[_name], name) for name in (*sys.modules[_name].__all__, "__all__", "__version__")})
 '''
+SMALL = {
+    "classes.binary": ["sigmoid_focal_loss"],
+    "classes.cross_entropy": ["cross_entropy"],
+    "classes.divergence": ["kl_div_with_logits"],
+    "language.tokens": ["selective_log_softmax"],
+    "language.linear": ["linear_cross_entropy", "linear_kl_div", "linear_selective_log_softmax"],
+    "preference.objectives": [],
+    "preference.grpo": ["grpo_loss"],
+    "preference.pairwise": ["dpo_loss"],
+}
+"""The functions of the small kernel, by their files of definitions."""
+TEMPLATES = "losses/templates/__init__.py"
+SMALL_MAIN = '''"""Loss functions of language models as fused Triton kernels, a part of lossforge."""
+
+from . import layers
+from .losses import *
+from .losses import __version__
+from .losses import __all__ as _functions
+
+__all__ = [*_functions, "layers"]
+'''
+LAYERS = '''"""Forwards for `kernels.kernelize`, which gives them to modules of torch or a model. Options are the module's attributes."""
+
+from torch import Tensor, nn
+
+from . import losses
+
+
+class CrossEntropyLoss(nn.Module):
+    """The forward of torch.nn.CrossEntropyLoss."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        options = {"ignore_index": self.ignore_index, "reduction": self.reduction, "label_smoothing": self.label_smoothing}
+        return losses.cross_entropy(input, target, self.weight, **options)
+
+
+class KLDivWithLogitsLoss(nn.Module):
+    """Kullback-Leibler divergence of two sets of logits, of a module with `temperature` and `reduction`."""
+
+    def forward(self, input: Tensor, target_logits: Tensor) -> Tensor:
+        return losses.kl_div_with_logits(input, target_logits, self.temperature, self.reduction)
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """Cross entropy from hidden states and the head's weight, of a module with `ignore_index` and `reduction`."""
+
+    def forward(self, input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return losses.linear_cross_entropy(input, weight, target, ignore_index=self.ignore_index, reduction=self.reduction)
+'''
 CARD = """---
 library_name: kernels
 license: apache-2.0
 tags: [kernels, loss, triton]
 ---
 
-# lossforge
+# {name}
 
 Loss functions for PyTorch as fused Triton kernels. Python 3.11 and PyTorch {torch}.
 
 ```python
 from kernels import get_kernel
 
-lossforge = get_kernel("lossforge/lossforge", version={version}, trust_remote_code=True)
+lossforge = get_kernel("lossforge/{name}", version={version}, trust_remote_code=True)
 loss = lossforge.cross_entropy(logits, target)
 ```
 
@@ -98,13 +149,74 @@ def sources(root: Path) -> dict[str, str]:
     return found
 
 
-def metadata(files: dict[str, str], backend: str, project: dict[str, object]) -> dict[str, object]:
+def small_sources(root: Path) -> dict[str, str]:
+    """Return the files of the small kernel: those that its functions reach by imports, or by names of modules in strings."""
+    whole = sources(root)
+    names = sorted(name for each in SMALL.values() for name in each)
+    public = ["LinearTeacher", "TopKTeacher", "backend", *names, "plain_torch"]
+    version = next(line for line in whole["losses/__init__.py"].splitlines() if line.startswith("__version__"))
+    files = whole | {
+        "losses/__init__.py": f"""from .base.state import backend, plain_torch
+from .engine.linear.teacher import LinearTeacher, TopKTeacher
+from .functional import {", ".join(names)}
+
+{version}
+__all__ = {public!r}
+""",
+        "losses/definitions/__init__.py": "".join("from .{} import {}\n".format(*file.split(".")) for file in SMALL),
+        "losses/definitions/language/__init__.py": "",
+        "losses/definitions/preference/__init__.py": "",
+        TEMPLATES: "",
+    }
+    files[TEMPLATES] = of_templates(whole[TEMPLATES], reached(files))
+    return {"__init__.py": SMALL_MAIN, "layers.py": LAYERS} | {file: files[file] for file in sorted(reached(files))}
+
+
+def of_templates(text: str, kept: set[str]) -> str:
+    """Return the table of templates without those whose file is not kept."""
+    lines = text.split("\n")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("losses.templates."):
+            file = str(node.module).replace(".", "/")
+            if not kept & {f"{file}.py", f"{file}/__init__.py"}:
+                dropped = {lines[node.lineno - 1], *(f"        {each.name}," for each in node.names)}
+                lines = ["" if line in dropped else line for line in lines]
+    return "\n".join(lines)
+
+
+def reached(files: dict[str, str]) -> set[str]:
+    """Return the files that losses/__init__.py imports, at once or later, also by a string such as "binary.focal.focal"."""
+    found: set[str] = set()
+    waiting = ["losses/__init__.py"]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        modules = {".".join(Path(file).parent.parts[: i + 1]) for i in range(len(Path(file).parent.parts))}
+        tree = ast.parse(files[file])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                node.body = []
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                folder = Path(file).parent.parts
+                start = ".".join([*folder[: len(folder) + 1 - node.level], *([node.module] if node.module else [])])
+                modules |= {start, *(f"{start}.{each.name}".lstrip(".") for each in node.names)}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"\w+(\.\w+)+", node.value):
+                ends = (node.value, node.value.rpartition(".")[0])
+                modules |= {f"{where}.{end}" for where in ("kernels", "kernels.formulas") for end in ends}
+        paths = [each.replace(".", "/") for each in modules]
+        waiting += [path for each in paths for path in (f"{each}.py", f"{each}/__init__.py") if path in files]
+    return found
+
+
+def metadata(files: dict[str, str], backend: str, project: dict[str, object], name: str = NAME) -> dict[str, object]:
     """Return what metadata.json holds. The id names the operators' namespace, too, and is another one for other sources."""
     digests = {file: hashlib.sha256(text.encode()).digest() for file, text in files.items()}
     whole = hashlib.sha256(b"".join(file.encode() + digest for file, digest in sorted(digests.items()))).hexdigest()
     return {
-        "name": NAME,
-        "id": f"_{NAME}_{backend}_{whole[:12]}",
+        "name": name,
+        "id": f"_{name.replace('-', '_')}_{backend}_{whole[:12]}",
         "version": int(str(project["version"]).partition(".")[0]),
         "license": project["license"],
         "upstream": project["urls"]["Repository"],  # type: ignore[index]
@@ -114,29 +226,37 @@ def metadata(files: dict[str, str], backend: str, project: dict[str, object]) ->
     }
 
 
-def write(root: Path, folder: Path) -> None:
+def write(root: Path, folder: Path, small: bool = False) -> None:
     """Write the repository of the kernel.
+
+    Args:
+        root: the checkout.
+        folder: where it is written.
+        small: the kernel of language models alone.
 
     Raises:
         FileExistsError: the folder has a build, whose files could be of other sources.
     """
     project = tomllib.loads((root / "packages" / "losses" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    files = sources(root)
+    files, name = (small_sources(root), f"{NAME}-small") if small else (sources(root), NAME)
     for variant, backend in VARIANTS.items():
         for file, text in files.items():
             path = folder / "build" / variant / file
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as out:
                 out.write(text)
-        described = json.dumps(metadata(files, backend, project), indent=2) + "\n"
+        described = json.dumps(metadata(files, backend, project, name), indent=2) + "\n"
         (folder / "build" / variant / "metadata.json").write_text(described, encoding="utf-8")
     torch = next(each for each in project["dependencies"] if each.startswith("torch")).removeprefix("torch")
     version = project["version"].partition(".")[0]
-    (folder / "README.md").write_text(CARD.format(torch=torch, version=version, source=project["urls"]["Repository"]), encoding="utf-8")
+    card = CARD.format(name=name, torch=torch, version=version, source=project["urls"]["Repository"])
+    (folder / "README.md").write_text(card, encoding="utf-8")
     shutil.copy(root / "LICENSE", folder)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2 or sys.argv[-1].startswith("-"):
+    words = [word for word in sys.argv[1:] if word != "--small"]
+    if len(words) > 1 or any(word.startswith("-") for word in words):
         sys.exit(__doc__)
-    write(ROOT, Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "hub")
+    small = "--small" in sys.argv
+    write(ROOT, Path(words[0]) if words else ROOT / "build" / ("hub-small" if small else "hub"), small)

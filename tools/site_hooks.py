@@ -33,7 +33,10 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("use_with/index",),
         "Language models": tuple(
             f"use_with/{name}"
-            for name in ("hugging_face_trainer", "trl", "liger", "llm_trainers", "torchtitan", "verl", "megatron", "draft_models")
+            for name in (
+                *("hugging_face_trainer", "trl", "from_liger", "liger", "llm_trainers"),
+                *("torchtitan", "verl", "megatron", "draft_models"),
+            )
         ),
         "Vision": tuple(
             f"use_with/{name}"

@@ -12,7 +12,7 @@ import pytest
 
 from lossforge import integrations
 from lossforge.patch import patching
-from lossforge.patch.__main__ import main, patchable, run
+from lossforge.patch.__main__ import main, patchable, run, started
 
 SCRIPT = """
 import logging
@@ -141,7 +141,32 @@ def test_a_program_that_starts_another_python_is_told_that_its_patch_ends(how, t
     assert "starts another process" not in before
     assert after.count("starts another process") == 1
     assert "-m this …" in after
-    assert "torchrun … -m lossforge.patch timm -- -m MODULE" in after
+    assert "torchrun … -m lossforge.patch timm -- -m this …, or accelerate launch …" in after
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("-u train.py --steps 2", "train.py"),  # of python, by accelerate launch
+        ("launch --num_processes 2 train.py", "train.py"),
+        ("-m axolotl.cli.train config.yml", "-m axolotl.cli.train"),
+        ("-m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
+        ("-m accelerate.commands.launch --module swift.cli.sft", "-m swift.cli.sft"),
+        ("--nproc-per-node 2", "SCRIPT.py"),
+    ],
+)
+def test_what_a_command_starts(command, expected):
+    assert started(command.split()) == expected
+
+
+@pytest.mark.slow
+def test_one_process_of_a_run_says_it(tmp_path):
+    (tmp_path / "train.py").write_text("import os\n\nprint('rank', os.environ['RANK'], flush=True)\n")
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lossforge.patch"]
+    done = subprocess.run([*ranks, "timm", "--", "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
+    assert done.stderr.count("lossforge: timm ") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import importlib
 import logging
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from lossforge.patch.patching import _SAID, IntegrationError, Names, Patch, Replacement, once, or_theirs, patch
+from lossforge.patch.patching import _SAID, IntegrationError, Names, Patch, Replacement, _covers, once, or_theirs, patch
 
 OWN = """
 def loss(input, target, *, reduction="mean"):
@@ -166,6 +167,46 @@ def test_an_untested_version_is_a_warning(library, caplog):
             pass
     said = "drifting 1.3.0 was not tested (1.2 was): compare the first losses with those of the library's own"
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == [said]
+
+
+@pytest.mark.parametrize(
+    ("tested", "covered", "others"),
+    [
+        ("1.16", ["1.16", "1.16.3", "1.16.0rc1"], ["1.15.9", "1.17", "1.1", "11.6"]),
+        ("0.8.1, 0.8.5", ["0.8.1", "0.8.5.post1"], ["0.8.3", "0.8"]),
+        ("4.57.6 to 5.24", ["4.57.6", "4.60", "5.0.0", "5.24.0", "5.24.9"], ["4.57.5", "5.25.0.dev0", "6.0"]),
+    ],
+)
+def test_versions_that_were_tested(tested, covered, others):
+    assert [each for each in [*covered, *others] if _covers(tested, each)] == covered
+
+
+@pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID"])
+def test_the_first_process_says_it(library, caplog, monkeypatch, variable):
+    library(version="1.3.0")
+    monkeypatch.setenv(variable, "1")
+    with caplog.at_level(logging.INFO, "lossforge.integrations"), patch("drifting", "1.2", [LOSS]):
+        assert not caplog.records
+    _SAID.clear()
+    monkeypatch.setenv(variable, "0")
+    with caplog.at_level(logging.INFO, "lossforge.integrations"), patch("drifting", "1.2", [LOSS]):
+        assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_an_optional_name_that_is_missing_is_left_and_said(library, caplog):
+    """A module that is not there, one that does not import, and a name; one that is there is compared."""
+    core, _ = library(OWN.replace("def scale", "def scaled"))
+    (Path(core.__file__).parent / "broken.py").write_text("raise RuntimeError('a package is not installed')\n")
+    names = ["drifting.none:loss", "drifting.broken:loss", "drifting.core:Trainer.scale"]
+    lacking = [Replacement(each, ours, LOSS.signature, optional=True) for each in names]
+    with caplog.at_level(logging.INFO, "lossforge.integrations"), patch("drifting", "1.2", [LOSS, *lacking]) as handle:
+        assert core.loss(3, 1) == ("ours", 2)
+        assert handle.replaced == ("drifting.core:loss",)
+        assert handle.left == (*names,)
+        assert f"left: {', '.join(names)}>" in repr(handle)
+    assert [each.message for each in caplog.records] == [f"drifting 1.2.0: drifting.core:loss. Missing there, and left: {', '.join(names)}"]
+    with pytest.raises(IntegrationError, match=r"Trainer\.step takes \(self, x, rate=0\.1\), tested with \(self, x\)"):
+        patch("drifting", "1.2", [Replacement("drifting.core:Trainer.step", ours, "(self, x)", optional=True)])
 
 
 def test_a_name_that_is_only_called_is_compared(library):

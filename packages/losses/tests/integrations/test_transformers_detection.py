@@ -1,6 +1,8 @@
 """transformers' detectors, patched, against themselves: small models of random weights, their loss_dict and all gradients."""
 
 import importlib
+import inspect
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,6 @@ transformers = pytest.importorskip("transformers")
 import accelerate  # noqa: E402
 from transformers.loss import loss_for_object_detection, loss_rt_detr  # noqa: E402
 from transformers.loss.loss_deformable_detr import DeformableDetrHungarianMatcher  # noqa: E402
-from transformers.loss.loss_lw_detr import LwDetrHungarianMatcher  # noqa: E402
 
 from lossforge.integrations import transformers_detection as ours  # noqa: E402
 from lossforge.patch.patching import _SAID, IntegrationError, once  # noqa: E402
@@ -37,9 +38,13 @@ def resnet(kind="ResNet", out=None):
 
 def make(name):
     torch.manual_seed(0)
+    if not hasattr(transformers, f"{name}ForObjectDetection"):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
     if name in ("Detr", "ConditionalDetr", "DeformableDetr"):
         backbone = {"backbone_config": resnet(out=["stage4"]) if name != "DeformableDetr" else resnet()}
         more = {"num_feature_levels": 3} if name == "DeformableDetr" else {}
+        if "use_timm_backbone" in inspect.signature(transformers.DetrConfig.__init__).parameters:  # before 5.1
+            more |= {"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False}
         if name == "Detr":  # weights that tell its queries apart, whose costs would else be equal to the last digits
             more["init_std"] = 0.3
         config = getattr(transformers, f"{name}Config")(**TRANSFORMER, **backbone, **more)
@@ -103,6 +108,8 @@ def test_detectors(name):
 def test_all_layers_at_once(name):
     """The model's loss, and the gradients of its parameters; an image without boxes."""
     model, given = make(name), inputs()
+    if name.startswith("RTDetr") and not ours._leaves_noise_out():
+        pytest.skip(f"transformers {transformers.__version__} has another loss of {name}")
     own = model.loss_function
     for labels in (given["labels"], [given["labels"][1], {"class_labels": torch.zeros(0, dtype=torch.int64), "boxes": torch.zeros(0, 4)}]):
         given["labels"] = labels
@@ -137,9 +144,8 @@ def test_the_number_of_boxes_of_all_processes(name, monkeypatch):
     torch.testing.assert_close(step(model, inputs())[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_another_version_is_refused_at_the_first_call(monkeypatch):
-    """As transformers 4.57, whose RT-DETR has another loss, and which lacks the losses of DEIMv2 and LW-DETR."""
-    model, given = make("RTDetr"), inputs()
+def test_other_names_are_refused_at_the_first_call(monkeypatch):
+    model, given = make("Detr"), inputs()
     model.loss_function = ours.loss_function
     monkeypatch.setattr(ours, "_check", once("transformers", ours.TESTED, ours.REPLACED))
     monkeypatch.delattr(loss_rt_detr.RTDetrLoss, "loss_labels_vfl")
@@ -149,7 +155,21 @@ def test_another_version_is_refused_at_the_first_call(monkeypatch):
     assert model(**given).loss.isfinite()
 
 
-def test_models_without_a_criterion():
+def test_an_rt_detr_that_counts_noise_is_refused(monkeypatch):
+    """As transformers before 5.23, whose last layer's loss has the denoising queries in it."""
+    own = ours._leaves_noise_out
+    model = make("RTDetr")
+    model.loss_function = ours.loss_function
+    monkeypatch.setattr(ours, "_leaves_noise_out", lambda: False)
+    with pytest.raises(IntegrationError, match=r"counts denoising queries .* use patch\(\)"):
+        model(**inputs())
+    source = inspect.getsource(loss_rt_detr.RTDetrForObjectDetectionLoss).replace("torch.split(logits,", "torch.split(other,")
+    monkeypatch.setattr(inspect, "getsource", lambda function: source)
+    assert not own.__wrapped__()
+
+
+def test_models_without_a_criterion(monkeypatch):
+    monkeypatch.setattr(ours, "_leaves_noise_out", lambda: True)
     model = make("DFine")
     model.loss_function = ours.loss_function
     with pytest.raises(ValueError, match=r"config\.model_type must be one of 'detr', .*, got 'd_fine'"):
@@ -227,8 +247,29 @@ def test_matches_are_the_same():
     matcher = DeformableDetrHungarianMatcher(2.0, 5.0, 2.0)
     outputs = {"logits": torch.randn(2, 30, 4), "pred_boxes": torch.rand(2, 30, 4) * 0.5 + 0.1}
     targets = inputs()["labels"]
-    of_groups = LwDetrHungarianMatcher(2.0, 5.0, 2.0)
-    expected = matcher(outputs, targets), of_groups(outputs, targets, 3)
+    expected = matcher(outputs, targets)
     with ours.patch():
-        found = matcher(outputs, targets), of_groups(outputs, targets, 3)
+        found = matcher(outputs, targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_matches_of_groups_are_the_same():
+    loss_lw_detr = pytest.importorskip("transformers.loss.loss_lw_detr")
+    torch.manual_seed(0)
+    matcher = loss_lw_detr.LwDetrHungarianMatcher(2.0, 5.0, 2.0)
+    outputs = {"logits": torch.randn(2, 30, 4), "pred_boxes": torch.rand(2, 30, 4) * 0.5 + 0.1}
+    targets = inputs()["labels"]
+    expected = matcher(outputs, targets, 3)
+    with ours.patch():
+        found = matcher(outputs, targets, 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lacking", ["loss_deimv2", "loss_lw_detr"])
+def test_a_version_without_a_detector_is_patched_for_the_others(lacking, monkeypatch):
+    """As transformers 4.57, which has neither."""
+    monkeypatch.setitem(sys.modules, f"transformers.loss.{lacking}", None)  # an import of it raises
+    with ours.patch() as handle:
+        assert all(each.startswith(ours.SINCE_5) for each in [name.removeprefix("transformers.") for name in handle.left])
+        assert any(lacking in each for each in handle.left)
+        assert "transformers.loss.loss_rt_detr:RTDetrLoss.loss_boxes" in handle.replaced

@@ -5,7 +5,7 @@
     transformers.fuse(model)                                   # hidden states -> loss; logits in eval, or where no labels are given
     model.loss_function = transformers.loss_function           # or: logits -> loss
 
-Tested with transformers 4.57 and 5.23.
+Tested with transformers 4.57.6, 5.23 and 5.24.
 """
 
 import functools
@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lossforge.losses import cross_entropy, linear_cross_entropy
-from lossforge.patch.patching import LOG, Patch, Replacement, once, say_once
+from lossforge.patch.patching import Patch, Replacement, once, say, say_once
 
-TESTED = "4.57, 5.23"
+TESTED = "4.57.6 to 5.24"
 OF_NEXT = "(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs)"
 OF_MASKED = "(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, **kwargs)"
 STANDS_FOR = (
@@ -271,7 +271,7 @@ def _fuse(model: Any, options: dict[str, Any]) -> Patch:
     model.__class__ = _fused_class(own)
     scale = "" if how.scale == 1 else f", scale {how.scale:g}"
     softcap = "" if how.softcap is None else f", softcap {how.softcap:g}"
-    LOG.info("%s computes its loss without logits%s%s", own.__name__, scale, softcap)
+    say(f"{own.__name__} computes its loss without logits{scale}{softcap}")
     names = f"{own.__name__}.forward", f"{own.__name__}.loss_function", "its head's forward"
     return Patch("transformers", names, functools.partial(_unfuse, model))
 

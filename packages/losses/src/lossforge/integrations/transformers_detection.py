@@ -10,10 +10,12 @@ Methods of transformers' criteria are replaced, so their classes, their attribut
 
 computes all layers of one model at once, so that nothing waits for the device. Its loss_dict has the sums over the layers.
 
-Both compare transformers with what was tested, `loss_function` at its first call. Tested with transformers 5.23.
+Both compare transformers with what was tested, `loss_function` at its first call. Tested with transformers 4.57.6, which has no LW-DETR
+and no DEIMv2, 5.0, 5.23 and 5.24.
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -42,10 +44,10 @@ from lossforge.losses import (
     varifocal_loss,
 )
 from lossforge.losses.detection.counts import to_device
-from lossforge.patch.patching import Patch, Replacement, once, or_theirs
+from lossforge.patch.patching import IntegrationError, Patch, Replacement, once, or_theirs
 from lossforge.patch.patching import patch as patch_names
 
-TESTED = "5.23"
+TESTED = "4.57.6 to 5.24"
 ClassCost = Literal["focal", "softmax"]
 MaskCost = Literal["bce", "focal"]
 
@@ -267,7 +269,7 @@ def loss_function(
         the loss; its parts summed over the layers, "loss_class", "loss_bbox" and "loss_giou"; and the auxiliary layers' predictions.
 
     Raises:
-        IntegrationError: transformers' names or parameters are not those that were tested.
+        IntegrationError: transformers' names or parameters are not those that were tested, or its RT-DETR has another loss.
         ValueError: the model is another one, or its config has use_focal_loss=False.
     """
     _check()
@@ -277,6 +279,11 @@ def loss_function(
     counts, denoising, noisy = [len(each["class_labels"]) for each in labels], None, 0
     if denoising_meta_values is not None:
         noisy = denoising_meta_values["dn_num_split"][0]
+        if not _leaves_noise_out():
+            raise IntegrationError(
+                "the loss of RT-DETR's last layer counts denoising queries in this version of transformers, and ours does not: use patch() "
+                "in the place of loss_function, or a newer transformers, such as 5.23"
+            )
     others: list[tuple[Tensor, Tensor]] = []
     if config.auxiliary_loss and outputs_class is not None and outputs_coord is not None:
         if kind.startswith("rt_detr"):
@@ -301,6 +308,24 @@ def loss_function(
     return sum(losses.values(), logits.new_zeros(())), losses, auxiliary
 
 
+@torch.compiler.assume_constant_result
+@functools.cache
+def _leaves_noise_out() -> bool:
+    """Return whether transformers' RT-DETR takes the denoising queries from its last layer, as it does from the others."""
+    from transformers.loss.loss_rt_detr import RTDetrForObjectDetectionLoss
+
+    return "torch.split(logits," in inspect.getsource(RTDetrForObjectDetectionLoss)
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _counts_by_torch() -> bool:
+    """Return whether transformers counts LW-DETR's boxes over torch's processes; accelerate's before."""
+    from transformers.loss import loss_lw_detr
+
+    return hasattr(loss_lw_detr, "dist")
+
+
 def _criterion(config: Any, logits: Tensor) -> DetrCriterion:
     """Return the criterion of a model's config."""
     class_loss = CLASS_LOSSES[config.model_type]
@@ -311,7 +336,7 @@ def _criterion(config: Any, logits: Tensor) -> DetrCriterion:
             return DetrCriterion(class_loss, background_weight=config.eos_coefficient, **costs, **coefficients)
         if class_loss == "focal":
             return DetrCriterion(class_loss, alpha=config.focal_alpha, **costs, **coefficients)
-        coefficients["class_coef"] = config.class_loss_coefficient
+        coefficients["class_coef"] = getattr(config, "class_loss_coefficient", 1.0)  # transformers 5.0 has none
         groups = config.group_detr if logits.shape[2] == config.num_queries * config.group_detr else 1  # else of evaluation
         return DetrCriterion(class_loss, alpha=config.focal_alpha, num_groups=groups, **costs, **coefficients)
     if not config.use_focal_loss:
@@ -347,11 +372,12 @@ def _boxes_of_noise(places: Sequence[Tensor], counts: Sequence[int], groups: int
 def _mean_of_processes(kind: str, total: int, device: Any) -> float | Tensor:
     """Return what transformers' criteria divide by: RT-DETR's the boxes of this process, the others' a number of all processes' boxes."""
     number = float(total)
-    if kind == "lw_detr" and dist.is_available() and dist.is_initialized():
+    by_torch = kind == "lw_detr" and _counts_by_torch()
+    if by_torch and dist.is_available() and dist.is_initialized():
         shared = torch.full((), number, device=device)
         dist.all_reduce(shared)
         return shared / dist.get_world_size()
-    if kind != "lw_detr" and not kind.startswith("rt_detr") and "accelerate.state" in sys.modules:
+    if not by_torch and not kind.startswith("rt_detr") and "accelerate.state" in sys.modules:
         from accelerate import PartialState
         from accelerate.utils import reduce
 
@@ -387,7 +413,12 @@ NAMES: dict[str, tuple[Any, str]] = {
     "models.mask2former.modeling_mask2former:dice_loss": (_dice, "(inputs, labels, num_masks)"),
     "models.mask2former.modeling_mask2former:sigmoid_cross_entropy_loss": (_bce_of_masks, "(inputs, labels, num_masks)"),
 }
-REPLACED = [Replacement(f"transformers.{name}", or_theirs("transformers", ours), signature) for name, (ours, signature) in NAMES.items()]
+SINCE_5 = ("loss.loss_deimv2:", "loss.loss_lw_detr:")
+"""Modules that transformers 4.57 lacks."""
+REPLACED = [
+    Replacement(f"transformers.{name}", or_theirs("transformers", ours), signature, optional=name.startswith(SINCE_5))
+    for name, (ours, signature) in NAMES.items()
+]
 _check = once("transformers", TESTED, REPLACED)
 
 

@@ -11,7 +11,6 @@ of `trl.trainer.utils` and from their `generalized_jsd_loss`. The trainers, thei
 Tested with TRL 1.16.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from lossforge.losses import (
     selective_log_softmax,
 )
 from lossforge.losses.base.option_types import RowOutput
-from lossforge.patch.patching import LOG, Patch, Replacement, say_once
+from lossforge.patch.patching import Patch, Replacement, say_once
 from lossforge.patch.patching import patch as patch_names
 
 TESTED = "1.16"
@@ -211,14 +210,14 @@ FUSED = (
         "(logits, index, entropy_requires_grad=True, temperature=1.0, row_mask=None)",
     ),
 )
-EXPERIMENTAL = (
-    Replacement("trl.experimental.gkd.gkd_trainer:GKDTrainer.generalized_jsd_loss", _jsd, f"({JSD}, num_items_in_batch=None)"),
-    Replacement(
-        "trl.experimental.gold.gold_trainer:GOLDTrainer.generalized_jsd_loss",
-        _jsd,
-        f"({JSD}, logits_are_probs=False, num_items_in_batch=None)",
-    ),
-)
+OF_JSD = {
+    "gkd.gkd_trainer:GKDTrainer": f"({JSD}, num_items_in_batch=None)",
+    "gold.gold_trainer:GOLDTrainer": f"({JSD}, logits_are_probs=False, num_items_in_batch=None)",
+}
+EXPERIMENTAL = [
+    Replacement(f"trl.experimental.{trainer}.generalized_jsd_loss", _jsd, signature, optional=True)  # some need packages
+    for trainer, signature in OF_JSD.items()
+]
 
 
 def patch(force: bool = False) -> Patch:
@@ -234,15 +233,4 @@ def patch(force: bool = False) -> Patch:
         ModuleNotFoundError: TRL is not installed.
         IntegrationError: TRL is not as it was tested; the message says what differs.
     """
-    present = [each for each in EXPERIMENTAL if _imports(each.name.partition(":")[0])]
-    return patch_names("trl", TESTED, [*FUSED, *present], force=force)
-
-
-def _imports(module: str) -> bool:
-    """Return whether a module of TRL's experimental trainers imports here: some need packages that are not installed."""
-    try:
-        importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        LOG.info("%s is left as it is: it does not import (%s)", module, error)
-        return False
-    return True
+    return patch_names("trl", TESTED, [*FUSED, *EXPERIMENTAL], force=force)

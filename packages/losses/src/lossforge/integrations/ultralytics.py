@@ -6,7 +6,7 @@
 
 Methods of ultralytics' classes are replaced, so criteria keep their classes and attributes.
 
-Tested with ultralytics 8.4.
+Tested with ultralytics 8.4.183 and 8.4.190.
 """
 
 import functools
@@ -25,7 +25,7 @@ from lossforge.losses import (
 from lossforge.patch.patching import Patch, Replacement, or_theirs
 from lossforge.patch.patching import patch as patch_names
 
-TESTED = "8.4"
+TESTED = "8.4.183 to 8.4.190"
 
 
 class BCEWithLogitsLoss(nn.BCEWithLogitsLoss):

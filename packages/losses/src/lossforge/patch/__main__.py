@@ -21,10 +21,12 @@ EXAMPLES = """examples:
   python -m lossforge.patch timm -- train.py --model resnet50
   python -m lossforge.patch ultralytics -- yolo train data=coco8.yaml
   torchrun --nproc-per-node 8 -m lossforge.patch trl -- grpo.py
+  accelerate launch -m lossforge.patch trl -- grpo.py
 """
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn")
 """Python's audit events of a new program, whose first arguments are its path and its words."""
 LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed")
+MODULES_OF_LAUNCHERS = ("torch.distributed.", "accelerate.", "deepspeed.")
 
 
 def patchable() -> list[str]:
@@ -49,10 +51,20 @@ def watch(libraries: str) -> None:
             return
         say_once(
             f"the program starts another process, {Path(path).name} {' '.join(words[:3])} …, which has the library's own losses. Start the "
-            f"processes first: torchrun … -m lossforge.patch {libraries} -- -m MODULE, with the module that this command runs"
+            f"processes first: torchrun … -m lossforge.patch {libraries} -- {started(words)} …, or accelerate launch … with the same words"
         )
 
     sys.addaudithook(seen)
+
+
+def started(words: Sequence[str]) -> str:
+    """Return the script or the module that a command of Python or of a launcher starts, as `run` takes it."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.endswith(".py"):
+            return word
+        if word in ("-m", "--module") and not following.startswith(MODULES_OF_LAUNCHERS):
+            return f"-m {following}"
+    return "SCRIPT.py"
 
 
 def run(argv: Sequence[str]) -> None:

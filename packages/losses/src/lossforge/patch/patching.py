@@ -5,6 +5,8 @@ import importlib
 import importlib.metadata
 import inspect
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 LOG = logging.getLogger("lossforge.integrations")
 
@@ -31,6 +34,7 @@ class Replacement:
             differ; none where the original is not called.
         method: for a class: its method whose parameters are compared, such as "forward"; "__self__.forward" for its `apply`.
         here_only: replace the name in its own module alone, not in other modules that hold the same thing.
+        optional: leave it where it is missing, because a tested version lacks it, or its module needs a package that is not installed.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Replacement:
     signature: str | tuple[str, ...] | None = None
     method: str | None = None
     here_only: bool = False
+    optional: bool = False
 
 
 def or_theirs(library: str, ours: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -80,11 +85,23 @@ def signature_of(function: Any) -> str:
     return str(found.replace(parameters=kept, return_annotation=found.empty))
 
 
+def say(message: str, level: int = logging.INFO) -> None:
+    """Log a line of a run: at its level on the first process, and for debugging on the others."""
+    LOG.log(level if _is_first() else logging.DEBUG, message)
+
+
 def say_once(message: str) -> None:
-    """Log a line the first time that it comes."""
+    """Warn by a line the first time that it comes."""
     if message not in _SAID:
         _SAID.add(message)
-        LOG.warning(message)
+        say(message, logging.WARNING)
+
+
+def _is_first() -> bool:
+    """Return whether this process has rank 0. Launchers set the rank before a process group is there."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) in ("0", "-1")
 
 
 _SAID: set[str] = set()
@@ -108,11 +125,12 @@ class Patch:
     Attributes:
         library: the library's distribution.
         replaced: the names that were replaced.
+        left: the names that the library lacks, and that were left.
     """
 
-    def __init__(self, library: str, replaced: Sequence[str], undo: Callable[[], None]) -> None:
+    def __init__(self, library: str, replaced: Sequence[str], undo: Callable[[], None], left: Sequence[str] = ()) -> None:
         """Make a handle of replacements that are in place. undo: puts the originals back."""
-        self.library, self.replaced, self._undo, self._uses = library, tuple(replaced), undo, 1
+        self.library, self.replaced, self.left, self._undo, self._uses = library, tuple(replaced), tuple(left), undo, 1
 
     @property
     def active(self) -> bool:
@@ -133,7 +151,8 @@ class Patch:
 
     def __repr__(self) -> str:
         state = "" if self.active else " (undone)"
-        return f"<lossforge in {self.library}{state}: {', '.join(self.replaced)}>"
+        left = f"; left: {', '.join(self.left)}" if self.left else ""
+        return f"<lossforge in {self.library}{state}: {', '.join(self.replaced)}{left}>"
 
 
 def check(library: str, tested: str, names: Sequence[Replacement], *, force: bool = False) -> list[tuple[Replacement, Any, str, Any]]:
@@ -141,7 +160,7 @@ def check(library: str, tested: str, names: Sequence[Replacement], *, force: boo
 
     Args:
         library: its distribution, as pip names it.
-        tested: the versions with which the names were tested: "1.16, 1.17".
+        tested: the versions with which the names were tested: "1.14, 1.16 to 1.18".
         names: what is compared.
         force: go on where something differs.
 
@@ -150,7 +169,7 @@ def check(library: str, tested: str, names: Sequence[Replacement], *, force: boo
 
     Raises:
         ModuleNotFoundError: the library is not installed.
-        IntegrationError: names are missing or have other parameters, and force is not set.
+        IntegrationError: names that are not optional are missing, or names have other parameters, and force is not set.
     """
     installed = version_of(library)
     places, differences = [], []
@@ -160,8 +179,12 @@ def check(library: str, tested: str, names: Sequence[Replacement], *, force: boo
             original = inspect.getattr_static(owner, name)
             differences += _difference(each, getattr(owner, name))
             places.append((each, owner, name, original))
-        except (ImportError, AttributeError) as error:
-            differences.append(f"{each.name} is missing ({error})")
+        except (ImportError, AttributeError, RuntimeError) as error:  # transformers raises RuntimeError where a module does not import
+            missing = f"{each.name} is missing ({error})"
+            if each.optional:
+                LOG.debug(missing)
+            else:
+                differences.append(missing)
     if differences and not force:
         raise IntegrationError(
             f"{library} {installed} is not as tested ({tested}): {'; '.join(differences)}. Nothing was replaced. Install a version that "
@@ -224,9 +247,12 @@ def patch(library: str, tested: str, replacements: Sequence[Replacement], *, opt
         for other in _holders(owner, name, original, here_only):
             done.append((other, name, original if name in vars(other) else _INHERITED, ours))
             setattr(other, name, ours)
-    handle = Patch(library, [each for each, *_ in made], functools.partial(_restore, library, done))
+    replaced = [each for each, *_ in made]
+    left = [each.name for each in replacements if each.make is not None and each.name not in replaced]
+    handle = Patch(library, replaced, functools.partial(_restore, library, done), left)
     _ACTIVE[library] = options, handle
-    LOG.info("%s %s: %s", library, version_of(library), ", ".join(handle.replaced))
+    missing = f". Missing there, and left: {', '.join(left)}" if left else ""
+    say(f"{library} {version_of(library)}: {', '.join(replaced)}{missing}")
     return handle
 
 
@@ -256,7 +282,7 @@ def _holders(owner: Any, name: str, original: Any, here_only: bool) -> list[Any]
 def _restore(library: str, done: Sequence[tuple[Any, str, Any, Any]]) -> None:
     for owner, name, original, ours in reversed(done):
         if vars(owner).get(name) is not ours:
-            LOG.warning("%s: %s of %s was replaced by something else since, and is left as it is", library, name, owner)
+            say(f"{library}: {name} of {owner} was replaced by something else since, and is left as it is", logging.WARNING)
         elif original is _INHERITED:
             delattr(owner, name)
         else:
@@ -270,5 +296,15 @@ def _restore(library: str, done: Sequence[tuple[Any, str, Any, Any]]) -> None:
 
 
 def _covers(tested: str, installed: str) -> bool:
-    """Return whether a version is one of those tested: "1.16, 1.17" covers 1.16.3."""
-    return any(f"{installed}.".startswith(f"{each.strip()}.") for each in tested.split(","))
+    """Return whether a version is one of those tested: "1.14, 1.16 to 1.18" covers 1.14.2, 1.17.0 and 1.18.3."""
+    version = _numbers(installed)
+    for each in tested.split(","):
+        first, _, last = each.partition(" to ")
+        lowest, highest = _numbers(first), _numbers(last or first)
+        if lowest <= version and version[: len(highest)] <= highest:
+            return True
+    return False
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
