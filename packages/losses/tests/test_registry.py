@@ -18,6 +18,8 @@ def test_registry_is_whole():
         "siou_rising",
         "probiou_log",
         "cross_entropy_by_probability",
+        "softmax_focal_soft",
+        "poly_ce_soft",
     }  # which options of other losses select, or losses outside of the registry take
     assert {loss.formula for loss in LOSSES.values()} == own - by_option
     for name, loss in LOSSES.items():

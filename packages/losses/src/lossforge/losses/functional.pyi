@@ -343,9 +343,10 @@ def cross_entropy(
 
 def softmax_focal_loss(
     input: Tensor, target: Tensor, alpha: float | Tensor | None = None, gamma: float = 2.0, reduction: Reduction = "none",
-    weight: Tensor | None = None, ignore_index: int = -100, *, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    weight: Tensor | None = None, ignore_index: int = -100, *, label_smoothing: float = 0.0, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor: ...
 
 def poly_cross_entropy(
@@ -541,8 +542,8 @@ def lovasz_softmax_loss(
 def lovasz_hinge_loss(
     input: Tensor, target: Tensor, per_image: bool = False, ignore_index: int = -100, reduction: Reduction = "mean", *,
     empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, validate: bool | None = None,
-) -> Tensor: ...
     mask: Tensor | None = None,
+) -> Tensor: ...
 
 @overload
 def kl_div_with_logits(
