@@ -242,5 +242,12 @@ DOCS = TemplateDocs(
     keeping=Keeping({**COUNTED, **SETTINGS}, quiet=("smooth_nr", "smooth_dr")),
 )
 OVERLAP = Template(
-    "overlap", "masks.overlap.launch", OverlapCall, kept=("coefficients",), reference=overlap_reference, samples=overlap_samples, docs=DOCS
+    "overlap",
+    "masks.overlap.launch",
+    OverlapCall,
+    kept=("coefficients",),
+    without=("gradient of mask",),
+    reference=overlap_reference,
+    samples=overlap_samples,
+    docs=DOCS,
 )
