@@ -76,7 +76,7 @@ def softmax_tile(images, place, labels, pixels, sums, tile, first, region, STORE
     y = target_tile(images, place, labels, c)
     p = exp2((tile - top) * LOG2E) * share
     h = slope(p, y, a, b, images.config)
-    if images.mask is not None:
+    if images.config.MASK:
         weight = share_tile(images, place, c)
         h, y = h * weight, y * weight
     if STORE:
@@ -139,7 +139,7 @@ def element_gradient(images, place, region):
             g += e * (p - y)
     else:
         g = slope(tile, y, a, b, images.config)
-    if images.mask is not None:
+    if images.config.MASK:
         g = g * share_tile(images, place, c)
     store_gradient(images, place, c, labels.keep, g)
 

@@ -135,7 +135,7 @@ def add_tiles(sums, images, place, first):
         c = first + tl.arange(0, images.config.HELD[k])
         y = target_tile(images, place, labels, c)
         first += images.config.HELD[k]
-        weight = None if images.mask is None else share_tile(images, place, c)
+        weight = share_tile(images, place, c) if images.config.MASK else None
         found = terms(held[k], y, labels, (top, total, rest), weight, MASKED, images.config)
         for s in tl.static_range(S):
             added = longer(added, sums[S * k + s] + grouped(found[s], images.config.V, images.config.ADJACENT))
@@ -178,7 +178,7 @@ def sum_swept(images, n, k, programs, pixels, mine):
             c = first + tl.arange(0, images.config.BC)
             before = c < tl.where(tile > k, images.classes, 0)  # in the interpreter a scalar condition joined with a block's is not a mask
             y = target_tile(images, place, labels, c)
-            weight = None if images.mask is None else share_tile(images, place, c)
+            weight = share_tile(images, place, c) if images.config.MASK else None
             found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, softmax, weight, True, images.config)
             to = mine + c
             for s in tl.static_range(images.config.SUMS):

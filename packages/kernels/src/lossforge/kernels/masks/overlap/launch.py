@@ -68,6 +68,7 @@ class Geometry(NamedTuple):
         own = self.tiles.own > 0
         config = Config(
             INDEX=not call.target.is_floating_point(),
+            MASK=call.mask is not None,
             SOFTMAX=self.softmax,
             SIGMOID=call.activation == "sigmoid",
             SQUARED=call.squared_pred,
@@ -104,7 +105,8 @@ def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
         for t, whole, step in zip(tensors, strides, steps, strict=True)
     ]
     mask = None if call.mask is None else planes.pop()
-    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, call.lambda_ce is not None or call.confusion)
+    more = call.lambda_ce is not None or call.confusion
+    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, more, mask is not None)
     return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, mask, tiles, softmax)
 
 

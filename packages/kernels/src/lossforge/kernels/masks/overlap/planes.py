@@ -32,6 +32,7 @@ class Config(NamedTuple):
 
     Attributes:
         INDEX: targets are class indices.
+        MASK: there is a mask. The compiler does not compare one with None, because it has several fields.
         SOFTMAX, SIGMOID: the activation; without either there is none.
         SQUARED: probabilities and targets are squared in P and Y.
         BATCH: regions extend over all images.
@@ -53,6 +54,7 @@ class Config(NamedTuple):
     """
 
     INDEX: bool
+    MASK: bool
     SOFTMAX: bool
     SIGMOID: bool
     SQUARED: bool
@@ -174,7 +176,7 @@ def target_tile(images, place, labels, c):
     else:
         at = pointers(images.target, place, c, images.inner, images.config.WIDE)
         y = load_tile(at, mask_of(images, place, c), 0.0, "").to(tl.float32)
-        if images.mask is not None:
+        if images.config.MASK:
             y = tl.where(share_tile(images, place, c) == 0.0, 0.0, y)
     return y
 
@@ -188,7 +190,7 @@ def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
     tile = load_tile(at, mask_of(images, place, c), OTHER, EVICT).to(tl.float32)
     if images.config.INDEX or place.inside is not None:
         tile = tl.where(keep, tile, 0.0)
-    if images.mask is not None:
+    if images.config.MASK:
         tile = tl.where(share_tile(images, place, c) == 0.0, 0.0, tile)
     return tile
 
@@ -249,7 +251,7 @@ def swept_softmax(images, place, keep):
 def store_gradient(images, place, c, keep, g):
     if images.config.INDEX or place.inside is not None:
         g = tl.where(keep, g, 0.0)
-    if images.mask is not None:
+    if images.config.MASK:
         g = tl.where(share_tile(images, place, c) == 0.0, 0.0, g)
     to = pointers(images.gradient, place, c, images.inner, images.config.WIDE)
     tl.store(to, g, mask=mask_of(images, place, c), eviction_policy="evict_first")
