@@ -186,6 +186,29 @@ def test_a_folder_of_masks_trains_and_is_mirrored_with_its_masks(make_trainer, f
     assert trainer.data.test.samples == 2
 
 
+@pytest.mark.parametrize("value", [2, 254, 65535])
+def test_pixels_without_a_class_have_the_value_that_the_setting_says(make_trainer, folder, value):
+    """A binary mask whose other value is any, in 8 or 16 bits, gives the targets of one with 255."""
+    still = [*SMALL[:2], "loss=dice_ce", "data.augment=false", *words(folder)]
+    usual = [batch.target for batch in make_trainer(*still).data.val]
+    for path in folder.glob("*/masks/*.png"):
+        mask = np.array(Image.open(path)).astype(np.uint16 if value > 255 else np.uint8)
+        mask[mask == OUTSIDE] = value
+        Image.fromarray(mask).save(path)
+    named = make_trainer(*still, f"data.ignore_value={value}")
+    for target, batch in zip(usual, named.data.val, strict=True):
+        assert (target == OUTSIDE).any()
+        assert torch.equal(batch.target, target)
+    for setting in ("255", "null"):
+        with pytest.raises(UserError, match=f"has the value {value}; data.classes has 0 to 1"):
+            make_trainer(*still, f"data.ignore_value={setting}")
+
+
+def test_a_mask_of_more_classes_than_its_targets_hold(make_trainer, folder):
+    with pytest.raises(UserError, match=r"data\.classes has 256 names; at most 255 are possible"):
+        make_trainer(*SMALL[:2], *words(folder), f"data.classes=[{','.join(f'c{n}' for n in range(256))}]")
+
+
 @pytest.mark.parametrize("name", ["valid", "validation"])
 def test_other_names_of_held_out_masks_and_files_that_are_passed_over(make_trainer, folder, name):
     (folder / "val").rename(folder / name)

@@ -52,7 +52,9 @@ def formula(function: Callable[..., Any]) -> str:
 
 
 def targets_of(each: Declared) -> str:
-    known = each.facts.get("targets") or each.docs.targets
+    if own := each.facts.get("targets"):
+        return own
+    known = each.docs.targets
     return known.replace(", probabilities", "") if "probabilities" in each.facts.get("without", ()) else known
 
 

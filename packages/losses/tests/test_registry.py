@@ -19,6 +19,8 @@ def test_registry_is_whole():
         "probiou_log",
         "cross_entropy_by_probability",
         *("draft_log_tv", "draft_tv", "draft_kl", "draft_ce", "draft_overlap"),
+        "softmax_focal_soft",
+        "poly_ce_soft",
     }  # which options of other losses select, or losses outside of the registry take
     assert {loss.formula for loss in LOSSES.values()} == own - by_option
     for name, loss in LOSSES.items():

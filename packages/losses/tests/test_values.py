@@ -255,8 +255,9 @@ def test_other_arguments_get_gradients(loss, device):
             if sample.x.numel() > 300:
                 continue
             if not has_gradient(loss, name):
+                given = {second: sample.target, **sample.kwargs, name: tensor.clone().requires_grad_()}
                 with pytest.raises(ValueError, match=f"{name} has no gradient, got a tensor that requires grad: detach it"):
-                    loss.function(sample.x, tensor.clone().requires_grad_(), **sample.kwargs)
+                    loss.function(sample.x, given.pop(second), **given)
                 continue
             gradients = []
             for function, dtype in ((loss.function, torch.float32), (loss.reference, torch.float64)):

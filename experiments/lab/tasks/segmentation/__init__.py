@@ -9,7 +9,7 @@ from lab.data.spec import DataSpec
 from lab.tasks.spec import TaskSpec
 
 OUTSIDE = 255
-"""The value of a mask's pixels that have no class: they count neither in the loss nor in the metrics."""
+"""The target of pixels that have no class: they count neither in the loss nor in the metrics."""
 PIXEL_LOSSES = ("ce", "softmax_focal", "poly_ce", "generalized_ce", "ohem_ce")
 
 
@@ -52,7 +52,7 @@ class DigitMasksConfig(MasksConfig, SplitConfig):
 class MaskFolderConfig(MasksConfig):
     """root/train, root/val (or valid, validation) and optionally root/test, each with images/ and masks/.
 
-    An image and its mask have the same stem; a mask's values are classes.
+    An image and its mask have the same stem; a mask's values are classes, but for data.ignore_value.
     Images and masks are read by worker processes and resized to data.image_size a side.
     """
 
@@ -60,6 +60,9 @@ class MaskFolderConfig(MasksConfig):
     root: str | None = setting(None, "folder with train/, val/ and optionally test/; null: data/", path="always")
     classes: list[str] = setting(
         "???", "names of the classes, in the order of their values in masks, such as [background,cat]", distinct=True
+    )
+    ignore_value: int | None = number(
+        OUTSIDE, "value of the mask's pixels that have no class, and count nowhere; null: none has it", least=0, most=65535
     )
     workers: int | None = number(None, "processes that read images; null: this process's share of the cores, up to 16", least=0)
     scale: list[float] = some(lambda: [0.8, 1.25], "range of the random scale: above 1 crops, below 1 pads", above=0, most=16, pair=True)

@@ -119,11 +119,13 @@ class Pairs(Pictures):
     Args:
         pairs: the image and the mask of each sample of the source.
         classes: the number of classes.
+        ignore_value: data.ignore_value.
         exif: data.exif.
     """
 
     pairs: list[tuple[Path, Path]]
     classes: int
+    ignore_value: int | None = OUTSIDE
     exif: str
 
     def where(self, index: int) -> str:
@@ -137,7 +139,7 @@ class Pairs(Pictures):
         if said := fault_of((image, None), check, deep=True):
             return f"{image}: {said}"
         try:
-            read_mask(mask, self.classes)
+            read_mask(mask, self.classes, self.ignore_value)
             fits, same = _fits(image, mask)
         except UNREADABLE as error:
             return f"{mask}: {reason(error)}"
@@ -159,7 +161,7 @@ class Pairs(Pictures):
             with open_image(image, deep=True) as opened:
                 path = mask
                 shown = self.shown(index)
-                values = read_mask(mask, self.classes, shown=shown)
+                values = read_mask(mask, self.classes, self.ignore_value, shown=shown)
                 path = image
                 return pil_to_tensor(in_rgb(whole_range(turned(opened, shown=shown), opened))), values
         except UNREADABLE as error:
@@ -170,8 +172,10 @@ def _read(config: MaskFolderConfig) -> Photos:
     """Find the pairs of each part.
 
     Raises:
-        UserError: a folder does not exist.
+        UserError: a folder does not exist, or there are too many classes.
     """
+    if len(config.classes) > OUTSIDE:
+        raise UserError(f"data.classes has {len(config.classes)} names; at most {OUTSIDE} are possible.")
     root = absolute(config.root, ROOT / "data")
     faults, passed, found = Faults(root), Counter[str](), dict[str, Pairs]()
     for part in ("train", held_out_folder(root, "one of them is expected") or "val", "test"):
@@ -182,7 +186,8 @@ def _read(config: MaskFolderConfig) -> Photos:
             there, lacks = (images[stem], "masks") if stem in images else (masks[stem], "images")
             faults.add(f"{there.relative_to(root)}: has no {lacks}/{stem}.* beside it in {part}/")
         pairs = [(image, masks[stem]) for stem, image in images.items() if stem in masks]
-        known: dict[str, Any] = {"targets": torch.zeros(len(pairs)), "classes": len(config.classes), "exif": config.exif}
+        known: dict[str, Any] = {"targets": torch.zeros(len(pairs)), "classes": len(config.classes)}
+        known |= {"ignore_value": config.ignore_value, "exif": config.exif}
         keys = [image.relative_to(root).as_posix() for image, _ in pairs]
         found["val" if part in HELD_OUT else part] = Pairs(**known, keys=keys, source=root / part, pairs=pairs)
     notes = [visible(f"{root}: {said}")] if (said := passed_over(passed)) else []
@@ -195,11 +200,12 @@ def _refuse_unlabelled(pairs: Pairs, least: int) -> None:
     seen: set[int] = set()
     for position in pairs.positions:
         with contextlib.suppress(*UNREADABLE):  # named when it is read
-            seen |= set(read_mask(pairs.pairs[position][1], pairs.classes).unique().tolist())
+            seen |= set(read_mask(pairs.pairs[position][1], pairs.classes, pairs.ignore_value).unique().tolist())
         if len(seen - {OUTSIDE}) >= min(least, pairs.classes):
             return
-    values = ", ".join(map(str, sorted(seen)))
-    meant = f", and {OUTSIDE} means no class. Where {OUTSIDE} stands for a class, write its number." if OUTSIDE in seen else "."
+    nothing = pairs.ignore_value
+    values = ", ".join(map(str, sorted(nothing if each == OUTSIDE and nothing is not None else each for each in seen)))
+    meant = f", and {nothing} means no class. Where {nothing} stands for a class, write its number." if OUTSIDE in seen else "."
     raise UserError(
         f"data.root: the masks of {pairs.source} have no pixel but of {values}; data.classes numbers the classes from 0 to "
         f"{pairs.classes - 1}{meant}"
@@ -235,8 +241,8 @@ def _fits(image_path: Path, mask_path: Path) -> tuple[tuple[bool, bool], bool]:
         return (sizes[0] == masks[0], sizes[1] == masks[1]), turn_of(image) == turn_of(mask)
 
 
-def read_mask(path: Path, classes: int, *, shown: bool = True) -> Tensor:
-    """Read a mask (H, W) uint8, as a viewer shows it or as the file stores it.
+def read_mask(path: Path, classes: int, ignore_value: int | None = OUTSIDE, *, shown: bool = True) -> Tensor:
+    """Read a mask (H, W) uint8, as a viewer shows it or as the file stores it; OUTSIDE where it has the ignored value.
 
     Raises:
         one of UNREADABLE.
@@ -245,10 +251,11 @@ def read_mask(path: Path, classes: int, *, shown: bool = True) -> Tensor:
         if image.mode not in ("1", "L", "P", *DEEP):
             raise CorruptError(f"has pixels of mode {image.mode}; one channel of class numbers is expected")
         values = pil_to_tensor(turned(image, shown=shown))[0].to(torch.int32)
-    if (wrong := values[(values >= classes) & (values != OUTSIDE)]).numel():
-        known = f"data.classes has 0 to {classes - 1}, and {OUTSIDE} means no class"
+    there = torch.ones_like(values, dtype=torch.bool) if ignore_value is None else values != ignore_value
+    if (wrong := values[((values < 0) | (values >= classes)) & there]).numel():
+        known = f"data.classes has 0 to {classes - 1}" + ("" if ignore_value is None else f", and {ignore_value} means no class")
         raise CorruptError(f"has the value {int(wrong[0])}; {known}")
-    return values.to(torch.uint8)
+    return values.where(there, OUTSIDE).to(torch.uint8)
 
 
 class MaskFiles(Dataset[tuple[Tensor, Tensor, int]]):

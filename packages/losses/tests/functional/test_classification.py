@@ -12,6 +12,7 @@ from lossforge.losses import (
     LogitAdjustedCrossEntropyLoss,
     class_balanced_weight,
     cross_entropy,
+    fuse_linear,
     generalized_cross_entropy,
     logit_adjusted_cross_entropy,
     plain_torch,
@@ -19,6 +20,7 @@ from lossforge.losses import (
     softmax_focal_loss,
     symmetric_cross_entropy,
 )
+from lossforge.losses.registry import LOSSES
 from lossforge.losses.testing import error
 
 INF, NAN = float("inf"), float("nan")
@@ -191,8 +193,9 @@ X, T = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
     [
         (ValueError, r"alpha must hold one number a class, shape \(3,\), got \(2,\)", lambda: softmax_focal_loss(X, T, torch.ones(2))),
         (ValueError, r"weight must hold one number a class, shape \(3,\)", lambda: softmax_focal_loss(X, T, 0.5, weight=torch.ones(2))),
-        (TypeError, "target must hold class indices, with target_b and lam", lambda: softmax_focal_loss(X, X)),
-        (TypeError, "target must hold class indices", lambda: poly_cross_entropy(X, X)),
+        (TypeError, "target must hold class indices, with target_b and lam", lambda: generalized_cross_entropy(X, X)),
+        (ValueError, r"target must have the shape of input, .*, where it holds probabilities", lambda: poly_cross_entropy(X, X[:, :2])),
+        (ValueError, "ignore_index needs class indices as target", lambda: softmax_focal_loss(X, X, ignore_index=1)),
         (ValueError, "label_smoothing must be 0 where weight is given", lambda: poly_cross_entropy(X, T, 1, X[0], label_smoothing=0.1)),
         (ValueError, r"log_prior must hold one number a class, shape \(3,\)", lambda: logit_adjusted_cross_entropy(X, T, X)),
         (ValueError, "softcap must be None", lambda: logit_adjusted_cross_entropy(X, T, X[0], softcap=3.0)),
@@ -210,3 +213,85 @@ def test_a_smoothing_that_must_be_below_1_is_checked_when_a_compiled_graph_runs(
     torch.testing.assert_close(compiled(torch.tensor(0.25)), poly_cross_entropy(X, T, label_smoothing=0.25))
     with pytest.raises(ValueError, match=r"label_smoothing must be finite and at least 0 and below 1, got 1\.0"):
         compiled(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("function", [softmax_focal_loss, poly_cross_entropy], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_class_index_is_its_one_hot_vector(function, dtype, device):
+    """Of rows and pixels, with smoothing, as is a mixup pair the mixture of two."""
+    bound = 3e-6 if dtype == torch.float32 else 1e-12
+    for shape in ((6,), (2, 3, 4)):
+        x = torch.randn(shape[0], 5, *shape[1:], device=device, dtype=dtype)
+        a, b = torch.randint(0, 5, (2, *shape), device=device)
+        y, y_b = (F.one_hot(t, 5).movedim(-1, 1).to(dtype) for t in (a, b))
+        for options in ({}, {"label_smoothing": 0.2}, {"label_smoothing": 0.2, "scale": 0.7, "z_loss": 0.1}):
+            for reduction in ("mean", "none"):
+                exact, g_exact = gradient_of(function, x.double(), a, reduction=reduction, **options)
+                value, g = gradient_of(function, x, y, reduction=reduction, **options)
+                assert error(value, exact) < bound
+                assert error(g, g_exact) < bound
+        exact, g_exact = gradient_of(function, x.double(), a, target_b=b, lam=0.3, reduction="none")
+        value, g = gradient_of(function, x, 0.3 * y + 0.7 * y_b, reduction="none")
+        assert error(value, exact) < bound
+        assert error(g, g_exact) < bound
+
+
+@pytest.mark.parametrize("function", [softmax_focal_loss, poly_cross_entropy], ids=lambda f: f.__name__)
+def test_soft_targets_of_a_teacher(function, device):
+    """The target is differentiated, a class of probability 0 may have a logit of -inf, and the head's logits may come from a layer."""
+    x, y = torch.randn(6, 5, device=device, dtype=torch.float64), torch.rand(6, 5, device=device, dtype=torch.float64).softmax(1)
+    p = x.softmax(1)
+    each = -p.log() * (1 - p) ** 2 if function is softmax_focal_loss else -p.log() + 2 * (1 - p)
+    _, g = gradient_of(lambda y: function(x, y, reduction="sum"), y)
+    assert error(g, each) < 1e-12
+    far, kept = x.clone(), y.clone()
+    far[:, 2], kept[:, 2] = -math.inf, 0.0
+    others = [0, 1, 3, 4]
+    value, g = gradient_of(function, far, kept, reduction="none")
+    exact, g_exact = gradient_of(function, x[:, others], y[:, others], reduction="none")
+    assert error(value, exact) < 1e-12
+    assert error(g[:, others], g_exact) < 1e-12
+    assert not g[:, 2].any()
+    w = torch.randn(5, 7, device=device, dtype=torch.float64)
+    features = torch.randn(6, 7, device=device, dtype=torch.float64)
+    value, g = gradient_of(fuse_linear(function), features, w, y, reduction="mean", label_smoothing=0.1)
+    exact, g_exact = gradient_of(lambda f: function(f @ w.T, y, reduction="mean", label_smoothing=0.1), features)
+    assert error(value, exact) < 1e-12
+    assert error(g, g_exact) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["softmax_focal", "poly_ce"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_soft_targets_by_the_oracle(name, dtype, device):
+    """Under every option, of rows and of pixels, by the formula over all classes in float64."""
+    function, oracle = LOSSES[name].function, LOSSES[name].oracle()
+    weight = torch.rand(5, device=device, dtype=dtype)
+    own = {
+        "softmax_focal": [{"gamma": 0.5}, {"alpha": 0.25}, {"alpha": weight.flip(0), "weight": weight}],
+        "poly_ce": [{"epsilon": -0.5}, {"weight": weight}],
+    }
+    for shape in ((6, 5), (2, 5, 3, 4)):
+        x, y = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
+        for target in (y.softmax(1), y.argmax(1)):
+            for options in ({}, *own[name]):
+                for smoothing in (0.0, 0.2):
+                    if name == "poly_ce" and "weight" in options and not target.is_floating_point():
+                        continue  # refused with smoothing
+                    exact = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+                    for reduction in ("mean", "none"):
+                        given = {"reduction": reduction, "label_smoothing": smoothing}
+                        right, g_right = gradient_of(oracle, x.double(), target, **exact, **given)
+                        value, g = gradient_of(function, x, target, **options, **given)
+                        assert error(value, right) < (3e-6 if dtype == torch.float32 else 1e-12)
+                        assert error(g, g_right) < (3e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_soft_targets_as_timm(device):
+    """Those of its PolyCrossEntropy, whose targets add up to 1."""
+    theirs = pytest.importorskip("timm.loss").PolyCrossEntropy
+    x, y = torch.randn(6, 5, device=device), torch.randn(6, 5, device=device).softmax(1)
+    for epsilon, reduction in ((2.0, "mean"), (-0.5, "none")):
+        exact, g_exact = gradient_of(theirs(epsilon, reduction=reduction), x, y)
+        value, g = gradient_of(poly_cross_entropy, x, y, epsilon, reduction=reduction)
+        assert error(value, exact) < 1e-6
+        assert error(g, g_exact) < 3e-6

@@ -412,7 +412,7 @@ class OverlapTiles(NamedTuple):
     own: int = 0
 
 
-def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, more: bool) -> OverlapTiles:
+def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, more: bool, masked: bool) -> OverlapTiles:
     """Choose tiles of an overlap loss.
 
     Args:
@@ -420,11 +420,12 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, more: bool
         softmax: whether a pixel's classes are read together, up to 512 in one tile.
         pixels_adjacent: neighbouring pixels are adjacent in memory, as in (N, C, H, W), not channels last.
         more: whether a class has more than three sums.
+        masked: whether elements have a mask.
     """
     if (tried := on_trial(OverlapTiles)) is not None:
         return tried
-    # registers hold the exponentials of a lane's pixels and three sums of every class; a cross entropy needs two more a class
-    own = [n for n in (8, 4, 2) if classes * (n + 3 + 2 * more) <= 170 and (n < 8 or classes <= 8)]
+    # registers hold the exponentials of a lane's pixels and three sums of every class; a cross entropy needs two more a class, as a mask
+    own = [n for n in (8, 4, 2) if classes * (n + 3 + 2 * more + 2 * masked) <= 170 and (n < 8 or (classes <= 8 and not masked))]
     if softmax and pixels_adjacent and own:
         return OverlapTiles(classes, 64 * own[0], 2, own[0])
     whole = next_power_of_2(classes)
@@ -437,6 +438,7 @@ def overlap_tiles(classes: int, softmax: bool, pixels_adjacent: bool, more: bool
         a_warp = 256
     elif softmax:
         a_warp = 2048 if tile >= 32 else 1024  # few pixels for each lane, which joins their classes
+        a_warp = min(a_warp, 512 if more else 1024) if masked else a_warp
     else:
         a_warp = 512
     return OverlapTiles(tile, elements // tile, elements // a_warp)

@@ -74,47 +74,49 @@ def l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: Reduction = "mean",
     weight: Tensor | None = None, *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def mse_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: Reduction = "mean",
     weight: Tensor | None = None, *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def huber_loss(
     input: Tensor, target: Tensor, reduction: Reduction = "mean", delta: float = 1.0, weight: Tensor | None = None, *, empty: Empty = "nan",
     gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None,
+    score: Tensor | None = None,
 ) -> Tensor: ...
 
 def smooth_l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: Reduction = "mean",
     beta: float = 1.0, *, weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def log_cosh_loss(
     input: Tensor, target: Tensor, reduction: Reduction = "mean", *, weight: Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None,
+    score: Tensor | None = None,
 ) -> Tensor: ...
 
 def quantile_loss(
     input: Tensor, target: Tensor, quantile: float | Tensor = 0.5, reduction: Reduction = "mean", *, weight: Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
     normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1,
-    score: Tensor | None = None,
+    mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def general_robust_loss(
     input: Tensor, target: Tensor, alpha: float | Tensor = 1.0, scale: float = 1.0, reduction: Reduction = "mean", *,
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def binary_cross_entropy_with_logits(
@@ -122,14 +124,14 @@ def binary_cross_entropy_with_logits(
     reduction: Reduction = "mean", pos_weight: Tensor | None = None, *, label_smoothing: float = 0.0, target_threshold: float | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
     normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1,
-    score: Tensor | None = None,
+    mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def multilabel_soft_margin_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None,
     reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def smoothed_binary_cross_entropy(
@@ -137,14 +139,14 @@ def smoothed_binary_cross_entropy(
     reduction: Reduction = "mean", sum_classes: bool = False, pos_weight: float | Tensor | None = None, smooth_dense: bool = False, *,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
     normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1,
-    score: Tensor | None = None,
+    mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def sigmoid_focal_loss(
     inputs: Tensor, targets: Tensor, alpha: float | Tensor = 0.25, gamma: float = 2.0, reduction: Reduction = "none", *,
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def asymmetric_loss_multi_label(
@@ -152,35 +154,35 @@ def asymmetric_loss_multi_label(
     disable_torch_grad_focal_loss: bool = False, smoothing: float = 0.0, reduction: BatchReduction = "batchmean",
     weight: Tensor | None = None, pos_weight: float | Tensor | None = None, *, empty: Empty = "nan", gradient: Gradient | None = None,
     inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def poly_binary_cross_entropy(
     input: Tensor, target: Tensor, epsilon: float = 2.0, gamma: float = 0.0, alpha: float | Tensor | None = None, smoothing: float = 0.0,
     reduction: BatchReduction = "mean", *, weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def preference_bce_with_logits(
     input: Tensor, target: Tensor, preference: Tensor | None = None, *, group: Tensor | None = None, group_weight: Tensor | None = None,
     reduction: Reduction = "mean", empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def preference_bce(
     input: Tensor, target: Tensor, preference: Tensor | None = None, *, group: Tensor | None = None, group_weight: Tensor | None = None,
     reduction: Reduction = "mean", empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None,
     reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def distribution_balanced_loss(
@@ -189,7 +191,7 @@ def distribution_balanced_loss(
     focal_balance: float = 2.0, smoothing: float = 0.0, reduction: BatchReduction = "mean", *, weight: Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
     normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1,
-    score: Tensor | None = None,
+    mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def zlpr_loss(
@@ -213,7 +215,7 @@ def kl_div(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: BatchReduction = "mean",
     log_target: bool = False, *, weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def gaussian_nll_loss(
@@ -272,7 +274,7 @@ def quality_focal_loss(
     input: Tensor, target: Tensor, score: Tensor | None = None, beta: float = 2.0, reduction: Reduction = "mean", *,
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def varifocal_loss(
@@ -280,27 +282,28 @@ def varifocal_loss(
     reduction: Reduction = "mean", *, hold_weight: bool = False, positive_at_zero: bool = False, weight: Tensor | None = None,
     empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
     normalizer: float | Tensor | None = None, target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1,
+    mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def mal_loss(
     input: Tensor, target: Tensor, score: Tensor | None = None, gamma: float = 1.5, alpha: float = 1.0, reduction: Reduction = "mean", *,
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def ia_bce_loss(
     input: Tensor, target: Tensor, score: Tensor | None = None, alpha: float = 0.25, gamma: float = 2.0, reduction: Reduction = "mean", *,
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def gaussian_focal_loss(
     input: Tensor, target: Tensor, alpha: float = 2.0, gamma: float = 4.0, pos_weight: float | Tensor = 1.0, neg_weight: float = 1.0,
     reduction: Reduction = "mean", *, weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None,
     inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def distribution_focal_loss(
@@ -338,9 +341,10 @@ def cross_entropy(
 
 def softmax_focal_loss(
     input: Tensor, target: Tensor, alpha: float | Tensor | None = None, gamma: float = 2.0, reduction: Reduction = "none",
-    weight: Tensor | None = None, ignore_index: int = -100, *, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+    weight: Tensor | None = None, ignore_index: int = -100, *, label_smoothing: float = 0.0, empty: Empty = "nan",
+    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor: ...
 
 def poly_cross_entropy(
@@ -493,47 +497,50 @@ def ohem_cross_entropy(
 def dice_loss(
     input: Tensor, target: Tensor, *, squared_pred: bool = False, reduction: Reduction = "mean", smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05, include_background: bool = True, activation: Activation | None = "softmax", batch: bool = False,
-    weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, empty: Empty = "nan",
+    weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, mask: Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor: ...
 
 def jaccard_loss(
     input: Tensor, target: Tensor, *, squared_pred: bool = False, reduction: Reduction = "mean", smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05, include_background: bool = True, activation: Activation | None = "softmax", batch: bool = False,
-    weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, empty: Empty = "nan",
+    weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, mask: Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor: ...
 
 def tversky_loss(
     input: Tensor, target: Tensor, *, alpha: float = 0.5, beta: float = 0.5, reduction: Reduction = "mean", smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05, include_background: bool = True, activation: Activation | None = "softmax", batch: bool = False,
-    weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, empty: Empty = "nan",
+    weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, mask: Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor: ...
 
 def focal_tversky_loss(
     input: Tensor, target: Tensor, *, alpha: float = 0.3, beta: float = 0.7, gamma: float = 0.75, reduction: Reduction = "mean",
     smooth_nr: float = 1e-05, smooth_dr: float = 1e-05, include_background: bool = True, activation: Activation | None = "softmax",
-    batch: bool = False, weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, empty: Empty = "nan",
-    gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
+    batch: bool = False, weight: Tensor | None = None, ignore_index: int = -100, present_only: bool = False, mask: Tensor | None = None,
+    empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    normalizer: float | Tensor | None = None,
 ) -> Tensor: ...
 
 def dice_ce_loss(
     input: Tensor, target: Tensor, *, squared_pred: bool = False, reduction: ScalarReduction = "mean", smooth_nr: float = 1e-05,
     smooth_dr: float = 1e-05, lambda_dice: float = 1.0, lambda_ce: float = 1.0, include_background: bool = True,
     activation: Activation | None = "softmax", batch: bool = False, weight: Tensor | None = None, ignore_index: int = -100,
-    present_only: bool = False, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None,
+    present_only: bool = False, mask: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
+    validate: bool | None = None,
 ) -> Tensor: ...
 
 def lovasz_softmax_loss(
     input: Tensor, target: Tensor, classes: Averaged | list[int] | tuple[int, ...] = "present", per_image: bool = False,
     ignore_index: int = -100, reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
-    normalizer: float | Tensor | None = None, validate: bool | None = None,
+    normalizer: float | Tensor | None = None, validate: bool | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def lovasz_hinge_loss(
     input: Tensor, target: Tensor, per_image: bool = False, ignore_index: int = -100, reduction: Reduction = "mean", *,
     empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, validate: bool | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -621,7 +628,8 @@ def cosine_distance_with_logits(
 def total_variation(
     input: Tensor, target: Tensor, reduction: BatchReduction = "batchmean", *, weight: Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None, inplace: bool = False, validate: bool | None = None, normalizer: float | Tensor | None = None,
-    target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    target_b: Tensor | None = None, lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None,
+    score: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -708,7 +716,7 @@ def siglip_loss(
     input: Tensor, target: Tensor | None = None, *, offset: int = 0, negative_only: bool = False, reduction: Reduction = "mean",
     weight: Tensor | None = None, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
     validate: bool | None = None, normalizer: float | Tensor | None = None, target_b: Tensor | None = None,
-    lam: float | Tensor | None = None, dim: int = -1, score: Tensor | None = None,
+    lam: float | Tensor | None = None, dim: int = -1, mask: Tensor | None = None, score: Tensor | None = None,
 ) -> Tensor: ...
 
 def clip_loss(

@@ -1751,6 +1751,7 @@ class SoftmaxFocalLoss(LossModule):
     reduction: Reduction
     weight: Tensor | None
     ignore_index: int
+    label_smoothing: float
     gradient: Gradient | None
     inplace: bool
     validate: bool | None
@@ -1759,8 +1760,8 @@ class SoftmaxFocalLoss(LossModule):
     z_loss: float
     def __init__(
         self, alpha: float | Tensor | None = None, gamma: float = 2.0, reduction: Reduction = "none", weight: Tensor | None = None,
-        ignore_index: int = -100, *, empty: Empty = "nan", gradient: Gradient | None = None, inplace: bool = False,
-        validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
+        ignore_index: int = -100, *, label_smoothing: float = 0.0, empty: Empty = "nan", gradient: Gradient | None = None,
+        inplace: bool = False, validate: bool | None = None, scale: float = 1.0, softcap: float | None = None, z_loss: float = 0.0,
     ) -> None: ...
     def forward(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...
     def __call__(self, input: Tensor, target: Tensor, **per_call: Any) -> Tensor: ...

@@ -19,12 +19,12 @@ class Loss:
     """A loss: its parts, the hyper-parameters a config may set, and what its tests need to know.
 
     domain: "logits", "probabilities", "log-probabilities" or "cosines". options: argument sets beside the defaults that tests and
-    benchmarks try. without: what of its template the loss does not offer: "probabilities" as targets, "label_smoothing", or that "with
-    weight", or an option or a sample by its name; or the "gradient of" an argument. like: "module:function" of an independent
-    implementation with the same first two arguments, or of a module class whose options are the function's, where there is one. targets:
-    what it takes as such, in the README's words, where these are not its template's. reductions: that the function takes. given: what it
-    takes of a classifier that trains with it: "logits", or their "softmax" or "sigmoid"; "" where none does. declared: how its definition
-    declares it.
+    benchmarks try. without: what of its template the loss does not offer, or has no kernel for: "probabilities" as targets,
+    "label_smoothing", or that "with weight", or an option or a sample by its name; or the "gradient of" an argument. like:
+    "module:function" of an independent implementation with the same first two arguments, or of a module class whose options are the
+    function's, where there is one. targets: what it takes as such, in the README's words, where these are not its template's. reductions:
+    that the function takes. given: what it takes of a classifier that trains with it: "logits", or their "softmax" or "sigmoid"; "" where
+    none does. declared: how its definition declares it.
     """
 
     name: str

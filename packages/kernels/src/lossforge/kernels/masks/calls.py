@@ -10,6 +10,9 @@ from lossforge.kernels.call import FLOAT, NONE, Shape
 class OverlapCall(NamedTuple):
     """A loss of how much regions overlap: logits x (N, C, d…), class indices (N, d…) or targets (N, C, d…).
 
+    mask: in the shape of x, uint8 or floating: how much each element counts in the sums over pixels, the same for all classes of a pixel
+    under a softmax. With class indices those of mask 0 are ignored, too.
+
     The value is Σ (or, with reduction "none", each) weight · loss · loss_scale / divisor over images and classes, or classes where
     `batch`. The divisor is `normalizer` where given, else with reduction "mean" their number. lambda_ce: None without cross entropy.
     """
@@ -18,6 +21,7 @@ class OverlapCall(NamedTuple):
     x: Tensor
     target: Tensor
     weight: Tensor | None = None
+    mask: Tensor | None = None
     normalizer: Tensor | None = None
     hyper: list[float] = NONE
     activation: str | None = "softmax"
@@ -52,7 +56,13 @@ class OverlapCall(NamedTuple):
     @property
     def counted(self) -> bool:
         """Whether the cross entropy's mean divides by what is counted on the device."""
-        return self.lambda_ce is not None and self.reduction == "mean" and not self.target.is_floating_point()
+        by_class = not self.target.is_floating_point()
+        return self.lambda_ce is not None and self.reduction == "mean" and (by_class or self.mask is not None)
+
+    @property
+    def by_elements(self) -> bool:
+        """Whether that is the elements, not the class weights of the pixels."""
+        return self.counted and (self.activation == "sigmoid" or self.target.is_floating_point())
 
     def shapes(self, keep: bool) -> tuple[Shape, ...]:
         regions, classes = self.regions

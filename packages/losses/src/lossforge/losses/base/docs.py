@@ -11,6 +11,7 @@ COMMON = {
     "target_b": "class indices of the second of a mixup pair, as target.",
     "lam": "share λ of target, 1 - λ of target_b; one, or one a sample or row.",
     "dim": "dimension of the classes.",
+    "mask": "which elements count, bool, or floats as weights.",
     "score": "with class indices, the target of each row's class, if not 1.",
     "size_average": "torch's deprecated argument, in place of reduction.",
     "reduce": "torch's deprecated argument, in place of reduction.",
@@ -25,6 +26,6 @@ COMMON = {
     ),
 }
 """Arguments that mean the same in every template."""
-OPTIONS = ("empty", "gradient", "inplace", "validate", "normalizer", "target_b", "lam", "score")
+OPTIONS = ("empty", "gradient", "inplace", "validate", "normalizer", "target_b", "lam", "score", "mask")
 """Those on which `help(lossforge.losses.functional)` says more."""
 INDEX_ERROR = "a class index is out of range; on CUDA with validate alone."

@@ -95,6 +95,7 @@ class UnscoredOptions(Options, total=False):
     """For losses whose signature has the score."""
 
     dim: int
+    mask: Tensor | None
 
 
 class WeightedUnscoredOptions(Weight, UnscoredOptions, total=False):
@@ -107,6 +108,12 @@ class ElementwiseOptions(UnscoredOptions, total=False):
 
 class WeightedElementwiseOptions(Weight, ElementwiseOptions, total=False):
     """For losses whose signature does not have the weight."""
+
+
+class MaskedOptions(CheckedOptions, total=False):
+    """mask: which pixels count."""
+
+    mask: Tensor | None
 
 
 class OfRows(TypedDict, total=False):
@@ -150,6 +157,7 @@ class Regions(TypedDict, total=False):
     weight: Tensor | None
     ignore_index: int
     present_only: bool
+    mask: Tensor | None
 
 
 class RegionSettings(Regions, Settings, total=False):
@@ -239,6 +247,40 @@ def broadcast_weight(options: WeightedOptions, x: Tensor, of: str, shape: torch.
         checks.floating_beside("weight", weight, x, of)
         checks.fits("weight", weight, checks.expands(weight, shape), f"{what} {{}}", shape)
     return weight
+
+
+def checked_mask(mask: object, x: Tensor) -> Tensor:
+    """Return a mask once its type and its device are checked: bool, or weights without a gradient."""
+    t = checks.tensor("mask", mask)
+    if t.dtype != torch.bool and not t.is_floating_point():
+        raise TypeError(f"mask must be of dtype bool, or floating where it holds weights, got {t.dtype}: did you mean mask.bool()?")
+    checks.without_gradient("mask", t)
+    checks.beside("mask", t, x)
+    return t
+
+
+def mask_of_elements(mask: object, x: Tensor) -> Tensor:
+    """Return a mask of elements as weights, which broadcast to x."""
+    t = checked_mask(mask, x)
+    checks.broadcasts("mask", t, x)
+    return t if t.is_floating_point() else t.to(x.dtype)
+
+
+def mask_of_pixels(mask: object, x: Tensor, by_class: bool) -> Tensor:
+    """Return a mask of the pixels of x (N, C, d…), or with `by_class` of its elements, in the shape of x.
+
+    mask: (N, d…) or (N, 1, d…), with `by_class` also (N, C, d…).
+    """
+    t, shape = checked_mask(mask, x), rows_of(x, 1)
+    if t.ndim == x.ndim - 1:
+        checks.fits("mask", t, t.shape == shape, "have shape {}, one entry a pixel", shape)
+        return t.unsqueeze(1).expand(x.shape)
+    fits = t.ndim == x.ndim and rows_of(t, 1) == shape and (t.shape[1] == 1 or (by_class and t.shape == x.shape))
+    each = (
+        " or that of input" if by_class else ", because under a softmax, and with class indices, a pixel counts in all classes or in none"
+    )
+    checks.fits("mask", t, fits, "have shape {}, one entry a pixel" + each, shape)
+    return t.expand(x.shape)
 
 
 def of_classes(x: Tensor, name: str = "input") -> int:

@@ -22,7 +22,7 @@ from lossforge.kernels.masks.calls import LovaszCall, OverlapCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.declare import Module, loss
 from lossforge.losses.base.option_types import Averaged, NonNegative, Range, Reduction, ScalarReduction, UnitInterval
-from lossforge.losses.base.options import CheckedOptions, RegionOptions, RegionSettings
+from lossforge.losses.base.options import MaskedOptions, RegionOptions, RegionSettings
 from lossforge.losses.base.record import CheckedCall, first
 from lossforge.losses.engine.calls import compute
 from lossforge.losses.formulas import DeviceFormula, formula
@@ -328,7 +328,7 @@ def lovasz_softmax_loss(
     per_image: bool = False,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    **options: Unpack[CheckedOptions],
+    **options: Unpack[MaskedOptions],
 ) -> CheckedCall[LovaszCall]:
     """Lovász-softmax loss (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its multiclass mode.
 
@@ -380,7 +380,7 @@ def lovasz_hinge_loss(
     per_image: bool = False,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    **options: Unpack[CheckedOptions],
+    **options: Unpack[MaskedOptions],
 ) -> CheckedCall[LovaszCall]:
     """Lovász hinge loss of a mask (Berman et al. 2018, arXiv 1705.08790), as segmentation_models_pytorch's LovaszLoss in its binary mode.
 

@@ -11,14 +11,15 @@ from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.losses.base import checks
 from lossforge.losses.base.namespace import OPERATORS
 from lossforge.losses.base.option_types import Activation, Reduction
+from lossforge.losses.base.options import mask_of_pixels
 from lossforge.losses.base.state import kernels_apply
 from lossforge.losses.engine.operators import define, launched
 from lossforge.losses.functional import mse_loss
 from lossforge.losses.segmentation.regions import (
     checked_regions,
     dense_target,
-    ignored_pixels,
     kept_pixels,
+    left_out,
     region_sums,
     unknown_pixels,
 )
@@ -96,6 +97,7 @@ def boundary_loss(
     activation: Activation | None = "softmax",
     include_background: bool = True,
     spacing: Sequence[float] | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Boundary loss (Kervadec et al. 2019, arXiv 1812.07032), as monai.losses.BoundaryLoss.
 
@@ -116,6 +118,7 @@ def boundary_loss(
         activation: "softmax" over two or more classes, "sigmoid" of each, or None.
         include_background: class 0 counts.
         spacing: as in signed_distance_map; None where target has the maps themselves.
+        mask: which pixels count, as in `dice_loss`. Maps that are computed take the others as background. M is the mask's sum.
 
     Returns:
         a scalar; with reduction "none" one value a region. In float32 (float64 for float64).
@@ -134,12 +137,14 @@ def boundary_loss(
     checks.real("target", target)
     if spacing is not None and target.is_floating_point():
         raise ValueError("spacing must be None where target has the distance maps themselves, which are floating")
+    options = {"activation": activation, "include_background": include_background, "mask": mask}
     if not target.is_floating_point():
-        call = checked_regions(input, target, {"activation": activation, "include_background": include_background})
+        call = checked_regions(input, target, options)
         spacings, dtype = _spacing(input, spacing), torch.promote_types(input.dtype, torch.float32)
         input, target = kept_pixels(call), _without_ignored(call, _signed(dense_target(call) > 0.5, spacings, dtype))
-    call = checked_regions(input, target, {"activation": activation, "include_background": include_background})
-    values = region_sums(call)[0] / math.prod(input.shape[2:])
+    call = checked_regions(input, target, options)
+    total = region_sums(call)[0]
+    values = total / (math.prod(input.shape[2:]) if mask is None else _counts(call, mask, total.dtype)[1])
     return values if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
 
 
@@ -153,6 +158,7 @@ def hausdorff_loss(
     activation: Activation | None = "softmax",
     include_background: bool = True,
     spacing: Sequence[float] | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Hausdorff distance loss by distance transforms (Karimi and Salcudean 2019, arXiv 1904.10030), as monai.losses.HausdorffDTLoss.
 
@@ -173,6 +179,7 @@ def hausdorff_loss(
         activation: "softmax" over two or more classes, "sigmoid" of each, or None.
         include_background: class 0 counts; MONAI leaves it out by default.
         spacing: the distance of neighbours along each spatial dimension, above 0; None for 1.
+        mask: which pixels count, as in `dice_loss`. Distances take the others as background. M is the mask's sum.
 
     Returns:
         a scalar; with reduction "none" one value a region. In float32 (float64 for float64).
@@ -189,27 +196,41 @@ def hausdorff_loss(
     """
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     alpha = checks.number("alpha", alpha, 0.0)
-    call = checked_regions(input, target, {"activation": activation, "include_background": include_background})
+    call = checked_regions(input, target, {"activation": activation, "include_background": include_background, "mask": mask})
     spacings = _spacing(input, spacing)
     x = kept_pixels(call)
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     p = x.softmax(1) if activation == "softmax" else x.sigmoid() if activation == "sigmoid" else x
     p, y = p[:, call.skip :], dense_target(call).to(p.dtype)[:, call.skip :]
     predicted = p.detach() > 0.5
-    if not call.target.is_floating_point():
-        predicted = predicted & ~ignored_pixels(call)
+    if (nothing := left_out(call)) is not None:
+        predicted = predicted & ~(nothing[:, call.skip :] if nothing.shape[1] > 1 else nothing)
     far = _without_ignored(call, _to_boundary(predicted, spacings, p.dtype) ** alpha + _to_boundary(y > 0.5, spacings, p.dtype) ** alpha)
+    pixels = math.prod(p.shape[2:])
+    if mask is not None:
+        counts, of_region = _counts(call, mask, p.dtype)
+        far, pixels = far * (counts / of_region.view(*of_region.shape, *(1,) * (p.ndim - 2))), 1
     if reduction == "none":
-        return ((p - y).square() * far).flatten(2).mean(2)
+        return ((p - y).square() * far).flatten(2).sum(2) / pixels
     total = mse_loss(p, y, weight=far, reduction="sum")
-    return total / (p.numel() if reduction == "mean" else math.prod(p.shape[2:]))
+    return total / (pixels * math.prod(p.shape[:2]) if reduction == "mean" else pixels)
 
 
 def _without_ignored(call: OverlapCall, maps: Tensor) -> Tensor:
     """Return maps that are 0 at ignored pixels, and nan where a class does not exist."""
     if call.target.is_floating_point():
         return maps
-    return maps.masked_fill(ignored_pixels(call), 0.0).masked_fill_(unknown_pixels(call), torch.nan)
+    nothing = left_out(call)
+    assert nothing is not None
+    return maps.masked_fill(nothing, 0.0).masked_fill_(unknown_pixels(call), torch.nan)
+
+
+def _counts(call: OverlapCall, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return how much each element of the regions counts, and each region's sum of that, (N, C); 1 where nothing counts."""
+    by_class = call.target.is_floating_point() and call.activation != "softmax"
+    counts = mask_of_pixels(mask, call.x, by_class)[:, call.skip :].to(dtype)
+    pixels = counts.flatten(2).sum(2)
+    return counts, torch.where(pixels == 0, 1.0, pixels)
 
 
 def _to_boundary(mask: Tensor, spacing: tuple[float, ...], dtype: torch.dtype) -> Tensor:

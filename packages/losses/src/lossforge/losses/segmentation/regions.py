@@ -12,7 +12,7 @@ from lossforge.losses.base.namespace import OPERATORS
 from lossforge.losses.base.option_types import Activation, Reduction
 from lossforge.losses.base.state import KERNEL_DTYPES, kernels_apply
 from lossforge.losses.engine.operators import define_differentiable, launched
-from lossforge.losses.templates.overlap import elements, overlap_loss
+from lossforge.losses.templates.overlap import elements, overlap_loss, times
 
 __all__ = ["generalized_dice_loss", "mcc_loss"]
 
@@ -32,6 +32,7 @@ def generalized_dice_loss(
     ignore_index: int = -100,
     smooth_nr: float = 1e-5,
     smooth_dr: float = 1e-5,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Generalised Dice loss (Sudre et al. 2017, arXiv 1707.03237), as monai.losses.GeneralizedDiceLoss.
 
@@ -55,6 +56,7 @@ def generalized_dice_loss(
         ignore_index: pixels with this class index belong to no region and get gradient 0.
         smooth_nr: n of at least 0.
         smooth_dr: d of at least 0.
+        mask: which pixels count, as in `dice_loss`.
 
     Returns:
         a scalar; with reduction "none" one value an image. In float32 (float64 for float64).
@@ -72,7 +74,8 @@ def generalized_dice_loss(
     checks.one_of("weighting", weighting, WEIGHTINGS)
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     smooth_nr, smooth_dr = checks.number("smooth_nr", smooth_nr, 0.0), checks.number("smooth_dr", smooth_dr, 0.0)
-    options = {"activation": activation, "include_background": include_background, "batch": batch, "ignore_index": ignore_index}
+    which = {"ignore_index": ignore_index, "mask": mask}
+    options = {"activation": activation, "include_background": include_background, "batch": batch, **which}
     i, outside, missed, _ = region_sums(checked_regions(input, target, options))
     p, y = i + outside, i + missed
     if weighting == "uniform":
@@ -97,6 +100,7 @@ def mcc_loss(
     ignore_index: int = -100,
     smooth_nr: float = 0.0,
     smooth_dr: float = 1e-5,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Matthews correlation coefficient loss (Abhishek and Hamarneh 2021, arXiv 2010.13454), as monai.losses.MCCLoss.
 
@@ -119,6 +123,7 @@ def mcc_loss(
         ignore_index: pixels with this class index count nowhere and get gradient 0.
         smooth_nr: n of at least 0.
         smooth_dr: d of at least 0.
+        mask: which pixels count, as in `dice_loss`.
 
     Returns:
         a scalar; with reduction "none" one value a region. In float32 (float64 for float64).
@@ -135,7 +140,8 @@ def mcc_loss(
     """
     checks.one_of("reduction", reduction, checks.REDUCTIONS)
     smooth_nr, smooth_dr = checks.number("smooth_nr", smooth_nr, 0.0), checks.number("smooth_dr", smooth_dr, 0.0)
-    options = {"activation": activation, "include_background": include_background, "batch": batch, "ignore_index": ignore_index}
+    which = {"ignore_index": ignore_index, "mask": mask}
+    options = {"activation": activation, "include_background": include_background, "batch": batch, **which}
     sums = region_sums(checked_regions(input, target, options))
     m = sums.detach().sum(0).clamp(min=1)
     tp, fp, fn, tn = sums / m  # shares, whose product of four does not overflow
@@ -159,7 +165,7 @@ def region_sums(call: OverlapCall) -> Tensor:
     (4, 1, C), without class 0 where it does not count.
     """
     x, target = call.x, call.target
-    options = (call.activation, call.ignore_index, call.batch)
+    options = (call.mask, call.activation, call.ignore_index, call.batch)
     narrow = not target.is_floating_point() or (target.dtype in KERNEL_DTYPES and not target.requires_grad)
     if narrow and kernels_apply(x):
         found: Tensor = OPERATORS.region_sums(x.resolve_neg(), target.resolve_neg(), *options)
@@ -172,13 +178,15 @@ def dense_target(call: OverlapCall) -> Tensor:
     """Return the targets as (N, C, d…)."""
     target = call.target
     if target.is_floating_point():
-        return target
+        return target if call.mask is None else target.masked_fill(call.mask == 0, 0.0)
     classes = torch.arange(call.x.shape[1], device=target.device).view(1, -1, *(1,) * (target.ndim - 1))
     return (target.unsqueeze(1) == classes + call.first).to(call.x.dtype)
 
 
-def ignored_pixels(call: OverlapCall) -> Tensor:
-    """Return which pixels of class indices belong to no region, (N, 1, d…)."""
+def left_out(call: OverlapCall) -> Tensor | None:
+    """Return which elements belong to no region, (N, 1, d…) of class indices, else (N, C, d…); None: none is."""
+    if call.target.is_floating_point():
+        return None if call.mask is None else call.mask == 0
     return (call.target.to(torch.int64) == call.ignore_index).unsqueeze(1)
 
 
@@ -189,14 +197,16 @@ def unknown_pixels(call: OverlapCall) -> Tensor:
 
 
 def kept_pixels(call: OverlapCall) -> Tensor:
-    """Return the logits, which are 0 at ignored pixels, because nan times a distance of 0 is nan."""
-    return call.x if call.target.is_floating_point() else torch.where(ignored_pixels(call), 0.0, call.x)
+    """Return the logits, which are 0 where they belong to no region, because nan times a distance of 0 is nan."""
+    nothing = left_out(call)
+    return call.x if nothing is None else torch.where(nothing, 0.0, call.x)
 
 
-def _reference(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
-    read, p, y, counts = elements(OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index))
+def _reference(x: Tensor, target: Tensor, mask: Tensor | None, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
+    call = OverlapCall("region_sums", x, target, mask=mask, activation=activation, ignore_index=ignore_index)
+    read, p, y, counts, share = elements(call)
     q, outside = complement(read, p, activation), torch.where(counts, 1 - y, 0.0)
-    each = torch.stack([p * y, p * outside, q * y, q * outside])
+    each = times(torch.stack([p * y, p * outside, q * y, q * outside]), share)
     sums = each.flatten(3).sum(3) if x.ndim > 2 else each
     return sums.sum(1, keepdim=True) if batch else sums
 
@@ -210,25 +220,25 @@ def complement(x: Tensor, p: Tensor, activation: str | None) -> Tensor:
     return 1 - p
 
 
-def _sums(x: Tensor, target: Tensor, *options: Any) -> Tensor:
-    _, sums = launched("masks.overlap.launch", "sums", (x, target), *options)
+def _sums(x: Tensor, target: Tensor, mask: Tensor | None, *options: Any) -> Tensor:
+    _, sums = launched("masks.overlap.launch", "sums", (x, target, mask), *options)
     found: Tensor = sums.view(4, -1, x.shape[1])
     return found
 
 
-def _fake(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
+def _fake(x: Tensor, target: Tensor, mask: Tensor | None, activation: str | None, ignore_index: int, batch: bool) -> Tensor:
     return x.new_empty((4, 1 if batch else x.shape[0], x.shape[1]), dtype=torch.float32)
 
 
-def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, *rest: Any) -> None:
+def _backward(grad: Tensor, result: Tensor, x: Tensor, target: Tensor, mask: Tensor | None, *rest: Any) -> None:
     *options, gradient = rest
     inside, outside = grad[0] - grad[2], grad[1] - grad[3]
-    launched("masks.overlap.launch", "sums_backward", (x, target, torch.stack([inside, outside]).flatten(), gradient), *options)
+    launched("masks.overlap.launch", "sums_backward", (x, target, mask, torch.stack([inside, outside]).flatten(), gradient), *options)
 
 
 define_differentiable(
     "region_sums",
-    "Tensor x, Tensor target, str? activation, int ignore_index, bool batch",
+    "Tensor x, Tensor target, Tensor? mask, str? activation, int ignore_index, bool batch",
     _sums,
     _fake,
     _backward,

@@ -10,7 +10,7 @@ from torch import Tensor
 from lossforge.kernels.call import ROW_MEAN, Head
 from lossforge.kernels.elements.calls import ElementwiseCall
 from lossforge.losses.base import checks
-from lossforge.losses.base.options import ElementwiseOptions, check_options, checked_call, row_score, rows_of, share
+from lossforge.losses.base.options import ElementwiseOptions, check_options, checked_call, mask_of_elements, row_score, rows_of, share
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Fusing, Keeping, Make, Sample, Template, TemplateDocs, first
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates.plain_forms import accurate, counted, reduced, which_count
@@ -51,7 +51,10 @@ def per_sample(reduction: str, input: Tensor, options: ElementwiseOptions) -> st
     if reduction != "batchmean":
         return reduction
     if options.get("normalizer") is None and isinstance(input, (Tensor, Head)):
-        options["normalizer"] = input.shape[0] if input.ndim else 1
+        mask = options.get("mask")
+        options["normalizer"] = (
+            (input.shape[0] if input.ndim else 1) if mask is None else _samples(mask_of_elements(mask, input).expand(input.shape))
+        )
     return "sum"
 
 
@@ -79,14 +82,19 @@ def elementwise_loss(
         call = call._replace(target=dense(call.target, x))
     divisor = check_options(x, call.reduction, options, ElementwiseOptions)
     call = call._replace(dim=checks.whole_number("dim", options.get("dim", -1)), ignore_index=IGNORED, target_b=options.get("target_b"))
-    call = _with_target(call, options, mean, diagonal)
+    mask = None if options.get("mask") is None else mask_of_elements(options["mask"], x)
+    call = _with_target(call, options, mean, diagonal, mask)
     if call.weight is not None:
         checks.floating_beside(weight, call.weight, x)
         checks.broadcasts(weight, call.weight, x)
+    if mask is not None:
+        call = _masked(call, mask)
     call = _with_groups(call, options.get("validate"))
     reduces = call.reduction == "mean" and options.get("normalizer") is None
-    if mean == "weights" and call.weight is not None and reduces:
-        options["normalizer"] = divisor = _counted_weights(call)
+    counting = call.weight if mean == "weights" else mask
+    if counting is not None and reduces:
+        options["normalizer"] = divisor = _counted(call, _of_rows(counting, call) if mean == "rows" else counting.expand(x.shape))
+        reduces = False
     if call.target is not None:
         pair, score = {"target_b": call.target_b, "lam": options.get("lam")}, options.get("score")
         of_row = share(pair["lam"], call.target, call.target_b, x) if score is None else row_score(score, call.target, pair, x)
@@ -96,7 +104,7 @@ def elementwise_loss(
     return checked_call(call, options, divisor)
 
 
-def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, diagonal: bool) -> ElementwiseCall:
+def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, diagonal: bool, mask: Tensor | None) -> ElementwiseCall:
     x, target, dim = call.x, call.target, call.dim
     if target is None and diagonal:
         if x.ndim != 2:
@@ -122,9 +130,12 @@ def _with_target(call: ElementwiseCall, options: ElementwiseOptions, mean: str, 
             f"dim {dim}, or has the shape of input, {tuple(x.shape)}"
         )
     allowed = checks.Allowed(-1, x.shape[dim], IGNORED, options.get("validate"))
-    pair = [
-        None if t is None else checks.indices(name, t, x, allowed, rows) for name, t in (("target", target), ("target_b", call.target_b))
-    ]
+    given = {"target": target, "target_b": call.target_b}
+    if mask is not None:
+        given = {
+            k: _without_masked_rows(t, mask, x.shape, dim) if isinstance(t, Tensor) and t.shape == rows else t for k, t in given.items()
+        }
+    pair = [None if t is None else checks.indices(name, t, x, allowed, rows) for name, t in given.items()]
     return call._replace(target=pair[0], target_b=pair[1])
 
 
@@ -141,10 +152,43 @@ def _with_groups(call: ElementwiseCall, validate: bool | None) -> ElementwiseCal
     return call._replace(group=group, group_weight=weights.contiguous())
 
 
-def _counted_weights(call: ElementwiseCall) -> Tensor:
-    """Return the sum of the weights of the elements not ignored."""
-    assert call.weight is not None
-    counted, x = call.weight.expand(call.x.shape), call.x
+def _masked(call: ElementwiseCall, mask: Tensor) -> ElementwiseCall:
+    """Return the call whose elements have their mask as a weight, or as a factor of theirs. mask: broadcasts to x."""
+    nothing, x, target = mask == 0, call.x, call.target
+    if call.weight is None:
+        weight = mask
+    else:
+        weight = torch.where(nothing, 0.0, mask * call.weight)
+        if call.weight.requires_grad:  # then an element of weight 0 is computed, because its loss is the weight's gradient
+            if not isinstance(x, Tensor):
+                raise ValueError("mask excludes a weight that requires grad where a layer gives the logits: detach the weight")
+            call = call._replace(x=torch.where(nothing, 0.5, x))
+            target = torch.where(nothing, 0.5, target) if target is not None and target.is_floating_point() else target
+    if isinstance(call.group, Tensor):
+        call = call._replace(group=torch.where(nothing, 0, call.group))
+    return call._replace(weight=weight, target=target)
+
+
+def _without_masked_rows(index: Tensor, mask: Tensor, shape: Sequence[int], dim: int) -> Tensor:
+    """Return class indices that are ignored in rows of which the mask, which broadcasts to `shape`, counts no element."""
+    return torch.where((mask != 0).expand(shape).any(dim), index.long(), IGNORED)
+
+
+def _of_rows(mask: Tensor, call: ElementwiseCall) -> Tensor:
+    """Return the weight of each row, that of its element that counts most."""
+    shape = call.x.shape
+    return mask.expand(shape).amax(call.dim, keepdim=True) if shape and shape[call.dim] else mask.expand(shape)
+
+
+def _samples(mask: Tensor) -> Tensor:
+    """Return how many samples have an element that counts; by weights, the sum over samples of the largest of each."""
+    of_each = mask.flatten(1).amax(1) if mask.ndim > 1 and mask.numel() else mask
+    return of_each.sum(dtype=torch.promote_types(mask.dtype, torch.float32))
+
+
+def _counted(call: ElementwiseCall, counted: Tensor) -> Tensor:
+    """Return the sum of weights over what is not ignored. counted: in the shape of x, or with one entry a row."""
+    x = call.x
     if call.target is not None and not call.target.is_floating_point():
         counts = call.target != IGNORED
         if call.target_b is not None:
@@ -278,6 +322,10 @@ DOCS = TemplateDocs(
         "input": "of any shape and floating dtype.",
         "target": "in the shape of input, dense; or class indices in its shape without dim, -1 background and -2 ignored.",
         "weight": "broadcasts to input, a factor of each element's loss. An element of weight 0 adds nothing, whatever it holds.",
+        "mask": (
+            "which elements count; broadcasts to input, bool, or floats of at least 0 as weights. Others add nothing, whatever they hold. "
+            "A mean divides by the mask's sum; one over rows or samples counts each by its largest entry."
+        ),
     },
     returns=f'{SCALAR}; with reduction "none" a tensor in the shape and dtype of input.',
     example=("logits = torch.randn(8, 10, requires_grad=True)", "logits, torch.randint(10, (8,))"),

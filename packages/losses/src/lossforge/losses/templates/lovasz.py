@@ -8,23 +8,29 @@ from torch import Tensor
 
 from lossforge.kernels.masks.calls import LovaszCall
 from lossforge.losses.base import checks
-from lossforge.losses.base.options import CheckedOptions, check_options, checked_call
+from lossforge.losses.base.options import MaskedOptions, check_options, checked_call, mask_of_pixels
 from lossforge.losses.base.record import SCALAR, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates.plain_forms import accurate, reduced
 from lossforge.losses.templates.plain_forms.infinite import with_call
 
 
-def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: CheckedOptions) -> CheckedCall[LovaszCall]:
+def lovasz_loss(call: LovaszCall, classes: Sequence[int] | str, options: MaskedOptions) -> CheckedCall[LovaszCall]:
     """Check arguments. call: with the function's arguments as they are; of logits without classes, x is (N, 1, d…)."""
     x, target = call.x, call.target
-    divisor = check_options(x, call.reduction, options, CheckedOptions)
+    divisor = check_options(x, call.reduction, options, MaskedOptions)
     ignore_index = checks.whole_number("ignore_index", call.ignore_index)
     channels, rows = x.shape[1], (x.shape[0], *x.shape[2:])
     if isinstance(target, Tensor) and target.ndim == x.ndim and target.shape[1] == 1:
         target = target.squeeze(1)
     if isinstance(target, Tensor) and target.dtype == torch.bool:
         target = target.to(torch.uint8)
+    if (mask := options.get("mask")) is not None:
+        counts = mask_of_pixels(mask, x, False)
+        if counts.dtype != torch.bool:
+            raise TypeError(f"mask must be of dtype bool, because a pixel among the sorted errors counts or does not, got {counts.dtype}")
+        if isinstance(target, Tensor) and not target.is_floating_point() and target.shape == rows:
+            target = torch.where(counts[:, 0], target.long(), ignore_index)
     allowed = checks.Allowed(0, channels + call.first, ignore_index, options.get("validate"))
     target = checks.indices("target", target, x, allowed, rows)
     if x.ndim == 2 and not call.per_image:  # rows without pixels are the pixels of one image
@@ -129,6 +135,10 @@ def _docs(input: str, target: str, each: str, example: tuple[str, str]) -> Templ
             "per_image": "a region is of one image, and the mean that of the images' losses; else of the whole batch.",
             "reduction": f'"mean", as the authors have it, "sum" over the regions that count, or "none": {each}.',
             "ignore_index": "pixels with this class index belong to no region and get gradient 0, whatever their logits are.",
+            "mask": (
+                "which pixels count, of dtype bool: (N, d…) or (N, 1, d…). Others belong to no region and get gradient 0, whatever they "
+                "hold."
+            ),
             "empty": (
                 'what a normalizer of 0 gives: "nan", or "zero", with gradient 0. A mean over nothing is 0, as the authors\' and '
                 "segmentation_models_pytorch's."

@@ -8,7 +8,16 @@ from torch import Tensor
 
 from lossforge.kernels.masks.calls import OverlapCall
 from lossforge.losses.base import checks
-from lossforge.losses.base.options import RegionOptions, Regions, RegionSettings, check_options, checked_call, rows_of, weights_of_classes
+from lossforge.losses.base.options import (
+    RegionOptions,
+    Regions,
+    RegionSettings,
+    check_options,
+    checked_call,
+    mask_of_pixels,
+    rows_of,
+    weights_of_classes,
+)
 from lossforge.losses.base.record import SCALAR, SETTINGS, CheckedCall, Keeping, Make, Sample, Template, TemplateDocs
 from lossforge.losses.formulas import FORMULAS
 from lossforge.losses.templates.plain_forms import accurate, reduced, softmax
@@ -43,9 +52,16 @@ def overlap_loss(call: OverlapCall, hyper: dict[str, float], options: Any) -> Ch
         checks.ignores_none(ignore_index)
         checks.dense(target, input, rows_of(input, 1), ", where it is dense")
         checks.beside("target", target, input)
+        if call.mask is not None:
+            mask = mask_of_pixels(call.mask, input, activation != "softmax")
+            call = call._replace(mask=mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
     else:
         if target.ndim == input.ndim and target.shape[1] == 1:
             target = target.squeeze(1)
+        if call.mask is not None and target.shape == rows_of(input, 1):
+            mask = mask_of_pixels(call.mask, input, False)
+            target = torch.where(mask[:, 0] != 0, target.long(), ignore_index)
+            call = call._replace(mask=None if mask.dtype == torch.bool else mask)
         allowed = checks.Allowed(0, classes + first, ignore_index, options.get("validate"))
         target = checks.indices("target", target, input, allowed, rows_of(input, 1), INDICES)
     weight = weights_of_classes("weight", call.weight, input, classes)
@@ -59,14 +75,16 @@ class Elements(NamedTuple):
     Attributes:
         x: logits, in float32 or float64, 0 where ignored.
         p: their probabilities, 0 where ignored, nan where the class index is of no class.
-        y: targets.
+        y: targets, 0 where the mask is.
         counts: which pixels are not ignored; broadcasts to the logits.
+        mask: how much each element counts; None: wholly.
     """
 
     x: Tensor
     p: Tensor
     y: Tensor
     counts: Tensor
+    mask: Tensor | None
 
 
 def elements(a: OverlapCall) -> Elements:
@@ -86,18 +104,28 @@ def elements(a: OverlapCall) -> Elements:
         x = torch.where(counts, x, 0.0)
     else:
         y = a.target.to(x.dtype)
+    mask = None if a.mask is None else a.mask.to(x.dtype)
+    if mask is not None:
+        x, y = torch.where(mask == 0, 0.0, x), torch.where(mask == 0, 0.0, y)
     p = softmax(x) if a.activation == "softmax" else x.sigmoid() if a.activation == "sigmoid" else x
     if hard:
         p = torch.where(counts, p * torch.where(invalid, torch.nan, 1.0).to(p.dtype), 0.0)
-    return Elements(x, p, y, counts)
+    return Elements(x, p, y, counts, mask)
+
+
+def times(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return values of elements times their mask."""
+    return values if mask is None else values * mask
 
 
 def overlap_reference(a: OverlapCall) -> Tensor:
     """Compute a call in plain torch."""
-    x, p, y, counts = elements(a)
+    parts = elements(a)
+    x, p, y, _, mask = parts
 
     def summed(t: Tensor) -> Tensor:
         """(N, classes that are included), or (classes,) of the batch."""
+        t = times(t, mask)
         sums = (t.flatten(2).sum(2) if t.ndim > 2 else t)[:, a.skip :]
         return sums.sum(0) if a.batch else sums
 
@@ -115,21 +143,22 @@ def overlap_reference(a: OverlapCall) -> Tensor:
     if a.reduction == "mean":
         divisor = torch.tensor(values.numel(), device=x.device)
     result = reduced(values, a.loss_scale, divisor, a.reduction, a.empty_is_zero)
-    return result if a.lambda_ce is None else result + _cross_entropy(a, x, y, counts, weight)
+    return result if a.lambda_ce is None else result + _cross_entropy(a, parts, weight)
 
 
-def _cross_entropy(a: OverlapCall, x: Tensor, y: Tensor, counts: Tensor, weight: Tensor | None) -> Tensor:
+def _cross_entropy(a: OverlapCall, of: Elements, weight: Tensor | None) -> Tensor:
     """λ times the cross entropy of softmax, or the binary one of sigmoid; a mean over pixels, or over elements."""
     assert a.lambda_ce is not None
+    x, _, y, counts, mask = of
     w = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight.view(1, -1, *(1,) * (x.ndim - 2))
     if a.activation == "softmax":
         log_p = x.log_softmax(1)
         values = -w * y * torch.where((y == 0) & log_p.isinf(), 0.0, log_p)
-        count = w * y if a.counted else torch.ones_like(x[:, 0])
+        count = times(w * y, mask) if not a.target.is_floating_point() else torch.ones_like(x[:, 0]) if mask is None else mask[:, 0]
     else:
         values = torch.where(counts, w * FORMULAS["bce_with_logits"].reference(x, y, 1.0), 0.0)
-        count = counts.expand(x.shape)
-    return reduced(values, a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)
+        count = times(counts.expand(x.shape), mask)
+    return reduced(times(values, mask), a.lambda_ce, count.sum() if a.reduction == "mean" else None, a.reduction, a.empty_is_zero)
 
 
 def overlap_samples(make: Make) -> Iterator[Sample]:
@@ -156,13 +185,23 @@ def overlap_samples(make: Make) -> Iterator[Sample]:
     yield Sample("class weights", make.logits(2, 5, 3, 4), index, {"weight": make.unit(5)})
     yield Sample("class weights, batch", make.logits(2, 5, 3, 4), make.unit(2, 5, 3, 4), {**every, "batch": True})
     yield Sample("present only", make.logits(2, 5, 3, 4), index.clamp(max=2), {**every, "present_only": True})
-    sigmoid = {"activation": "sigmoid"}
+    sigmoid: dict[str, Any] = {"activation": "sigmoid"}
     yield Sample("sigmoid", make.logits(2, 5, 3, 4), index, sigmoid)
     yield Sample("sigmoid, dense", make.logits(2, 11, 3, 4), make.unit(2, 11, 3, 4), sigmoid)
     mask = make.index(0, 2, 2, 50, 50)
     mask[:, 3] = 255
     yield Sample("mask", make.logits(2, 1, 50, 50), mask, {**sigmoid, "ignore_index": 255})
     yield Sample("mask, batch", make.logits(2, 1, 3, 4), make.index(0, 2, 2, 3, 4), {**sigmoid, "batch": True, "weight": make.unit(1)})
+    counted = {"mask": make.index(0, 2, 2, 3, 4).bool()}
+    shares = {"mask": make.unit(2, 1, 3, 4) * make.index(0, 2, 2, 1, 3, 4)}
+    yield Sample("counted pixels", make.logits(2, 5, 3, 4), index, counted)
+    yield Sample("counted pixels, dense", make.logits(2, 5, 3, 4), make.unit(2, 5, 3, 4), counted)
+    yield Sample("shares of pixels", make.logits(2, 5, 3, 4), index, shares)
+    yield Sample("shares of pixels, dense", make.logits(2, 20, 3, 4), make.unit(2, 20, 3, 4), shares)
+    yield Sample("shares of pixels, many classes", make.logits(2, 600, 3, 4), make.unit(2, 600, 3, 4), shares)
+    shares = {**sigmoid, "mask": make.unit(2, 5, 3, 4) * make.index(0, 2, 2, 5, 3, 4)}
+    yield Sample("sigmoid, shares of elements", make.logits(2, 5, 3, 4), make.unit(2, 5, 3, 4), shares)
+    yield Sample("sigmoid, shares of pixels", make.logits(2, 5, 3, 4), index, {**sigmoid, "mask": make.unit(2, 3, 4)})
 
 
 COUNTED = {
@@ -189,6 +228,10 @@ DOCS = TemplateDocs(
         "batch": "a region is a class over all images, as in segmentation_models_pytorch; else one of each image, as in MONAI.",
         "weight": "(C,), one a class; a mean does not divide by them.",
         "ignore_index": "pixels with this class index belong to no region and get gradient 0, whatever their logits are.",
+        "mask": (
+            "which pixels count: (N, d…) or (N, 1, d…), bool, or floats of at least 0 as weights in every sum over pixels; with a dense "
+            "target that is no softmax's also (N, C, d…). Others belong to no region and get gradient 0, whatever they hold."
+        ),
         "present_only": ("the loss of a class without target pixels is 0, as in segmentation_models_pytorch; the mean still counts it."),
         "smooth_nr": "n, added to the numerator.",
         "smooth_dr": "d, added to the denominator. An empty region has the ratio n / d, so a loss of 0 by default; nan where both are 0.",
@@ -199,5 +242,12 @@ DOCS = TemplateDocs(
     keeping=Keeping({**COUNTED, **SETTINGS}, quiet=("smooth_nr", "smooth_dr")),
 )
 OVERLAP = Template(
-    "overlap", "masks.overlap.launch", OverlapCall, kept=("coefficients",), reference=overlap_reference, samples=overlap_samples, docs=DOCS
+    "overlap",
+    "masks.overlap.launch",
+    OverlapCall,
+    kept=("coefficients",),
+    without=("gradient of mask",),
+    reference=overlap_reference,
+    samples=overlap_samples,
+    docs=DOCS,
 )

@@ -25,7 +25,7 @@ from lossforge.losses.base.record import (
     Template,
     TemplateDocs,
 )
-from lossforge.losses.formulas import FORMULAS
+from lossforge.losses.formulas import FORMULAS, has_kernel
 from lossforge.losses.templates.plain_forms import accurate, focused, reduced, row_weight, row_weights, weighted, which_count, with_weight
 from lossforge.losses.templates.plain_forms.infinite import with_call
 from lossforge.losses.templates.plain_forms.margin import with_margin
@@ -320,7 +320,9 @@ def rowwise_reference(a: RowwiseCall) -> tuple[Tensor | None, ...]:
         q = q + a.label_smoothing / x.shape[1]
         if weight is not None:
             q = q * weight.view(per_class)
-        values = values - (q * torch.where((q == 0) & log_p.isinf(), 0.0, log_p)).sum(1)
+        of_each = torch.where((q == 0) & log_p.isinf(), 0.0, -log_p)
+        # kernels take q linearly in z, which is cross entropy; formulas without one take every class as the row's
+        values = values + (q * (of_each if has_kernel(a.loss) else formula(of_each, *a.hyper))).sum(1)
     z_loss = None if lse is None else torch.where(keep, a.z_loss * lse.square(), 0.0)
     if nonzero(a.z_loss) and z_loss is not None:
         values = values + z_loss

@@ -11,6 +11,7 @@ from lossforge.kernels.masks.overlap.planes import (
     lanes,
     logit_tile,
     logits,
+    share_tile,
     store_gradient,
     swept_softmax,
     target_tile,
@@ -75,6 +76,9 @@ def softmax_tile(images, place, labels, pixels, sums, tile, first, region, STORE
     y = target_tile(images, place, labels, c)
     p = exp2((tile - top) * LOG2E) * share
     h = slope(p, y, a, b, images.config)
+    if images.config.MASK:
+        weight = share_tile(images, place, c)
+        h, y = h * weight, y * weight
     if STORE:
         g = p * ((h - peak) - dot)
         if images.config.CE:
@@ -135,17 +139,19 @@ def element_gradient(images, place, region):
             g += e * (p - y)
     else:
         g = slope(tile, y, a, b, images.config)
+    if images.config.MASK:
+        g = g * share_tile(images, place, c)
     store_gradient(images, place, c, labels.keep, g)
 
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
 def overlap_backward_kernel(
-    x, target, grad_input, coefficients_ptr, grad_output_ptr, config, images, pixels, inner, classes, first, skip, ignore
+    x, target, mask, grad_input, coefficients_ptr, grad_output_ptr, config, images, pixels, inner, classes, first, skip, ignore
 ):
     """Write the gradient of some pixels.
 
     Args:
-        x, target, grad_input: Planes.
+        x, target, mask, grad_input: Planes; no mask is None.
         grad_output_ptr: 0-d, or (regions, classes - skip) where EACH; None for 1.
     """
     # start with what the first launch read last, because it is most likely still in the cache
@@ -159,7 +165,7 @@ def overlap_backward_kernel(
     lane = lanes(config)
     take: tl.constexpr = softmax_gradient if config.SOFTMAX else element_gradient
     if len(config.HELD) > 0 and start + config.BP <= pixels:  # no masks where all pixels exist
-        take(Images(x, target, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, None), region)
+        take(Images(x, target, mask, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, None), region)
     else:
         inside = start + lane < pixels
-        take(Images(x, target, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, inside), region)
+        take(Images(x, target, mask, grad_input, classes, inner, first, ignore, config), Place(n, start, lane, inside), region)

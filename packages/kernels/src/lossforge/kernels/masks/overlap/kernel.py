@@ -30,6 +30,7 @@ from lossforge.kernels.masks.overlap.planes import (
     logit_tile,
     logits,
     rest_of,
+    share_tile,
     swept_softmax,
     target_tile,
 )
@@ -69,11 +70,11 @@ class Loss(NamedTuple):
 
 
 @triton.jit
-def terms(tile, y, labels, softmax, MASKED: tl.constexpr, config):
+def terms(tile, y, labels, softmax, weight, MASKED: tl.constexpr, config):
     """Return each element's contribution to I, P and Y, and if asked for to the cross entropy and to the count of elements; or to the four
     sums of a confusion matrix.
 
-    softmax: maximum, sum and rest of each pixel.
+    softmax: maximum, sum and rest of each pixel. weight: how much each element counts; None: wholly.
     """
     top, total, rest = softmax
     ce, count = y, y
@@ -104,6 +105,8 @@ def terms(tile, y, labels, softmax, MASKED: tl.constexpr, config):
         p, y, ce = p * outside, q * y, q * outside
     if config.SQUARED:
         p, y = p * p, y * y
+    if weight is not None:
+        i, p, y, ce, count = i * weight, p * weight, y * weight, ce * weight, count * weight
     return i, p, y, ce, count
 
 
@@ -129,9 +132,11 @@ def add_tiles(sums, images, place, first):
         rest = rest_of(held, top)
     added = ()
     for k in tl.static_range(len(images.config.HELD)):
-        y = target_tile(images, place, labels, first + tl.arange(0, images.config.HELD[k]))
+        c = first + tl.arange(0, images.config.HELD[k])
+        y = target_tile(images, place, labels, c)
         first += images.config.HELD[k]
-        found = terms(held[k], y, labels, (top, total, rest), MASKED, images.config)
+        weight = share_tile(images, place, c) if images.config.MASK else None
+        found = terms(held[k], y, labels, (top, total, rest), weight, MASKED, images.config)
         for s in tl.static_range(S):
             added = longer(added, sums[S * k + s] + grouped(found[s], images.config.V, images.config.ADJACENT))
     return added
@@ -173,7 +178,8 @@ def sum_swept(images, n, k, programs, pixels, mine):
             c = first + tl.arange(0, images.config.BC)
             before = c < tl.where(tile > k, images.classes, 0)  # in the interpreter a scalar condition joined with a block's is not a mask
             y = target_tile(images, place, labels, c)
-            found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, softmax, True, images.config)
+            weight = share_tile(images, place, c) if images.config.MASK else None
+            found = terms(logit_tile(images, place, c, labels.keep, ""), y, labels, softmax, weight, True, images.config)
             to = mine + c
             for s in tl.static_range(images.config.SUMS):
                 tl.store(to, tl.load(to, mask=before, other=0.0) + tl.sum(found[s], 1), mask=c < images.classes)
@@ -310,11 +316,11 @@ def conclude(region, programs, memory, loss, config):
 
 
 @triton.jit(do_not_specialize=("images", "pixels", "inner", "first", "skip", "ignore"))
-def overlap_kernel(x, target, memory, loss, config, images, pixels, inner, classes, first, skip, ignore):
+def overlap_kernel(x, target, mask, memory, loss, config, images, pixels, inner, classes, first, skip, ignore):
     """Store the sums of some tiles. The last program of an image finishes it.
 
     Args:
-        x, target: Planes.
+        x, target, mask: Planes; no mask is None.
         first: the class index of channel 0.
         skip: number of first classes to leave out.
     """
@@ -323,7 +329,7 @@ def overlap_kernel(x, target, memory, loss, config, images, pixels, inner, class
     n = program // programs
     mine = memory.parts + program * config.SUMS * classes
     take: tl.constexpr = sum_held if len(config.HELD) > 0 else sum_swept
-    take(Images(x, target, None, classes, inner, first, ignore, config), n, program - n * programs, programs, pixels, mine)
+    take(Images(x, target, mask, None, classes, inner, first, ignore, config), n, program - n * programs, programs, pixels, mine)
     tl.debug_barrier()
     if tl.atomic_add(memory.ticket + 1 + n, 1, sem="acq_rel", scope="gpu") == programs * tl.num_programs(1) - 1:
         conclude(Region(n, images, classes, skip, memory.coefficients, None), programs, memory, loss, config)

@@ -25,13 +25,14 @@ SCRATCH = 2**22  # floats of parts, where so many classes are added up in memory
 
 
 class Geometry(NamedTuple):
-    """Tensors as (images, classes, pixels): Planes, pixels in rows of `inner`, and the tiles."""
+    """Tensors as (images, classes, pixels): Planes of x, target and others, and of the mask, pixels in rows of `inner`, and the tiles."""
 
     images: int
     classes: int
     pixels: int
     inner: int
     planes: list[Planes]
+    mask: Planes | None
     tiles: OverlapTiles
     softmax: bool
 
@@ -45,7 +46,11 @@ class Geometry(NamedTuple):
         """Whether 32 bits do not hold the offsets from a tile's first pixel, or from the image's where pixels lie in rows."""
         classes = triton.cdiv(self.classes, self.tiles.classes) * self.tiles.classes
         pixels = self.tiles.pixels if self.inner == 0 else self.pixels + self.tiles.pixels
-        reach = [classes * p.channel + (pixels * p.pixel if p.row is None else pixels // self.inner * p.row) for p in self.planes]
+        reach = [
+            classes * p.channel + (pixels * p.pixel if p.row is None else pixels // self.inner * p.row)
+            for p in (*self.planes, self.mask)
+            if p is not None
+        ]
         return max(*reach, pixels) >= 2**31
 
     @property
@@ -63,6 +68,7 @@ class Geometry(NamedTuple):
         own = self.tiles.own > 0
         config = Config(
             INDEX=not call.target.is_floating_point(),
+            MASK=call.mask is not None,
             SOFTMAX=self.softmax,
             SIGMOID=call.activation == "sigmoid",
             SQUARED=call.squared_pred,
@@ -86,9 +92,9 @@ class Geometry(NamedTuple):
 
 
 def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
-    """Lay out x (N, C, d…), the target and others of these shapes. None where d… joins into more than two dimensions."""
+    """Lay out x (N, C, d…), the target, the mask and others of these shapes. None where d… joins into more than two dimensions."""
     shape, softmax = call.x.shape, call.activation == "softmax"
-    tensors = (call.x, call.target, *others)
+    tensors = (call.x, call.target, *others, *([] if call.mask is None else [call.mask]))
     strides = [t.stride() if t.ndim == len(shape) else per_row(t.shape, t.stride(), shape, 1) for t in tensors]
     sizes, steps = collapse(shape[2:], [s[2:] for s in strides])
     if len(sizes) > 2:
@@ -98,13 +104,15 @@ def geometry(call: OverlapCall, *others: Any) -> Geometry | None:
         Planes(t, whole[0], whole[1], pixel=step[-1] if sizes else 0, row=step[0] if inner else None)
         for t, whole, step in zip(tensors, strides, steps, strict=True)
     ]
-    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, call.lambda_ce is not None or call.confusion)
-    return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, tiles, softmax)
+    mask = None if call.mask is None else planes.pop()
+    more = call.lambda_ce is not None or call.confusion
+    tiles = overlap_tiles(shape[1], softmax, planes[0].pixel == 1, more, mask is not None)
+    return Geometry(shape[0], shape[1], math.prod(shape[2:]), inner, planes, mask, tiles, softmax)
 
 
 def _sums(call: OverlapCall) -> int:
     """Return the number of sums of a region: I, P, Y, perhaps the cross entropy, and what it counts; or the four of a confusion matrix."""
-    return 3 + call.confusion + (call.lambda_ce is not None) + (call.counted and call.activation == "sigmoid")
+    return 3 + call.confusion + (call.lambda_ce is not None) + call.by_elements
 
 
 def _programs(call: OverlapCall, g: Geometry) -> int:
@@ -130,7 +138,8 @@ def _make_gradient(call: OverlapCall, a: Given) -> Launch | None:
         return None
     grid = (g.images * triton.cdiv(g.pixels, g.tiles.pixels), g.blocks)
     config = g.config(call, EACH=a.grad_output is not None and a.grad_output.ndim > 0)
-    arguments = (*g.planes, a.coefficients, a.grad_output, config, *g.numbers(call))
+    x, target, gradient = g.planes
+    arguments = (x, target, g.mask, gradient, a.coefficients, a.grad_output, config, *g.numbers(call))
     return Launch(overlap_backward_kernel, grid, arguments, num_warps=g.tiles.warps)
 
 
@@ -147,6 +156,8 @@ def _loss(call: OverlapCall, formulas: Formulas | None) -> Loss:
     ce_scale = call.lambda_ce or 0.0
     if mean and not call.counted:
         ce_scale /= call.x.numel() // call.x.shape[1] if call.activation == "softmax" else call.x.numel()
+    if call.by_elements and call.activation == "softmax":
+        ce_scale *= call.x.shape[1]  # its mean is over pixels
     scale = float(call.loss_scale / (regions * classes) if mean else call.loss_scale)
     scaling = constants(Scaling(scale, call.normalizer, None, call.empty_is_zero))
     return Loss(None if formulas is None else formulas.formula, tuple(call.hyper), call.weight, float(ce_scale), scaling)
@@ -154,7 +165,9 @@ def _loss(call: OverlapCall, formulas: Formulas | None) -> Loss:
 
 def _prepared(call: OverlapCall) -> OverlapCall:
     """Return the call with tensors that the kernels address."""
-    return call if geometry(call) is not None else call._replace(x=in_order(call.x), target=in_order(call.target))
+    if geometry(call) is not None:
+        return call
+    return call._replace(x=in_order(call.x), target=in_order(call.target), mask=in_order(call.mask))
 
 
 def _compute(call: OverlapCall, formulas: Formulas | None, keep: bool) -> tuple[Tensors, Tensors]:
@@ -171,14 +184,14 @@ def _compute(call: OverlapCall, formulas: Formulas | None, keep: bool) -> tuple[
         call,
         SUMS=_sums(call),
         PRESENT=call.present_only,
-        COUNT=call.counted and call.activation == "sigmoid",
+        COUNT=call.by_elements,
         COUNTED=call.counted,
         V=g.tiles.own or (16 // x.itemsize if adjacent else 4),
         ADJACENT=adjacent,
         BF=block,
         BK=2048 // block,
     )
-    arguments = (*g.planes, Memory(parts, ticket, out, total, made), _loss(call, formulas), config, *g.numbers(call))
+    arguments = (*g.planes, g.mask, Memory(parts, ticket, out, total, made), _loss(call, formulas), config, *g.numbers(call))
     Launch(overlap_kernel, (images * programs, g.blocks), arguments, num_warps=g.tiles.warps).start()
     return (total if out is None else out,), (made,)
 
@@ -193,18 +206,18 @@ _LAUNCHES: Launches = TwoLaunches(_compute, _differentiate, _prepared)
 forward, backward = _LAUNCHES.forward, _LAUNCHES.backward
 
 
-def _sums_call(x: Tensor, target: Tensor, activation: str | None, ignore_index: int, batch: bool) -> OverlapCall:
-    return OverlapCall("region_sums", x, target, activation=activation, ignore_index=ignore_index, batch=batch)
+def _sums_call(x: Tensor, target: Tensor, mask: Tensor | None, activation: str | None, ignore_index: int, batch: bool) -> OverlapCall:
+    return OverlapCall("region_sums", x, target, mask=mask, activation=activation, ignore_index=ignore_index, batch=batch)
 
 
-def sums(x: Tensor, target: Tensor, *options: Any) -> Results:
+def sums(x: Tensor, target: Tensor, mask: Tensor | None, *options: Any) -> Results:
     """Return what is not used, and the four sums of a confusion matrix, of each region one after the other.
 
     options: activation, ignore_index, batch.
     """
-    return forward(_sums_call(x, target, *options), None, (None,), True)
+    return forward(_sums_call(x, target, mask, *options), None, (None,), True)
 
 
-def sums_backward(x: Tensor, target: Tensor, coefficients: Tensor, gradient: Tensor, *options: Any) -> None:
+def sums_backward(x: Tensor, target: Tensor, mask: Tensor | None, coefficients: Tensor, gradient: Tensor, *options: Any) -> None:
     """Write the logits' gradient. coefficients: a and b of each region, one after the other."""
-    backward(_sums_call(x, target, *options), None, (in_order(coefficients),), (None,), (gradient,))
+    backward(_sums_call(x, target, mask, *options), None, (in_order(coefficients),), (None,), (gradient,))

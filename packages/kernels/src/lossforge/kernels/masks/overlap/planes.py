@@ -32,6 +32,7 @@ class Config(NamedTuple):
 
     Attributes:
         INDEX: targets are class indices.
+        MASK: there is a mask. The compiler does not compare one with None, because it has several fields.
         SOFTMAX, SIGMOID: the activation; without either there is none.
         SQUARED: probabilities and targets are squared in P and Y.
         BATCH: regions extend over all images.
@@ -45,7 +46,7 @@ class Config(NamedTuple):
         BC, BP: classes and pixels of a tile.
         PRESENT: in the first launch: only classes that have target pixels count.
         SUMS: in the first launch: how many sums a region has.
-        COUNT: in the first launch: the number of elements not ignored is one of the sums.
+        COUNT: in the first launch: the number of elements that count is one of the sums.
         COUNTED: in the first launch: ce_scale is divided by the count, or by the class weights of the pixels not ignored.
         V, ADJACENT: in the first launch: see kernel.grouped.
         BF, BK: in the first launch: classes and parts that are summed at once.
@@ -53,6 +54,7 @@ class Config(NamedTuple):
     """
 
     INDEX: bool
+    MASK: bool
     SOFTMAX: bool
     SIGMOID: bool
     SQUARED: bool
@@ -77,10 +79,11 @@ class Config(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Logits, targets and their gradient, in rows of `inner` pixels; the class index of channel 0, and the ignored index."""
+    """Logits, targets, mask and gradient, in rows of `inner` pixels; the class index of channel 0, and the ignored index."""
 
     x: Planes
     target: Planes
+    mask: Planes | None
     gradient: Planes | None
     classes: int
     inner: Any
@@ -155,6 +158,17 @@ def labels_of(images, place):
 
 
 @triton.jit
+def share_tile(images, place, c):
+    """Return how much elements of classes c count by their mask, (BC, BP); under a softmax (1, BP), the same for all classes."""
+    if images.config.SOFTMAX:
+        at = pointers(images.mask, place, tl.zeros([1], tl.int32), images.inner, images.config.WIDE)
+        share = load_tile(at, None if place.inside is None else place.inside[None, :], 0, "")
+    else:
+        share = load_tile(pointers(images.mask, place, c, images.inner, images.config.WIDE), mask_of(images, place, c), 0, "")
+    return share.to(tl.float32)
+
+
+@triton.jit
 def target_tile(images, place, labels, c):
     """Return the targets y of classes c, (BC, BP). A class index below `first` is background, 0 in all classes."""
     if images.config.INDEX:
@@ -162,17 +176,22 @@ def target_tile(images, place, labels, c):
     else:
         at = pointers(images.target, place, c, images.inner, images.config.WIDE)
         y = load_tile(at, mask_of(images, place, c), 0.0, "").to(tl.float32)
+        if images.config.MASK:
+            y = tl.where(share_tile(images, place, c) == 0.0, 0.0, y)
     return y
 
 
 @triton.jit
 def logit_tile(images, place, c, keep, EVICT: tl.constexpr):
-    """Load logits (BC, BP) in float32. Pixels with `keep` false, which may hold nan, are 0; classes out of range get probability 0."""
+    """Load logits (BC, BP) in float32. Pixels with `keep` false and elements of mask 0, which may hold nan, are 0; classes out of range get
+    probability 0."""
     OTHER: tl.constexpr = float("-inf") if images.config.SOFTMAX else 0.0
     at = pointers(images.x, place, c, images.inner, images.config.WIDE)
     tile = load_tile(at, mask_of(images, place, c), OTHER, EVICT).to(tl.float32)
     if images.config.INDEX or place.inside is not None:
         tile = tl.where(keep, tile, 0.0)
+    if images.config.MASK:
+        tile = tl.where(share_tile(images, place, c) == 0.0, 0.0, tile)
     return tile
 
 
@@ -232,5 +251,7 @@ def swept_softmax(images, place, keep):
 def store_gradient(images, place, c, keep, g):
     if images.config.INDEX or place.inside is not None:
         g = tl.where(keep, g, 0.0)
+    if images.config.MASK:
+        g = tl.where(share_tile(images, place, c) == 0.0, 0.0, g)
     to = pointers(images.gradient, place, c, images.inner, images.config.WIDE)
     tl.store(to, g, mask=mask_of(images, place, c), eviction_policy="evict_first")

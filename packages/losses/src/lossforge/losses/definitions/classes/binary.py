@@ -32,6 +32,7 @@ from lossforge.losses.base.options import (
     WeightedElementwiseOptions,
     check_options,
     checked_call,
+    mask_of_elements,
     per_class,
 )
 from lossforge.losses.base.record import CheckedCall, first
@@ -138,11 +139,19 @@ def multilabel_soft_margin_loss(
     """
     reduction = checks.legacy_reduction(size_average, reduce, reduction)
     call = ElementwiseCall("bce_with_logits", input, target, weight=weight, hyper=[1.0], reduction=reduction)
+    whole_mean = reduction == "mean" and options.get("normalizer") is None
     checked = elementwise_loss(call, options)
-    if not input.ndim or checked.call.reduction == "mean":
+    if not input.ndim or whole_mean:
         return checked
-    dim = checked.call.dim
-    averaged = checked.call._replace(loss_scale=per_class(checked.call.loss_scale, input.shape[dim]))
+    dim, mask = checked.call.dim, options.get("mask")
+    if mask is None:
+        averaged = checked.call._replace(loss_scale=per_class(checked.call.loss_scale, input.shape[dim]))
+    else:  # a row's mean is over its classes that count, and the row counts by the largest entry of its mask
+        counts = mask_of_elements(mask, input).to(torch.promote_types(input.dtype, torch.float32)).expand(input.shape)
+        classes = counts.sum(dim, keepdim=True) / counts.amax(dim, keepdim=True)
+        weight = checked.call.weight
+        assert weight is not None
+        averaged = checked.call._replace(weight=torch.where(classes > 0, weight / classes, 0.0))
     of_rows = functools.partial(summed_over, dim) if reduction == "none" else first
     return checked._replace(call=averaged, finish=of_rows)
 
@@ -700,7 +709,7 @@ def distribution_balanced_loss(
         raise ValueError("num_samples must be given where class_counts is, got None")
     counts = _counts(class_counts, num_samples, input, checks.whole_number("dim", options.get("dim", -1)))
     checked = elementwise_loss(call._replace(hyper=hyper, parameter=-shift * torch.log(num_samples / counts - 1)), options)
-    share = _rebalanced(1 / counts, checked.call._replace(target=dense(target, input)), rising)
+    share = _rebalanced(1 / counts, checked.call._replace(target=dense(target, input)), rising, options.get("mask"))
     weight = checked.call.weight
     return checked._replace(call=checked.call._replace(weight=share if weight is None else share * weight))
 
@@ -716,11 +725,13 @@ def _counts(counts: Tensor, samples: float, x: Tensor, dim: int) -> Tensor:
     return counts.view(-1, *(1,) * (x.ndim - 1 - dim % x.ndim))
 
 
-def _rebalanced(frequency: Tensor, call: ElementwiseCall, rising: list[float]) -> Tensor:
-    """Return the weight of each element. frequency: 1 / n of each class."""
+def _rebalanced(frequency: Tensor, call: ElementwiseCall, rising: list[float], mask: Tensor | None) -> Tensor:
+    """Return the weight of each element. frequency: 1 / n of each class. mask: a class that does not count is as if it did not hold."""
     least, slope, middle = rising
     target = call.target
     assert target is not None
+    if mask is not None and target.is_floating_point():
+        target = torch.where(mask == 0, 0.0, target)
 
     def of_index(index: Tensor) -> Tensor:
         found = frequency.flatten()[index.long().clamp(0, frequency.numel() - 1)]

@@ -22,6 +22,7 @@ __all__ = ["class_balanced_weight"]
 
 ORACLES = "lossforge.losses.testing.oracles.classification"
 Order = Annotated[float, Range(least=1, most=6)]
+WITH_PROBABILITIES = "class index, probabilities, mixup pair"
 FAR = 50.0
 """z from which e^-z no longer changes 1 - e^-z, in float64 either."""
 
@@ -36,30 +37,39 @@ def softmax_focal_reference(z: Tensor, gamma: float) -> Tensor:
     return torch.where(z > FAR, z, torch.where(u.isnan(), u, power) * near)
 
 
+formula("softmax_focal_soft", None)(softmax_focal_reference)
+
+
 @loss(
     "softmax_focal",
     ROWWISE,
     Module("SoftmaxFocalLoss", "Focal loss under a softmax", ' As there, the default reduction is kornia\'s "none".'),
     options=({"gamma": 0.5, "alpha": 0.25}, {"gamma": 0.0}, {"gamma": 3.5, "alpha": torch.linspace(0.1, 2, 10)}),
+    targets=WITH_PROBABILITIES,
     like=f"{ORACLES}:softmax_focal",
     paper="arXiv 1708.02002",
 )
 def softmax_focal_loss(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
-    target: Tensor,  # class indices (), (N,), (N, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
     alpha: UnitInterval | Tensor | None = None,  # number or (C,)
     gamma: NonNegative = 2.0,
     reduction: Reduction = "none",
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
+    *,
+    label_smoothing: UnitInterval = 0.0,
     **options: Unpack[RowOptions],
 ) -> CheckedCall[RowwiseCall]:
     """Focal loss of one class against the others under a softmax, as kornia.losses.focal_loss (Lin et al. 2017, arXiv 1708.02002).
 
-    L = w_t α_t (1 - p_t)^γ (-ln p_t), p = softmax(x). α_t = α, for class 0, the background, 1 - α; 1 where α is None.
+    L = Σⱼ qⱼ wⱼ αⱼ (1 - pⱼ)^γ (-ln pⱼ), p = softmax(x), qⱼ = (1 - s) yⱼ + s / C with s = label_smoothing and y the target, of a class index
+    one-hot. αⱼ = α, for class 0, the background, 1 - α; 1 where α is None.
 
     The weights multiply the loss and do not enter the mean's divisor, which is the number of rows not ignored (kornia from 0.7 on gives
     "none" per class and divides by the number of logits). For γ < 1 and p_t = 1 the gradient takes its limit, 0.
+
+    Probabilities as target, and label smoothing, are plain PyTorch on every device, so compile them.
 
     When to use it: Take it for exclusive classes with many easy samples, such as segmentation with much background.
 
@@ -67,11 +77,14 @@ def softmax_focal_loss(
     middle, so calibrate them before use.
 
     Args:
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b). It counts once in the mean.
+        target: class indices of any integer dtype; or probabilities in the shape of input, such as a teacher's. A mixup pair's loss is
+            λ L(target) + (1 - λ) L(target_b). It counts once in the mean.
         alpha: α in [0, 1], a factor of the loss; class 0, the background, has 1 - α; None for none. Or one a class.
         gamma: γ of at least 0, the focusing exponent: the larger, the less easy examples count.
         weight: (C,), a factor of each class, which the mean does not divide by.
+        label_smoothing: s in [0, 1], the share of the target that is spread over all classes.
     """
+    label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0)
     gamma = checks.number("gamma", gamma, 0.0)
     dim = of_classes(input)
     classes = input.shape[dim]
@@ -84,13 +97,22 @@ def softmax_focal_loss(
         alpha = torch.where(background, 1.0 - per_class, per_class)
     weight = weights_of_classes("weight", weight, input, classes)
     combined = weight if alpha is None else alpha if weight is None else alpha * weight
-    call = RowwiseCall("softmax_focal", input, target, weight=combined, hyper=[gamma], ignore_index=ignore_index, reduction=reduction)
-    return rowwise_loss(call._replace(mean_of_rows=True), options)
+    name = "softmax_focal_soft" if of_all_classes(target) or checks.nonzero(label_smoothing) else "softmax_focal"
+    call = RowwiseCall(name, input, target, weight=combined, hyper=[gamma], ignore_index=ignore_index, reduction=reduction)
+    return rowwise_loss(call._replace(label_smoothing=label_smoothing, mean_of_rows=True), options, probabilities=True)
+
+
+def of_all_classes(target: object) -> bool:
+    """Return whether a target holds probabilities, not class indices."""
+    return isinstance(target, Tensor) and target.is_floating_point()
 
 
 @formula("poly_ce", DeviceFormula("softmax.poly"))
 def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
     return z - epsilon * torch.expm1(-z) + offset
+
+
+formula("poly_ce_soft", None)(poly_reference)
 
 
 @loss(
@@ -99,12 +121,13 @@ def poly_reference(z: Tensor, epsilon: float, offset: float) -> Tensor:
     Module("PolyCrossEntropyLoss", "Poly-1 cross entropy as timm.loss.PolyCrossEntropy"),
     options=({"epsilon": -0.5}, {"epsilon": 1.0, "label_smoothing": 0.1}),
     without=("probabilities", "label_smoothing with weight"),
+    targets=WITH_PROBABILITIES,
     like=f"{ORACLES}:poly_ce",
     paper="arXiv 2204.12511",
 )
 def poly_cross_entropy(
     input: Tensor,  # (C,), (N, C), (N, C, d…)
-    target: Tensor,  # class indices (), (N,), (N, d…)
+    target: Tensor,  # class indices (), (N,), (N, d…), or probabilities as input
     epsilon: Real = 2.0,
     weight: Tensor | None = None,  # (C,)
     ignore_index: int = -100,
@@ -116,8 +139,10 @@ def poly_cross_entropy(
 ) -> CheckedCall[RowwiseCall]:
     """Poly-1 cross entropy, as timm.loss.PolyCrossEntropy (Leng et al. 2022, arXiv 2204.12511).
 
-    L = w_t Σⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) [j = t] + s / C with s = label_smoothing. As in the paper's code,
-    smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
+    L = Σⱼ wⱼ qⱼ (-ln pⱼ + ε (1 - pⱼ)), p = softmax(x), qⱼ = (1 - s) yⱼ + s / C with s = label_smoothing and y the target, of a class index
+    one-hot. As in the paper's code, smoothing changes both terms. The mean divides as that of cross_entropy, which is ε = 0.
+
+    Probabilities as target are plain PyTorch on every device, so compile them.
 
     When to use it: Take it where cross entropy works and you can tune one more number, ε. A larger ε gives samples of medium confidence a
     larger gradient.
@@ -125,10 +150,11 @@ def poly_cross_entropy(
     When not: Leave it where you cannot tune ε. It changes little on saturated tasks.
 
     Args:
-        target: class indices of any integer dtype. A mixup pair's loss is λ L(target) + (1 - λ) L(target_b).
+        target: class indices of any integer dtype; or probabilities in the shape of input, such as a teacher's. A mixup pair's loss is
+            λ L(target) + (1 - λ) L(target_b).
         epsilon: ε, the coefficient of the polynomial's first term; 0 is the cross entropy.
-        label_smoothing: s in [0, 1), the share of the target that is spread over all classes, without weight. If one index of a pair
-            is ignored, it adds its constant ε s (1 - 1 / C) in the other's share.
+        label_smoothing: s in [0, 1), the share of the target that is spread over all classes. Class indices take it without weight. If
+            one index of a pair is ignored, it adds its constant ε s (1 - 1 / C) in the other's share.
         smoothing: timm's name for label_smoothing.
     """
     epsilon = checks.number("epsilon", epsilon)
@@ -138,14 +164,14 @@ def poly_cross_entropy(
         label_smoothing = checks.number("smoothing", smoothing, 0.0, 1.0, below=True)
     label_smoothing = checks.number("label_smoothing", label_smoothing, 0.0, 1.0, below=True)
     dim = of_classes(input)
-    offset = 0.0
-    if checks.nonzero(label_smoothing):
+    name, offset = "poly_ce_soft" if of_all_classes(target) else "poly_ce", 0.0
+    if not of_all_classes(target) and checks.nonzero(label_smoothing):
         if weight is not None:
-            raise ValueError(f"label_smoothing must be 0 where weight is given, got {label_smoothing!r}")
+            raise ValueError(f"label_smoothing must be 0 where weight is given beside class indices, got {label_smoothing!r}")
         offset = epsilon * label_smoothing / (1.0 - label_smoothing)
         offset = offset - per_class(offset, input.shape[dim])
-    call = RowwiseCall("poly_ce", input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
-    return rowwise_loss(call._replace(hyper=[epsilon, offset], reduction=reduction), options)
+    call = RowwiseCall(name, input, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    return rowwise_loss(call._replace(hyper=[epsilon, offset], reduction=reduction), options, probabilities=True)
 
 
 @formula("generalized_ce", DeviceFormula("softmax.generalized"))

@@ -24,25 +24,44 @@ def _reduced(loss: Tensor, keep: Tensor, divisor: Tensor, reduction: str) -> Ten
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / divisor
 
 
-def softmax_focal(x, target, alpha=None, gamma=2.0, reduction="none", weight=None, ignore_index=-100):
+def _smoothed(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return (the target's probabilities, smoothed, whether the row counts)."""
+    if target.is_floating_point():
+        q, keep = target.to(x.dtype), torch.ones_like(x[:, 0], dtype=torch.bool)
+    else:
+        keep = target != ignore_index
+        q = F.one_hot(torch.where(keep, target.long(), 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
+    return q * (1 - label_smoothing) + label_smoothing / x.shape[1], keep
+
+
+def _by_class(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def softmax_focal(x, target, alpha=None, gamma=2.0, reduction="none", weight=None, ignore_index=-100, label_smoothing=0.0):
     """Compute as kornia.losses.focal_loss does, summed over its classes, with the mean over the rows that count."""
-    p, keep = _probability(x, target, ignore_index)
-    loss = (1 - p) ** gamma * -p.log() * _of_class(weight, target, keep)
+    q, keep = _smoothed(x, target, ignore_index, label_smoothing)
+    p = x.softmax(1)
+    loss = q * (1 - p) ** gamma * -p.log()
+    if weight is not None:
+        loss = loss * _by_class(weight, x)
     if isinstance(alpha, Tensor):
-        loss = loss * alpha[torch.where(keep, target.long(), 0)]
+        loss = loss * _by_class(alpha, x)
     elif alpha is not None:
-        loss = loss * torch.where(target == 0, 1 - alpha, alpha)
-    return _reduced(loss, keep, keep.sum(), reduction)
+        first = torch.arange(x.shape[1], device=x.device) == 0
+        loss = loss * _by_class(torch.where(first, 1 - alpha, alpha), x)
+    return _reduced(loss.sum(1), keep, keep.sum(), reduction)
 
 
 def poly_ce(x, target, epsilon=2.0, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
     """Compute as the paper's code does: smooth the targets, then CE + ε Σ q (1 - p)."""
-    keep = target != ignore_index
-    q = F.one_hot(torch.where(keep, target.long(), 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
-    q = q * (1 - label_smoothing) + label_smoothing / x.shape[1]
+    q, keep = _smoothed(x, target, ignore_index, label_smoothing)
     p = x.softmax(1)
+    each = q * (-p.log() + epsilon * (1 - p))
+    if target.is_floating_point():
+        return _reduced((each if weight is None else each * _by_class(weight, x)).sum(1), keep, keep.sum(), reduction)
     w = _of_class(weight, target, keep) * torch.where(keep, 1.0, 0.0)
-    return _reduced(((q * -p.log()).sum(1) + epsilon * (q * (1 - p)).sum(1)) * w, keep, w.sum(), reduction)
+    return _reduced(each.sum(1) * w, keep, w.sum(), reduction)
 
 
 def generalized_ce(x, target, q=0.7, weight=None, ignore_index=-100, reduction="mean"):
