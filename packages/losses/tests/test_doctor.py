@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils import collect_env
 
+from lossforge.kernels.plans import PLANS
 from lossforge.losses import doctor
 from lossforge.losses.check.report import Report
 from lossforge.losses.engine.linear import engine
@@ -177,6 +178,7 @@ def test_a_loss_that_cannot_run_is_a_problem(no_compilation, monkeypatch):
 
 def test_a_fused_loss_that_fails_is_a_problem(no_compilation, monkeypatch):
     monkeypatch.delattr(engine.Chunks, "along")
+    PLANS.clear()
     report = doctor.attempts()
     assert [finding.name for finding in report.failures] == [doctor.FUSED]
     (found,) = doctor.failures(report, "")

@@ -332,7 +332,7 @@ def test_backward_operators_refuse_to_be_differentiated(device):
         "cross_entropy",
         x,
         target,
-        *[None] * 7,
+        *[None] * 8,
         [],
         -100,
         0.0,

@@ -136,6 +136,9 @@ OF_FUNCTIONS = {
     **{("simpo_loss", name): "" for name in ("gamma", "alpha")},
     ("circle_loss", "gamma"): "above 0",
     ("class_balanced_weight", "beta"): "at least 0 and below 1",
+    ("draft_confidence_weights", "alpha"): "at least 0 and at most 1",
+    ("draft_decay_weights", "gamma"): "above 0",
+    ("draft_decay_weights", "first"): "",
     ("grpo_loss", "epsilon"): "at least 0 and at most 1",
     ("seesaw_loss", "eps"): "above 0 and at most 1",
 }

@@ -283,7 +283,7 @@ def similarity_gradient_tiles() -> SimilarityGradientTiles:
     return on_trial(SimilarityGradientTiles) or SimilarityGradientTiles(32, 64, 4)
 
 
-def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: bool) -> RowTiles:
+def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: bool, heavy: bool = False) -> RowTiles:
     """Choose tiles of two tensors of logits that are read together.
 
     Args:
@@ -291,6 +291,7 @@ def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: boo
         itemsize: bytes of a logit, the smaller of both tensors'.
         rows_adjacent: as in forward_tiles.
         lean: whether 40 registers are enough for a thread.
+        heavy: whether 64 are too few.
     """
     if (tried := on_trial(RowTiles)) is not None:
         return tried
@@ -301,7 +302,7 @@ def divergence_tiles(classes: int, itemsize: int, rows_adjacent: bool, lean: boo
     if whole <= 8192:
         tile_rows = max(1, 1024 // whole)
         return RowTiles(tile_rows, whole, True, 1, max(2, min(16, whole * tile_rows * itemsize // 1024)))
-    if itemsize == 4 and classes <= 65536:
+    if itemsize == 4 and classes <= 65536 and not heavy:
         return RowTiles(1, 16384, False, 4, 32)
     return RowTiles(1, 8192, False, 16 // itemsize, 16, programs=3 if lean else 1)
 

@@ -61,7 +61,7 @@ def _make(
     lean = formula.averaged is None and not cosine and at.align > 1 and max(itemsizes) == 2 and not _capped(formula)
     constants |= {"ENTROPY": out.entropy is not None, "COSINE": cosine}
     arguments = (*given, out, sum_slots() if total else None, formula)
-    sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean)
+    sweeps = divergence_tiles(at.classes, min(itemsizes), at.adjacent, lean, formula.blend is not None)
     if known:
         sweeps, constants = sweeps._replace(one=False), {**constants, "KNOWN": True}
     return at.launch(divergence_kernel, sweeps, arguments, wanted.counted, int(total), TENSORS=2, **constants)

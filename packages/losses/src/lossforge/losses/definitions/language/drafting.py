@@ -132,8 +132,11 @@ def _dense(name: str, t: object) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     checks.strided(name, t)
+    if t.is_complex():
+        raise TypeError(f"{name} must be of a real dtype, got {t.dtype}")
 
 
+@checks.named
 def draft_decay_weights(positions: Tensor, gamma: float, *, form: Literal["exp", "power"] = "exp", first: int = 0) -> Tensor:
     """Return weights of tokens that decay with their position in a draft: exp(-(k - first) / γ), or γ^(k - first) with form "power".
 
@@ -165,6 +168,7 @@ def draft_decay_weights(positions: Tensor, gamma: float, *, form: Literal["exp",
     return torch.where(k < 0, 0.0, torch.exp(-k / gamma) if form == "exp" else gamma**k)
 
 
+@checks.named
 def draft_confidence_weights(nll: Tensor, mask: Tensor | None = None, alpha: float = 0.5) -> Tensor:
     """Return D-PACE's weights of the tokens of blocks, by how likely a block's prefix is accepted (arXiv 2605.18810).
 
