@@ -15,6 +15,7 @@ from compared import SECTIONS as OF_CASES
 
 from lab.comparison.stats import Difference, mean_of, paired_difference, write_verdicts
 from lossforge.bench.report import linear, load, tables
+from lossforge.patch.patching import covers
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -170,7 +171,7 @@ def beside_tested(part: str, found: dict[str, Any]) -> list[str]:
     said = []
     for library, name in TESTED_BY[part].items():
         tested = import_module(f"lossforge.integrations.{name}").TESTED
-        if library in found and not any(f"{found[library]}.".startswith(f"{version}.") for version in tested.split(", ")):
+        if library in found and not covers(tested, found[library]):
             said.append(f"{library} {found[library]} was measured; the version tested with our integration is {tested}.")
     return said
 

@@ -79,7 +79,7 @@ def test_a_figure_that_changes_moves_no_case_off_the_first_page(worse, tmp_path)
     slower = sum(row[4] == "another" for row in rows_of(compared.ahead_of_us(tmp_path / "any.json")))
     assert f"another is faster in {slower} cases" in page
     fused = next(row for row in rows_of(page) if row[0].startswith("cross entropy fused"))
-    assert fused[4] == {0.5: "**ours**", 1.0: "tie", 2.0: "another"}[worse]
+    assert fused[4] == {0.5: "**ours**", 1.0: "**ours**", 2.0: "another"}[worse]
 
 
 def case(ours, **others):

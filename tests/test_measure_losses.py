@@ -87,7 +87,7 @@ def test_shares_are_joined_in_the_order_of_the_cases(small, monkeypatch, tmp_pat
     monkeypatch.setattr(measure_losses, "CASES", [replace(small.others[0], suite="small", loss="ce"), *small.others[1:]])
     request = Request(tmp_path / "bench.json", "abc")
     parts = tmp_path / "parts"
-    large = [Share(parts / f"{number}.json", "abc", ("table",), (), number, 2) for number in range(2)]
+    large = [Share(parts / f"{number}.json", "abc", ("table",), (), (), number, 2) for number in range(2)]
     assert measure_losses.measure_all(request, [large, [Share(parts / "small.json", "abc", ("small",))]]) == 0
     assert sorted(names) == ["cuda:0", "cuda:0", "cuda:1"]
     rows = load(request.out).rows
@@ -108,7 +108,7 @@ def test_every_contender_is_called_before_the_measurement(small, monkeypatch):
     monkeypatch.setattr(measure_losses, "call_once", call)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for number in range(3):
-        measure_losses.compile_part(("table", "linear"), (), number, 3, 0)
+        measure_losses.compile_part(measure_losses.chosen(("table", "linear"), ()), number, 3, 0)
     assert len(called) == len(set(map(str, called))) == 12
 
 

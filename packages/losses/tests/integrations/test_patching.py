@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lossforge.patch.patching import _SAID, IntegrationError, Names, Patch, Replacement, _covers, once, or_theirs, patch
+from lossforge.patch.patching import _SAID, IntegrationError, Names, Patch, Replacement, covers, once, or_theirs, patch
 
 OWN = """
 def loss(input, target, *, reduction="mean"):
@@ -178,7 +178,7 @@ def test_an_untested_version_is_a_warning(library, caplog):
     ],
 )
 def test_versions_that_were_tested(tested, covered, others):
-    assert [each for each in [*covered, *others] if _covers(tested, each)] == covered
+    assert [each for each in [*covered, *others] if covers(tested, each)] == covered
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID"])

@@ -190,7 +190,7 @@ def check(library: str, tested: str, names: Sequence[Replacement], *, force: boo
             f"{library} {installed} is not as tested ({tested}): {'; '.join(differences)}. Nothing was replaced. Install a version that "
             "was tested, or go on with force=True, where a function has it, and compare the training numbers"
         )
-    if not _covers(tested, installed):
+    if not covers(tested, installed):
         say_once(f"{library} {installed} was not tested ({tested} was): compare the first losses with those of the library's own")
     return places
 
@@ -295,7 +295,7 @@ def _restore(library: str, done: Sequence[tuple[Any, str, Any, Any]]) -> None:
                 setattr(module, name, originals[id(value)])
 
 
-def _covers(tested: str, installed: str) -> bool:
+def covers(tested: str, installed: str) -> bool:
     """Return whether a version is one of those tested: "1.14, 1.16 to 1.18" covers 1.14.2, 1.17.0 and 1.18.3."""
     version = _numbers(installed)
     for each in tested.split(","):
