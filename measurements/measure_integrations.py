@@ -1,11 +1,12 @@
 """Measure other libraries' training with their own losses and with ours: time, peak memory, waits for the device, and errors.
 
-The parts are trl, trainer, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as TRL does and with
-`trl.patch()`; GRPO generates once, before the steps that count. `trainer` takes training steps of the same models with their own loss,
-with Liger's and after `transformers.fuse`. `detectors` has YOLO models of ultralytics and detectors of transformers, `open_clip` its
-loss from features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a library that is not installed
-is named. The weights of the models' last norm have random signs, without which a head tied to the embedding repeats
-the last token, and a size that gives logits a standard deviation of 4, as those of trained models.
+The parts are trl, trainer, curves, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as TRL does
+and with `trl.patch()`; GRPO generates once, before the steps that count. `trainer` takes training steps of such models with their own
+loss, with Liger's and after `transformers.fuse`, as they are and compiled whole. `curves` has the loss of each of the first steps, by
+these three and several seeds. `detectors` has YOLO models of ultralytics and detectors of transformers, `open_clip` its loss from
+features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a library that is not installed is named.
+The weights of the models' last norm have random signs, without which a head tied to the embedding repeats the last token, and a size
+that gives logits a standard deviation of 4, as those of trained models.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from torch.utils import _pytree
 from lossforge.bench import measure as bench_measure
 from lossforge.bench.measure import synchronize
 
-PARTS = ("trl", "trainer", "detectors", "open_clip")
+PARTS = ("trl", "trainer", "curves", "detectors", "open_clip")
 DEVIATION = 4.0
 AGREE_LOGPS, AGREE, AGREE_GRADIENT = 0.25, 1e-2, 3e-2
 """Of log-probabilities, in nats; of a loss and of gradients, relative. Logits in bfloat16 are off by up to 0.06 where they are near 16."""
@@ -41,6 +42,7 @@ AGREE_EXACTLY, AGREE_GRADIENT_EXACTLY = 1e-3, 1e-2
 TIED = {"tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "max_position_embeddings": 4096}
 QWEN = {"vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
 LLAMA = {"vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+GEMMA = {"vocab_size": 262_144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "num_attention_heads": 4}
 TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 RESNET = {"layer_type": "bottleneck", "depths": [3, 4, 6, 3]}
 TINY_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "layer_type": "basic"}
@@ -50,9 +52,19 @@ TINY_RT |= {"num_attention_heads": 2, "encoder_attention_heads": 2, "decoder_att
 
 
 class Sizes(NamedTuple):
-    """Sizes of all parts. models: the kind and shape of each language model. detectors: the configuration of each of transformers'."""
+    """Sizes of all parts.
+
+    models: the kind and shape of each language model. compiled: whether `trainer` takes steps of them as they are, compiled, or both.
+    trl, curves: which of them these parts train. detectors: the configuration of each
+    of transformers'.
+    """
 
     models: dict[str, tuple[str, dict[str, Any]]]
+    compiled: tuple[bool, ...]
+    trl: tuple[str, ...]
+    curves: str
+    updates: int
+    seeds: int
     rows: int
     tokens: int
     generations: int
@@ -71,7 +83,13 @@ FULL = Sizes(
     models={
         "Qwen3-0.6B": ("Qwen3", QWEN | {"num_key_value_heads": 8, "head_dim": 128}),
         "Llama-3.2-1B": ("Llama", LLAMA | {"num_key_value_heads": 8, "head_dim": 64}),
+        "Gemma-3-270M": ("Gemma3", GEMMA | {"num_key_value_heads": 1, "head_dim": 256}),
     },
+    compiled=(False, True),
+    trl=("Qwen3-0.6B", "Llama-3.2-1B"),
+    curves="Qwen3-0.6B",
+    updates=50,
+    seeds=3,
     rows=8,
     tokens=1024,
     generations=8,
@@ -87,6 +105,11 @@ FULL = Sizes(
 )
 SMALL = Sizes(
     models={"tiny Qwen3": ("Qwen3", TINY | {"num_key_value_heads": 2, "head_dim": 16})},
+    compiled=(False,),
+    trl=("tiny Qwen3",),
+    curves="tiny Qwen3",
+    updates=3,
+    seeds=2,
     rows=2,
     tokens=16,
     generations=2,
@@ -113,7 +136,7 @@ class WrongError(RuntimeError):
 
 def integrations(request: Request) -> int:
     sizes, device = SMALL if request.small else FULL, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    parts = {name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, detectors, open_clip), strict=True)}
+    parts = {name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, curves, detectors, open_clip), strict=True)}
     rows, failed = measure_parts(request, parts, {**request.source("triton"), **versions()})
     print(reported.integrations(request.out))
     return int(bool(failed) or any(row["contender"] == "lossforge" and "failed" in row for row in rows))
@@ -188,16 +211,20 @@ def ours(module: str, *given: Any) -> Context:
 # Language models
 
 
-def model_of(name: str, sizes: Sizes, device: torch.device, seed: int = 0) -> Any:
+def model_of(name: str, sizes: Sizes, device: torch.device, seed: int = 0, *, sharp: bool = True) -> Any:
+    """Return a random language model. sharp: whether its last norm gives logits the deviation of trained models."""
     import transformers
 
     kind, shape = sizes.models[name]
-    config = getattr(transformers, f"{kind}Config")(**shape, **TIED)
+    config = getattr(transformers, f"{kind}{'Text' * (kind == 'Gemma3')}Config")(**shape, **TIED)
     torch.manual_seed(seed)
     with device:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    weight = model.model.norm.weight.data
-    weight.bernoulli_(0.5).sub_(0.5).mul_(2 * DEVIATION / (config.initializer_range * config.hidden_size**0.5))
+    if sharp:
+        weight = model.model.norm.weight.data
+        weight.bernoulli_(0.5).sub_(0.5).mul_(2 * DEVIATION / (config.initializer_range * config.hidden_size**0.5))
+        if kind == "Gemma3":
+            weight.sub_(1)  # its norm multiplies by 1 + weight
     return model.train()
 
 
@@ -206,14 +233,11 @@ def trainer(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     if absent := missing("transformers"):
         yield {"case": "all", "contender": "transformers", "left_out": absent}
         return
-    losses: dict[str, Callable[[Any], Context]] = {
-        "transformers": lambda model: contextlib.nullcontext(),
-        "liger": liger,
-        "lossforge": partial(ours, "transformers"),
-    }
     for name in sizes.models:
-        for loss, made in losses.items():
-            yield attempt(name, loss, partial(trainer_row, name, made, sizes, device), *(["liger_kernel"] if loss == "liger" else []))
+        for compiled in sizes.compiled:
+            for loss, (made, *needed) in OF_TRAINER.items():
+                run = partial(trainer_row, name, made, sizes, device, compiled=compiled)
+                yield attempt(f"{name}{', compiled' * compiled}", loss, run, *needed)
 
 
 def liger(model: Any) -> Context:
@@ -226,24 +250,67 @@ def liger(model: Any) -> Context:
     return contextlib.nullcontext()
 
 
-def trainer_row(name: str, loss: Callable[[Any], Context], sizes: Sizes, device: torch.device) -> Row:
+OF_TRAINER: dict[str, tuple[Callable[[Any], Context], *tuple[str, ...]]] = {
+    "transformers": (lambda model: contextlib.nullcontext(),),
+    "liger": (liger, "liger_kernel"),
+    "lossforge": (partial(ours, "transformers"),),
+}
+"""Gives a model the loss of each contender, and what this needs."""
+
+
+def stepper(model: Any, tokens: Tensor, rate: float) -> Callable[[], Tensor]:
+    """Return an update of a model on tokens, as an own loop makes it, which returns the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+
+    def step() -> Tensor:
+        loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    optimizer.zero_grad()
+    return step
+
+
+def trainer_row(name: str, loss: Callable[[Any], Context], sizes: Sizes, device: torch.device, *, compiled: bool = False) -> Row:
+    torch.compiler.reset()
     model = model_of(name, sizes, device)
     generator = torch.Generator(device).manual_seed(0)
     tokens = torch.randint(2, model.config.vocab_size, (sizes.rows, sizes.tokens), device=device, generator=generator)
-    few = tokens[:2]
-    exact = exact_loss(model, few)
+    exact = exact_loss(model, tokens)
     with loss(model):
-        found = against(exact, model, few)
+        called = torch.compile(model) if compiled else model
+        found = against(exact, called, tokens)
         del exact
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+        return found | clocked(stepper(called, tokens, 1e-6), device, sizes)
 
-        def step() -> None:
-            model(input_ids=tokens, labels=tokens).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
-        optimizer.zero_grad()
-        return found | clocked(step, device, sizes)
+def curves(sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield the loss of each of the first updates from a random start, on text in which one of 8 words follows each word."""
+    if absent := missing("transformers"):
+        yield {"case": "all", "contender": "transformers", "left_out": absent}
+        return
+    for seed in range(sizes.seeds):
+        for loss, (made, *needed) in OF_TRAINER.items():
+            yield attempt(f"{sizes.curves}, seed {seed}", loss, partial(curve_row, made, seed, sizes, device), *needed)
+
+
+def curve_row(loss: Callable[[Any], Context], seed: int, sizes: Sizes, device: torch.device) -> Row:
+    model = model_of(sizes.curves, sizes, device, seed, sharp=False)
+    generator = torch.Generator(device).manual_seed(seed)
+    words = min(4096, model.config.vocab_size - 2)
+    follows = torch.randint(2, 2 + words, (2 + words, 8), device=device, generator=generator)
+    tokens = torch.empty(sizes.rows, sizes.tokens, dtype=torch.long, device=device)
+    step, losses = stepper(model, tokens, 3e-4), []
+    with loss(model):
+        for _ in range(sizes.updates):
+            tokens[:, 0] = torch.randint(2, 2 + words, (sizes.rows,), device=device, generator=generator)
+            chosen = torch.randint(8, tokens.shape, device=device, generator=generator)
+            for place in range(1, sizes.tokens):
+                tokens[:, place] = follows[tokens[:, place - 1], chosen[:, place]]
+            losses.append(step())
+    return {"losses": torch.stack(losses).tolist()}
 
 
 def exact_loss(model: Any, tokens: Tensor) -> tuple[float, tuple[Tensor, Tensor]]:
@@ -276,7 +343,7 @@ def trl(sizes: Sizes, device: torch.device) -> Iterator[Row]:
         yield {"case": "all", "contender": "trl", "left_out": absent}
         return
     contenders = {"trl": contextlib.nullcontext, "lossforge": partial(ours, "trl")}
-    for name in sizes.models:
+    for name in sizes.trl:
         for kind in ("SFT", "DPO", "GRPO"):
             first: Row = {}
             for contender, patched in contenders.items():
