@@ -14,6 +14,7 @@ import gc
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import random
 import statistics
@@ -35,6 +36,7 @@ from lossforge.bench.measure import synchronize
 
 PARTS = ("trl", "trainer", "curves", "detectors", "open_clip")
 DEVIATION = 4.0
+UPDATES = 3
 AGREE_LOGPS, AGREE, AGREE_GRADIENT = 0.25, 1e-2, 3e-2
 """Of log-probabilities, in nats; of a loss and of gradients, relative. Logits in bfloat16 are off by up to 0.06 where they are near 16."""
 AGREE_EXACTLY, AGREE_GRADIENT_EXACTLY = 1e-3, 1e-2
@@ -229,24 +231,73 @@ def model_of(name: str, sizes: Sizes, device: torch.device, seed: int = 0, *, sh
 
 
 def trainer(sizes: Sizes, device: torch.device) -> Iterator[Row]:
-    """Yield what a training step takes with each loss."""
+    """Yield what a training step takes with each loss, in turns."""
     if absent := missing("transformers"):
         yield {"case": "all", "contender": "transformers", "left_out": absent}
         return
-    for name in sizes.models:
-        for compiled in sizes.compiled:
-            for loss, (made, *needed) in OF_TRAINER.items():
-                run = partial(trainer_row, name, made, sizes, device, compiled=compiled)
-                yield attempt(f"{name}{', compiled' * compiled}", loss, run, *needed)
+    for compiled in sizes.compiled:
+        for name in sizes.models:
+            torch.compiler.reset()
+            with contextlib.ExitStack() as open_until_measured:
+                prepared: dict[str, Prepared] = {}
+                exact = exact_loss(*of_trainer(name, sizes, device), compiled=compiled)
+                rows = []
+                for loss, (made, *needed) in OF_TRAINER.items():
+                    prepare = partial(prepared_step, name, made, exact, open_until_measured, sizes, device, compiled=compiled)
+                    rows.append(attempt(f"{name}{', compiled' * compiled}", loss, partial(keep, prepared, loss, prepare), *needed))
+                measured = in_turns(prepared, sizes, device)
+                yield from (row | measured.get(row["contender"], {}) for row in rows)
+
+
+class Prepared(NamedTuple):
+    """A contender's update, what it holds between updates in MiB, and the errors of its loss."""
+
+    step: Callable[[], object]
+    held_mib: float
+    errors: Row
+
+
+def keep(prepared: dict[str, Prepared], loss: str, prepare: Callable[[], Prepared]) -> Row:
+    prepared[loss] = prepare()
+    return prepared[loss].errors
+
+
+def held_mib(device: torch.device) -> float:
+    return torch.cuda.memory_allocated() / 2**20 if device.type == "cuda" else 0.0
+
+
+def in_turns(prepared: dict[str, Prepared], sizes: Sizes, device: torch.device) -> dict[str, Row]:
+    """Return the median time of each contender's step and its range, and the most memory that it would need alone.
+
+    Each takes its turn in every round, UPDATES updates without a wait; the host runs ahead as it does in training.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in prepared}
+    peaks: dict[str, float | None] = {}
+    for turn in range(sizes.steps + 1):
+        for name, (step, alone, _) in prepared.items():
+            free_memory()
+            others = held_mib(device) - alone
+            synchronize(device)
+            began = time.perf_counter()
+            for _ in range(UPDATES):
+                step()
+            synchronize(device)
+            if turn:
+                taken[name].append((time.perf_counter() - began) * 1e3 / UPDATES)
+            peak = peak_mib()
+            peaks[name] = None if peak is None else max(peak - others, peaks.get(name) or 0.0)
+    return {
+        name: {"step_ms": statistics.median(ms), "step_ms_range": [min(ms), max(ms)], "peak_mib": peaks[name]} for name, ms in taken.items()
+    }
 
 
 def liger(model: Any) -> Context:
     """Give a model Liger's loss, fused with its head, and nothing else of Liger's."""
     import liger_kernel.transformers as library
 
-    others = dict.fromkeys(("rope", "swiglu", "rms_norm", "cross_entropy"), False)
     apply = getattr(library, f"apply_liger_kernel_to_{model.config.model_type}")
-    apply(model=model, fused_linear_cross_entropy=True, **others)
+    others = [name for name, each in inspect.signature(apply).parameters.items() if each.annotation is bool]
+    apply(model=model, **dict.fromkeys(others, False) | {"fused_linear_cross_entropy": True})
     return contextlib.nullcontext()
 
 
@@ -273,17 +324,34 @@ def stepper(model: Any, tokens: Tensor, rate: float) -> Callable[[], Tensor]:
     return step
 
 
-def trainer_row(name: str, loss: Callable[[Any], Context], sizes: Sizes, device: torch.device, *, compiled: bool = False) -> Row:
-    torch.compiler.reset()
+def of_trainer(name: str, sizes: Sizes, device: torch.device) -> tuple[Any, Tensor]:
+    """Return a model and its tokens, the same in each call."""
     model = model_of(name, sizes, device)
     generator = torch.Generator(device).manual_seed(0)
-    tokens = torch.randint(2, model.config.vocab_size, (sizes.rows, sizes.tokens), device=device, generator=generator)
-    exact = exact_loss(model, tokens)
-    with loss(model):
-        called = torch.compile(model) if compiled else model
-        found = against(exact, called, tokens)
-        del exact
-        return found | clocked(stepper(called, tokens, 1e-6), device, sizes)
+    return model, torch.randint(2, model.config.vocab_size, (sizes.rows, sizes.tokens), device=device, generator=generator)
+
+
+def prepared_step(
+    name: str,
+    loss: Callable[[Any], Context],
+    exact: "Exactly",
+    stack: contextlib.ExitStack,
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    compiled: bool = False,
+) -> Prepared:
+    """Return a contender whose loss and gradients are right. stack: ends what gave the model its loss."""
+    before = held_mib(device)
+    model, tokens = of_trainer(name, sizes, device)
+    stack.enter_context(loss(model))
+    called = torch.compile(model) if compiled else model
+    errors = against(exact, called, tokens)
+    step = stepper(called, tokens, 1e-6)
+    for _ in range(sizes.warm_up):
+        step()
+    free_memory()
+    return Prepared(step, held_mib(device) - before, errors)
 
 
 def curves(sizes: Sizes, device: torch.device) -> Iterator[Row]:
@@ -313,24 +381,34 @@ def curve_row(loss: Callable[[Any], Context], seed: int, sizes: Sizes, device: t
     return {"losses": torch.stack(losses).tolist()}
 
 
-def exact_loss(model: Any, tokens: Tensor) -> tuple[float, tuple[Tensor, Tensor]]:
-    """Return the loss that follows in float64 from the model's last hidden states, and the gradients of its last norm and of its head."""
+class Exactly(NamedTuple):
+    """A loss, and the gradients of a model's last norm and of its head, on the CPU."""
+
+    value: float
+    gradients: tuple[Tensor, Tensor]
+
+
+def exact_loss(model: Any, tokens: Tensor, *, compiled: bool = False) -> Exactly:
+    """Return what follows in float64 from the last hidden states.
+
+    compiled: whether these are of the compiled body, which rounds in other places.
+    """
     norm, head = model.model.norm.weight, model.get_output_embeddings().weight
-    hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1].flatten(0, 1)
+    body = torch.compile(model.model) if compiled else model.model
+    hidden = body(input_ids=tokens).last_hidden_state[:, :-1].flatten(0, 1)
     target = tokens[:, 1:].flatten()
     upstream = torch.full((len(target),), -1 / len(target), device=target.device)
     exact = exactly(hidden.detach(), head.detach(), target, upstream)
     of_norm, of_embedding = torch.autograd.grad(hidden, (norm, head), exact.of_input.to(hidden.dtype))  # the head is the embedding, too
-    return -exact.values.mean().item(), (of_norm, of_embedding.double() + exact.of_weight)
+    return Exactly(-exact.values.mean().item(), (of_norm.cpu(), (of_embedding.double() + exact.of_weight).cpu()))
 
 
-def against(exact: tuple[float, tuple[Tensor, Tensor]], model: Any, tokens: Tensor) -> Row:
-    value, gradients = exact
+def against(exact: Exactly, model: Any, tokens: Tensor) -> Row:
     loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
     leaves = model.model.norm.weight, model.get_output_embeddings().weight
-    off = [relative(leaf.grad, gradient) for leaf, gradient in zip(leaves, gradients, strict=True)]
-    errors = {"value_error": abs(loss.item() - value) / value, "gradient_error": max(off)}
+    off = [relative(leaf.grad, gradient.to(leaf.device)) for leaf, gradient in zip(leaves, exact.gradients, strict=True)]
+    errors = {"value_error": abs(loss.item() - exact.value) / exact.value, "gradient_error": max(off)}
     return require(errors, {"value_error": AGREE, "gradient_error": AGREE_GRADIENT})
 
 

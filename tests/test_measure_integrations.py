@@ -1,5 +1,6 @@
 """The measurement of integrations runs: each contender is right, a wrong one gets no time, and what is not installed is named."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -13,7 +14,20 @@ import measure_integrations
 import pytest
 import reported
 import torch
-from measure_integrations import PARTS, SMALL, Detector, Spy, WrongError, detector_row, detr, trainer_row, waits
+from measure_integrations import (
+    SMALL,
+    Detector,
+    Spy,
+    WrongError,
+    curves,
+    detector_row,
+    detr,
+    exact_loss,
+    of_trainer,
+    prepared_step,
+    trainer,
+    waits,
+)
 
 from lossforge.integrations import transformers as fused
 
@@ -41,7 +55,7 @@ def measured(path, part, status=0):
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part in ("trl", "detectors", "open_clip"))) for part in PARTS]
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part in ("trl", "detectors", "open_clip"))) for part in CASES]
 )
 def test_every_part_leaves_its_figures(part, tmp_path):
     """In a process of its own: ultralytics replaces PIL's `Image.open`, and it and TRL change the environment for good."""
@@ -99,8 +113,29 @@ def test_a_wrong_contender_has_no_time(tmp_path, monkeypatch):
 
 def test_a_wrong_loss_of_a_model_has_no_time():
     pytest.importorskip("transformers")
+    exact = exact_loss(*of_trainer("tiny Qwen3", SMALL, CPU))
     with pytest.raises(WrongError, match="value_error is"):
-        trainer_row("tiny Qwen3", partial(fused.fuse, z_loss=0.1), SMALL, CPU)
+        prepared_step("tiny Qwen3", partial(fused.fuse, z_loss=0.1), exact, contextlib.ExitStack(), SMALL, CPU)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_measured():
+    pytest.importorskip("transformers")
+    rows = {row["contender"]: row for row in trainer(SMALL._replace(compiled=(True,)), CPU)}
+    assert {row["case"] for row in rows.values()} == {"tiny Qwen3, compiled"}
+    assert rows["transformers"]["step_ms"] > 0
+    assert rows["lossforge"]["step_ms"] > 0
+    assert rows["transformers"]["gradient_error"] != rows["lossforge"]["gradient_error"]
+
+
+def test_the_first_losses_are_those_of_the_stock_loss():
+    pytest.importorskip("transformers")
+    rows = {(row["case"], row["contender"]): row.get("losses") for row in curves(SMALL, CPU)}
+    for seed in range(SMALL.seeds):
+        case = f"tiny Qwen3, seed {seed}"
+        assert len(rows[case, "transformers"]) == SMALL.updates
+        assert rows[case, "lossforge"] == pytest.approx(rows[case, "transformers"], rel=1e-3)
+    assert rows["tiny Qwen3, seed 0", "lossforge"] != pytest.approx(rows["tiny Qwen3, seed 1", "lossforge"], rel=1e-3)
 
 
 def test_a_wrong_criterion_has_no_time():
