@@ -143,10 +143,16 @@ def source(found: dict[str, Any]) -> str:
 
 def of_integrations(path: Path) -> Cases:
     parts = json.loads(path.read_text(encoding="utf-8"))
-    titles = {"trl": "TRL, {}", "trainer": "transformers, {}", "detectors": "{}", "open_clip": "open_clip's loss, {}"}
-    for part, found in parts.items():
-        kind = LOSSES if part == "open_clip" else STEPS
-        yield from of_rows(path, part, found, kind, "case", "contender", "step_ms", titles[part])
+    titles = {
+        "trl": "TRL, {}",
+        "trainer": "transformers, {}",
+        "compiled": "transformers, {}, compiled whole",
+        "detectors": "{}",
+        "open_clip": "open_clip's loss, {}",
+    }
+    for part, title in titles.items():
+        if part in parts:
+            yield from of_rows(path, part, parts[part], LOSSES if part == "open_clip" else STEPS, "case", "contender", "step_ms", title)
     runs = [run | {"peak_mib": None} for run in parts["detectors"]["runs"]]  # the memory is that of the step
     found = parts["detectors"] | {"runs": runs}
     yield from of_rows(path, "criterion", found, PROBLEMS, "case", "contender", "criterion_ms", "the criterion of {}")
@@ -309,9 +315,9 @@ class Shown(NamedTuple):
 
 FIRST_PAGE = (
     Shown("a step of Llama-3.2-1B, 8 × 1,024 tokens, bf16", "integrations", "trainer Llama-3.2-1B"),
-    Shown("the same, compiled whole", "integrations", "trainer Llama-3.2-1B, compiled"),
+    Shown("the same, compiled whole", "integrations", "compiled Llama-3.2-1B"),
     Shown("a step of Qwen3-0.6B, 8 × 1,024 tokens, bf16", "integrations", "trainer Qwen3-0.6B"),
-    Shown("the same, compiled whole", "integrations", "trainer Qwen3-0.6B, compiled"),
+    Shown("the same, compiled whole", "integrations", "compiled Qwen3-0.6B"),
     Shown("SFT of Qwen3-0.6B by TRL", "integrations", "trl SFT, Qwen3-0.6B"),
     Shown("a step of RetinaNet, ResNet-50, 16 images of 800×1344, bf16", "detection", "steps retinanet"),
     Shown("a step of YOLOv8n by ultralytics, 16 images of 640²", "integrations", "detectors yolov8n"),

@@ -1,12 +1,12 @@
 """Measure other libraries' training with their own losses and with ours: time, peak memory, waits for the device, and errors.
 
-The parts are trl, trainer, curves, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as TRL does
-and with `trl.patch()`; GRPO generates once, before the steps that count. `trainer` takes training steps of such models with their own
-loss, with Liger's and after `transformers.fuse`, as they are and compiled whole. `curves` has the loss of each of the first steps, by
-these three and several seeds. `detectors` has YOLO models of ultralytics and detectors of transformers, `open_clip` its loss from
-features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a library that is not installed is named.
-The weights of the models' last norm have random signs, without which a head tied to the embedding repeats the last token, and a size
-that gives logits a standard deviation of 4, as those of trained models.
+The parts are trl, trainer, compiled, curves, detectors and open_clip. `trl` trains random language models with SFT, DPO and GRPO, as
+TRL does and with `trl.patch()`; GRPO generates once, before the steps that count. `trainer` takes training steps of such models with
+their own loss, with Liger's and after `transformers.fuse`, `compiled` the same of models compiled whole. `curves` has the loss of each of
+the first steps, by these three and several seeds. `detectors` has YOLO models of ultralytics and detectors of transformers, `open_clip`
+its loss from features. A contender whose loss, log-probabilities or gradients are wrong gets no time, and a library that is not installed
+is named. The weights of the models' last norm have random signs, without which a head tied to the embedding repeats the last token, and
+a size that gives logits a standard deviation of 4, as those of trained models.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from torch.utils import _pytree
 from lossforge.bench import measure as bench_measure
 from lossforge.bench.measure import synchronize
 
-PARTS = ("trl", "trainer", "curves", "detectors", "open_clip")
+PARTS = ("trl", "trainer", "compiled", "curves", "detectors", "open_clip")
 DEVIATION = 4.0
 UPDATES = 3
 AGREE_LOGPS, AGREE, AGREE_GRADIENT = 0.25, 1e-2, 3e-2
@@ -56,13 +56,12 @@ TINY_RT |= {"num_attention_heads": 2, "encoder_attention_heads": 2, "decoder_att
 class Sizes(NamedTuple):
     """Sizes of all parts.
 
-    models: the kind and shape of each language model. compiled: whether `trainer` takes steps of them as they are, compiled, or both.
-    trl, curves: which of them these parts train. detectors: the configuration of each
-    of transformers'.
+    models: the kind and shape of each language model. trl, compiled, curves: which of them these parts train. detectors: the
+    configuration of each of transformers'.
     """
 
     models: dict[str, tuple[str, dict[str, Any]]]
-    compiled: tuple[bool, ...]
+    compiled: tuple[str, ...]
     trl: tuple[str, ...]
     curves: str
     updates: int
@@ -87,7 +86,7 @@ FULL = Sizes(
         "Llama-3.2-1B": ("Llama", LLAMA | {"num_key_value_heads": 8, "head_dim": 64}),
         "Gemma-3-270M": ("Gemma3", GEMMA | {"num_key_value_heads": 1, "head_dim": 256}),
     },
-    compiled=(False, True),
+    compiled=("Llama-3.2-1B", "Qwen3-0.6B"),
     trl=("Qwen3-0.6B", "Llama-3.2-1B"),
     curves="Qwen3-0.6B",
     updates=50,
@@ -107,7 +106,7 @@ FULL = Sizes(
 )
 SMALL = Sizes(
     models={"tiny Qwen3": ("Qwen3", TINY | {"num_key_value_heads": 2, "head_dim": 16})},
-    compiled=(False,),
+    compiled=("tiny Qwen3",),
     trl=("tiny Qwen3",),
     curves="tiny Qwen3",
     updates=3,
@@ -138,7 +137,9 @@ class WrongError(RuntimeError):
 
 def integrations(request: Request) -> int:
     sizes, device = SMALL if request.small else FULL, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    parts = {name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, curves, detectors, open_clip), strict=True)}
+    parts = {
+        name: partial(part, sizes, device) for name, part in zip(PARTS, (trl, trainer, compiled, curves, detectors, open_clip), strict=True)
+    }
     rows, failed = measure_parts(request, parts, {**request.source("triton"), **versions()})
     print(reported.integrations(request.out))
     return int(bool(failed) or any(row["contender"] == "lossforge" and "failed" in row for row in rows))
@@ -232,21 +233,29 @@ def model_of(name: str, sizes: Sizes, device: torch.device, seed: int = 0, *, sh
 
 def trainer(sizes: Sizes, device: torch.device) -> Iterator[Row]:
     """Yield what a training step takes with each loss, in turns."""
+    yield from trained(sizes.models, sizes, device, compiled=False)
+
+
+def compiled(sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Yield the same of models compiled whole, each of them once a loss and once more for the exact loss."""
+    yield from trained(sizes.compiled, sizes, device, compiled=True)
+
+
+def trained(names: Iterable[str], sizes: Sizes, device: torch.device, *, compiled: bool) -> Iterator[Row]:
     if absent := missing("transformers"):
         yield {"case": "all", "contender": "transformers", "left_out": absent}
         return
-    for compiled in sizes.compiled:
-        for name in sizes.models:
-            torch.compiler.reset()
-            with contextlib.ExitStack() as open_until_measured:
-                prepared: dict[str, Prepared] = {}
-                exact = exact_loss(*of_trainer(name, sizes, device), compiled=compiled)
-                rows = []
-                for loss, (made, *needed) in OF_TRAINER.items():
-                    prepare = partial(prepared_step, name, made, exact, open_until_measured, sizes, device, compiled=compiled)
-                    rows.append(attempt(f"{name}{', compiled' * compiled}", loss, partial(keep, prepared, loss, prepare), *needed))
-                measured = in_turns(prepared, sizes, device)
-                yield from (row | measured.get(row["contender"], {}) for row in rows)
+    for name in names:
+        torch.compiler.reset()
+        with contextlib.ExitStack() as open_until_measured:
+            prepared: dict[str, Prepared] = {}
+            exact = exact_loss(*of_trainer(name, sizes, device), compiled=compiled)
+            rows = []
+            for loss, (made, *needed) in OF_TRAINER.items():
+                prepare = partial(prepared_step, name, made, exact, open_until_measured, sizes, device, compiled=compiled)
+                rows.append(attempt(name, loss, partial(keep, prepared, loss, prepare), *needed))
+            measured = in_turns(prepared, sizes, device)
+            yield from (row | measured.get(row["contender"], {}) for row in rows)
 
 
 class Prepared(NamedTuple):

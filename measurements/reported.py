@@ -151,6 +151,7 @@ LIBRARIES = ("transformers", "trl", "liger_kernel", "ultralytics", "open_clip_to
 STACKS = {
     "trl": ("TRL", "logps_error", "error of log-probabilities, nats"),
     "trainer": ("A training step of transformers", "value_error", "error of the loss"),
+    "compiled": ("A training step of transformers, compiled whole", "value_error", "error of the loss"),
     "detectors": ("Detectors", "value_error", "difference from theirs"),
     "open_clip": ("open_clip, forward and backward", "value_error", "error of the loss"),
 }
@@ -159,7 +160,7 @@ STACKS = {
 
 TESTED_BY = {
     "trl": {"trl": "trl", "transformers": "transformers"},
-    "trainer": {"transformers": "transformers", "liger_kernel": "liger"},
+    **{key: {"transformers": "transformers", "liger_kernel": "liger"} for key in ("trainer", "compiled", "curves")},
     "detectors": {"transformers": "transformers_detection", "ultralytics": "ultralytics"},
     "open_clip": {"open_clip_torch": "open_clip"},
 }

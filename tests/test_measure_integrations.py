@@ -25,16 +25,22 @@ from measure_integrations import (
     exact_loss,
     of_trainer,
     prepared_step,
-    trainer,
     waits,
 )
 
 from lossforge.integrations import transformers as fused
 
-LIBRARIES = {"trl": ("trl", "datasets"), "trainer": ("liger_kernel",), "detectors": ("ultralytics",), "open_clip": ("open_clip",)}
+LIBRARIES = {
+    "trl": ("trl", "datasets"),
+    "trainer": ("liger_kernel",),
+    "compiled": ("liger_kernel",),
+    "detectors": ("ultralytics",),
+    "open_clip": ("open_clip",),
+}
 CASES = {
     "trl": [f"{kind}, tiny Qwen3" for kind in ("SFT", "DPO", "GRPO")],
     "trainer": ["tiny Qwen3"],
+    "compiled": ["tiny Qwen3"],
     "detectors": ["yolov8n", "yolo26n", "DeformableDetr", "RTDetr"],
     "open_clip": ["24 × 16, float32", "24 × 16, bfloat16"],
 }
@@ -54,9 +60,7 @@ def measured(path, part, status=0):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part in ("trl", "detectors", "open_clip"))) for part in CASES]
-)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.slow] * (part != "trainer")) for part in CASES])
 def test_every_part_leaves_its_figures(part, tmp_path):
     """In a process of its own: ultralytics replaces PIL's `Image.open`, and it and TRL change the environment for good."""
     for library in LIBRARIES[part]:
@@ -116,16 +120,6 @@ def test_a_wrong_loss_of_a_model_has_no_time():
     exact = exact_loss(*of_trainer("tiny Qwen3", SMALL, CPU))
     with pytest.raises(WrongError, match="value_error is"):
         prepared_step("tiny Qwen3", partial(fused.fuse, z_loss=0.1), exact, contextlib.ExitStack(), SMALL, CPU)
-
-
-@pytest.mark.slow
-def test_a_compiled_step_is_measured():
-    pytest.importorskip("transformers")
-    rows = {row["contender"]: row for row in trainer(SMALL._replace(compiled=(True,)), CPU)}
-    assert {row["case"] for row in rows.values()} == {"tiny Qwen3, compiled"}
-    assert rows["transformers"]["step_ms"] > 0
-    assert rows["lossforge"]["step_ms"] > 0
-    assert rows["transformers"]["gradient_error"] != rows["lossforge"]["gradient_error"]
 
 
 def test_the_first_losses_are_those_of_the_stock_loss():
