@@ -19,7 +19,7 @@ from lossforge.patch.patching import covers
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-BENCH, SCALING, EFFECTS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects"))
+BENCH, SCALING, EFFECTS, INTEGRATIONS = (RESULTS / f"{name}.json" for name in ("bench-h200", "scaling-h200", "effects", "integrations"))
 LINEAR, PRECISION = RESULTS / "linear.json", RESULTS / "precision-h200.json"
 
 
@@ -210,6 +210,21 @@ def integrations(file: Path) -> str:
         place = source(found[part], *(name for name in LIBRARIES if name in found[part]))
         texts.append(f"### {title}\n\n{place}.{' '.join(['', *beside_tested(part, found[part])])}\n\n{shown}{without}")
     return "\n\n".join(texts)
+
+
+def first_steps(file: Path) -> str:
+    """Return how far the losses of the first steps are from those of the library's own loss, by contender."""
+    found = found_in(file)["curves"]
+    runs = [run for run in found["runs"] if "losses" in run]
+    own = {run["case"]: run["losses"] for run in reversed(runs) if run["contender"] == runs[0]["contender"]}
+    rows = []
+    for contender, each in by("contender", runs).items():
+        pairs = [(loss, other) for run in each for loss, other in zip(run["losses"], own[run["case"]], strict=True)]
+        rows.append({"loss": contender, "seeds": len(each), "first": each[0]["losses"][0], "last": each[0]["losses"][-1]})
+        rows[-1]["apart"] = max(abs(loss - other) for loss, other in pairs)
+    header = "loss of | seeds | the first step's loss, seed 0 | the last one's | the largest difference of a step"
+    shown = table(header, "{loss} | {seeds:d} | {first:.4f} | {last:.4f} | {apart:.4f}", rows)
+    return f"{source(found, 'transformers', 'liger_kernel')}.\n\n{shown}"
 
 
 def _steps(found: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -620,7 +635,8 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "detectors": (detectors, DETECTION),
     "detector_steps": (detector_steps, DETECTION),
     "retinanet": (retinanet, DETECTION),
-    "integrations": (integrations, RESULTS / "integrations.json"),
+    "integrations": (integrations, INTEGRATIONS),
+    "first steps": (first_steps, INTEGRATIONS),
     "assignment": (problems, RESULTS / "assignment-h200.json"),
     "hungarian": (hungarian, RESULTS / "matching-h100.json"),
     "criterion": (criterion, RESULTS / "matching-h100.json"),

@@ -235,4 +235,7 @@ def stale_drawings() -> dict[Path, Callable[[], object]]:
         report, path = load(source), DRAWN / f"{name}.svg"
         if not path.exists() or pictures.digest(report, rows(report)) not in path.read_text(encoding="utf-8"):
             stale[path] = partial(draw, report, path)
+    curves, path = pictures.curves_of(reported.INTEGRATIONS), DRAWN / "first_steps.svg"
+    if not path.exists() or pictures.curves_digest(curves) not in path.read_text(encoding="utf-8"):
+        stale[path] = partial(pictures.curves_picture, curves, path)
     return stale

@@ -1,8 +1,10 @@
 """Pictures of a report: time against the floor, memory, and scaling."""
 
 import hashlib
+import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,50 @@ AXES = {
     "over-V": ("classes of 4096 rows, bf16", 1),
     "over-n": ("anchors of 80 classes, fp32", 0),
 }
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The losses of each training, by contender, and where they come from."""
+
+    commit: str
+    date: str
+    runs: list[dict[str, Any]]
+
+
+def curves_of(path: Path, part: str = "curves") -> Curves:
+    """Read the trainings of a file of results that have a loss for each step."""
+    found = json.loads(path.read_text(encoding="utf-8"))[part]
+    return Curves(found["commit"], found["date"], [run for run in found["runs"] if "losses" in run])
+
+
+def curves_digest(curves: Curves) -> str:
+    return hashlib.sha256(repr(curves).encode()).hexdigest()[:16]
+
+
+def curves_picture(curves: Curves, path: Path) -> None:
+    """Draw the losses of all trainings over each other, and beside them how far each is from the first contender's of its case."""
+    figure = _figure((9, 3.6))
+    whole, apart = figure.subplots(1, 2)
+    first: dict[str, list[float]] = {}
+    named = set[str]()
+    for run in curves.runs:
+        name, losses = run["contender"], run["losses"]
+        stock = first.setdefault(run["case"], losses)
+        style = {"color": COLORS.get(name, COLORS["torch"]), "linewidth": 2.5 if name == "lossforge" else 1.2, "alpha": 0.8}
+        if name not in named:
+            style["label"] = name
+        named.add(name)
+        steps = range(1, 1 + len(losses))
+        whole.plot(steps, losses, **style)
+        if losses is not stock:
+            apart.plot(steps, [each - other for each, other in zip(losses, stock, strict=True)], **style)
+    whole.set(xlabel="step", ylabel="loss")
+    apart.set(xlabel="step", ylabel=f"loss, less {curves.runs[0]['contender']}'s with the same seed")
+    for axes in (whole, apart):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    _save(figure, path, curves_digest(curves))
 
 
 def digest(report: Report, rows: list[Row]) -> str:
