@@ -171,7 +171,8 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     index = torch.randint(layout.classes, (2, 4))
     index[1, 2] = -100
     known = {"group": group, "classes": layout.classes}
-    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}):
+    warmth = torch.rand(2, 4) + 0.5
+    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}, {"temperature": warmth, "scale": 1.3, "chunk": 3, **OUTPUTS}):
         leaves, own = (
             [x.double().requires_grad_(), w.double().requires_grad_()],
             [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
@@ -184,6 +185,21 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     expected, found = L.linear_entropy(*leaves, softcap=3.0), L.linear_entropy(*own, softcap=3.0, **known)
     of_x, of_w = grads_of(expected, leaves)
     compare(f"{name}, entropy", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
+    mask, advantages = torch.rand(2, 4), torch.tensor([1.3, -0.4])
+    mask[0, 1] = 0.0
+    target = L.mtp_targets(index, 2)
+    weights = {"depth_weights": (1.0, 0.3), "token_weight": mask, "normalizer": 5.0, "outputs": ("losses",)}
+    policy: list[tuple[str, Any]] = [  # of a temperature and a weight a token, and of two depths
+        (
+            "policy",
+            lambda x, w, **spread: _policy(L.linear_selective_log_softmax(x, w, index, temperature=warmth, **spread), advantages, mask),
+        ),
+        ("depths", lambda x, w, **spread: L.linear_mtp_loss([x, 2 * x], w, target, **weights, **spread)),
+    ]
+    for case, function in policy:
+        expected, found = function(*leaves), function(*own, **known)
+        of_x, of_w = grads_of(expected, leaves)
+        compare(f"{name}, {case}", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
     part = L.linear_cross_entropy(*own, index, **known, sum_input_gradient=False)
     (of_part,) = torch.autograd.grad(part, own[:1])
     dist.all_reduce(of_part)
@@ -191,6 +207,12 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     torch.testing.assert_close(of_part, of_x.float(), rtol=2e-5, atol=2e-6)
     fused = L.fuse_linear(L.cross_entropy)(*own, index, **known, skip_ignored=True)
     torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
+
+
+def _policy(logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Return GRPO's loss, whose mask is a weight a token, against a policy that was a little more sure."""
+    old = logps.detach() + 0.1
+    return L.grpo_loss(logps, advantages.to(logps), old, old - 0.3, mask.to(logps), beta=0.1)
 
 
 def divergences(target: Tensor, lse: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:

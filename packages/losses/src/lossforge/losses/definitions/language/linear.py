@@ -236,7 +236,7 @@ def linear_selective_log_softmax(
     Args:
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
             weight is the sum of two.
-        temperature: T above 0; or one a row, (…), without gradient, which excludes group.
+        temperature: T above 0; or one a row, (…), without gradient.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
         outputs: names of what to give as well, in this order: "z_loss" (lse²), "lse" (ln Σⱼ exp(xⱼ / T)) and "entropy" (of softmax(x / T)),
@@ -358,7 +358,7 @@ def linear_entropy(
     H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias). With a soft cap x is softcap · tanh(x / softcap).
 
     Args:
-        temperature: T above 0; or one a row, (…), without gradient, which excludes group.
+        temperature: T above 0; or one a row, (…), without gradient.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
 
