@@ -32,6 +32,7 @@ CALLS = {
     "linear_selective_log_softmax": (X, X, INDEX),
     "linear_entropy": (X, X),
     "linear_objective": (X, X, INDEX, torch.sum),
+    "linear_top_k": (X, X, 2),
     "linear_mtp_loss": (X[None], X, INDEX[None]),
     **dict.fromkeys(("linear_kl_div", "linear_js_div", "linear_total_variation", "linear_cosine_distance"), (X, X, SQUARE)),
     "linear_draft_loss": (X, X, SQUARE),
