@@ -40,7 +40,7 @@ def test_every_page_is_tried():
     tried |= {"open_clip", "ultralytics"}  # the latter in test_ultralytics.py: it has no code that runs without data
     tried |= {"ddp", "fsdp2", "dtensor", "cuda_graphs", "activation_checkpointing"}
     tried |= {"segmentation_libraries"}  # test_segmentation_libraries.py
-    tried |= {"from_liger", "liger", "verl", "megatron", "torchtitan", "draft_models"}
+    tried |= {"from_liger", "liger", "verl", "megatron", "torchtitan", "draft_models", "multi_token_prediction"}
     tried |= {"index", "llm_trainers"}  # have no Python code
     assert not [block for name in ("index", "llm_trainers") for block in blocks_of(f"{FOLDER}/{name}.md") if block.language == "python"]
     assert {page.stem for page in (ROOT / FOLDER).glob("*.md")} == tried
@@ -190,6 +190,23 @@ def separate(names):
         teacher = names["vocabulary"].teacher(names["teacher_hidden"][:, d:])
         given = {"teacher_lse": names["lse"][:, d:], "loss_weight": seen * names["decay"][d], "normalizer": names["seen"].sum()}
         yield linear_draft_loss(states[:, : 16 - d], names["draft_head"].weight, teacher, **given)
+
+
+EACH_DEPTH = """
+def linear_mtp_loss(hidden, weight, target, depth_weights, outputs):
+    losses = [torch.nn.functional.cross_entropy((h @ weight.T).transpose(1, 2), t) for h, t in zip(hidden, target)]
+    return sum(w * loss for w, loss in zip(depth_weights, losses)), torch.stack(losses)
+"""
+
+
+def test_multi_token_prediction(run):
+    ours, theirs = (
+        run("multi_token_prediction"),
+        run("multi_token_prediction", {"linear_mtp_loss, mtp_targets\n": "mtp_targets\n" + EACH_DEPTH}),
+    )
+    assert float(ours["losses"].max()) < 3.0
+    for found in (lambda names: names["losses"], lambda names: names["head"].weight.grad):
+        torch.testing.assert_close(found(ours), found(theirs), **FLOAT32)
 
 
 @pytest.mark.parametrize(

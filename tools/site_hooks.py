@@ -35,7 +35,7 @@ NAV: dict[str, dict[str, tuple[str, ...]]] = {
             f"use_with/{name}"
             for name in (
                 *("hugging_face_trainer", "trl", "from_liger", "liger", "llm_trainers"),
-                *("torchtitan", "verl", "megatron", "draft_models"),
+                *("torchtitan", "verl", "megatron", "draft_models", "multi_token_prediction"),
             )
         ),
         "Vision": tuple(

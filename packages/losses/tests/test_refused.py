@@ -32,6 +32,8 @@ CALLS = {
     "linear_selective_log_softmax": (X, X, INDEX),
     "linear_entropy": (X, X),
     "linear_objective": (X, X, INDEX, torch.sum),
+    "linear_top_k": (X, X, 2),
+    "linear_mtp_loss": (X[None], X, INDEX[None]),
     **dict.fromkeys(("linear_kl_div", "linear_js_div", "linear_total_variation", "linear_cosine_distance"), (X, X, SQUARE)),
     "linear_draft_loss": (X, X, SQUARE),
     "clip_loss": (SQUARE,),
@@ -42,6 +44,7 @@ CALLS = {
     "sinkhorn_center": (X,),
     "draft_decay_weights": (INDEX, 4.0),
     "draft_confidence_weights": (X,),
+    "mtp_targets": (INDEX, 2),
     "koleo_loss": (X,),
     **dict.fromkeys(("vicreg_loss", "barlow_twins_loss"), (X, X)),
     **dict.fromkeys(("zlpr_loss", "two_way_loss"), (X, MASK)),
@@ -354,7 +357,16 @@ def of_size(name, size, dtype):
     return torch.cat([t.detach().double().flatten() for t in results]), gradient.double().flatten()
 
 
-CHOOSES = {"max_iou_assign", "atss_assign", "simota_assign", "rtmdet_assign", "task_aligned_assign", "hungarian_assign", "hungarian_match"}
+CHOOSES = {
+    "mtp_targets",
+    "max_iou_assign",
+    "atss_assign",
+    "simota_assign",
+    "rtmdet_assign",
+    "task_aligned_assign",
+    "hungarian_assign",
+    "hungarian_match",
+}
 ANGLES = {
     "rotated_box_iou",
     "probabilistic_box_iou",

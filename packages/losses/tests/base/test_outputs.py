@@ -47,6 +47,7 @@ TYPES = {
     L.TokenLogps: option_types.RowOutput,
     L.DivergenceOutput: option_types.DivergenceOutputs,
     L.DraftOutput: option_types.DraftOutputs,
+    L.MTPOutput: option_types.MTPOutputs,
     L.LoadBalancingOutput: option_types.RouterOutput,
     L.PolicyLossOutput: option_types.PolicyOutput,
     L.ValueLossOutput: option_types.ValueOutput,

@@ -79,6 +79,12 @@ def divergences(group):
     )
 
 
+def top_k(group):
+    classes.check_top_k(classes.layouts()["uneven"], "uneven", group, slice(2, 3))
+    with plain_torch():
+        classes.check_top_k(classes.layouts()["padding alone"], "padding alone", group)
+
+
 def three_products(group):
     with pytest.MonkeyPatch.context() as patch:  # puts back what the check changes
         launch = kernels.load("linear.launch")
@@ -102,6 +108,7 @@ EACH = (
     edges,
     tokens,
     divergences,
+    top_k,
     three_products,
     classes.check_precision,
     without_kernels,

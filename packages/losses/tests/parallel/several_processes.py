@@ -171,7 +171,8 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     index = torch.randint(layout.classes, (2, 4))
     index[1, 2] = -100
     known = {"group": group, "classes": layout.classes}
-    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}):
+    warmth = torch.rand(2, 4) + 0.5
+    for options in ({}, {"temperature": 0.7, "softcap": 5.0, **OUTPUTS}, {"temperature": warmth, "scale": 1.3, "chunk": 3, **OUTPUTS}):
         leaves, own = (
             [x.double().requires_grad_(), w.double().requires_grad_()],
             [x.clone().requires_grad_(), layout.part(w).requires_grad_()],
@@ -184,6 +185,21 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     expected, found = L.linear_entropy(*leaves, softcap=3.0), L.linear_entropy(*own, softcap=3.0, **known)
     of_x, of_w = grads_of(expected, leaves)
     compare(f"{name}, entropy", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
+    mask, advantages = torch.rand(2, 4), torch.tensor([1.3, -0.4])
+    mask[0, 1] = 0.0
+    target = L.mtp_targets(index, 2)
+    weights = {"depth_weights": (1.0, 0.3), "token_weight": mask, "normalizer": 5.0, "outputs": ("losses",)}
+    policy: list[tuple[str, Any]] = [  # of a temperature and a weight a token, and of two depths
+        (
+            "policy",
+            lambda x, w, **spread: _policy(L.linear_selective_log_softmax(x, w, index, temperature=warmth, **spread), advantages, mask),
+        ),
+        ("depths", lambda x, w, **spread: L.linear_mtp_loss([x, 2 * x], w, target, **weights, **spread)),
+    ]
+    for case, function in policy:
+        expected, found = function(*leaves), function(*own, **known)
+        of_x, of_w = grads_of(expected, leaves)
+        compare(f"{name}, {case}", found, expected, grads_of(found, own), [of_x, layout.of_own(of_w)])
     part = L.linear_cross_entropy(*own, index, **known, sum_input_gradient=False)
     (of_part,) = torch.autograd.grad(part, own[:1])
     dist.all_reduce(of_part)
@@ -191,6 +207,12 @@ def check_tokens(layout: Layout, name: str, group: Any) -> None:
     torch.testing.assert_close(of_part, of_x.float(), rtol=2e-5, atol=2e-6)
     fused = L.fuse_linear(L.cross_entropy)(*own, index, **known, skip_ignored=True)
     torch.testing.assert_close(torch.autograd.grad(fused, own[:1])[0], of_x.float(), rtol=2e-5, atol=2e-6)
+
+
+def _policy(logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Return GRPO's loss, whose mask is a weight a token, against a policy that was a little more sure."""
+    old = logps.detach() + 0.1
+    return L.grpo_loss(logps, advantages.to(logps), old, old - 0.3, mask.to(logps), beta=0.1)
 
 
 def divergences(target: Tensor, lse: Tensor) -> dict[str, tuple[Any, Any, dict[str, Any]]]:
@@ -254,6 +276,42 @@ def check_divergences(layout: Layout, name: str, group: Any, only: Collection[st
     nothing = L.linear_js_div(*own, L.LinearTeacher(y[:0], layout.part(v)), reduction="sum", group=group, classes=layout.classes)
     assert nothing == 0
     assert not torch.autograd.grad(nothing, own[1:])[0].any()
+
+
+def check_top_k(layout: Layout, name: str, group: Any, cases: slice = slice(None)) -> None:
+    """Compare divergences from a teacher's four likeliest classes, of which a process has some, of a row also all or none."""
+    torch.manual_seed(2)
+    x, w, b = torch.randn(ROWS, FEATURES), torch.randn(layout.classes, FEATURES), torch.randn(layout.classes)
+    teacher, target = 2 * torch.randn(ROWS, layout.classes), torch.randint(layout.classes, (ROWS,))
+    teacher[0, : layout.classes // 2] -= 50.0
+    weight = torch.rand(ROWS)
+    weight[2], target[4] = 0.0, -100
+    log_q, indices = teacher.log_softmax(1).topk(4)
+    target[:2] = indices[:2, 0]  # a label among the entries
+    absent = indices.clone()
+    absent[1, 2:] = absent[3] = -1
+    x[2], x[4] = torch.nan, torch.inf  # rows that do not count
+    counts = {"labels": target, "loss_weight": weight}
+    for options in (
+        {"tail": True, **counts, "outputs": ("entropy",)},
+        {"reverse": 0.3, "renormalize": True, "temperature": 1.7, "softcap": 4.0, "scale": 1.3, **counts, "reduction": "none"},
+        {"reverse": True, "tail": True, "temperature": 2.0, "hard_weight": 0.4, **counts, "outputs": ("entropy",)},
+        {"hard_weight": 0.6, "softcap": 5.0, **counts, "normalizer": torch.tensor(3.0), "temperature_squared": False},
+    )[cases]:
+        leaves = [t.double().requires_grad_() for t in (x.nan_to_num(0, 0, 0), w, b)]
+        of_logits = {"weight" if key == "loss_weight" else key: double(t) for key, t in options.items()}
+        expected = L.topk_kl_div_with_logits(leaves[0] @ leaves[1].t() + leaves[2], log_q.double(), absent, **of_logits)
+        of_x, of_w, of_b = grads_of(expected, leaves)
+        own = [t.clone().requires_grad_() for t in (x, layout.part(w), layout.part(b))]
+        known = {"group": group, "classes": layout.classes, "chunk": 4}
+        found = L.linear_kl_div(*own[:2], L.TopKTeacher(log_q, absent), own[2], **options, **known)
+        grads = grads_of(found, own)
+        compare(f"{name}, {options}", found, expected, grads, [of_x, layout.of_own(of_w), layout.of_own(of_b)])
+    values, classes, lse = L.linear_top_k(x[:2], layout.part(w), 3, layout.part(b), temperature=0.7, group=group, classes=layout.classes)
+    softened = (x[:2] @ w.t() + b).double() / 0.7
+    expected, right = softened.log_softmax(1).topk(3)
+    assert torch.equal(classes, right)
+    compare(f"{name}, top 3", [values, lse], [expected, softened.logsumexp(1)], [], [])
 
 
 def check_three_products(group: Any, cases: slice = slice(None), sizes: Sequence[float] = (1.0, 12.0)) -> None:
@@ -541,8 +599,9 @@ def check_errors(mesh: Any) -> None:
     refused(ValueError, "hard_weight needs labels", L.linear_kl_div, x, whole, x, hard_weight=0.5, **spread)
     more = {**spread, "hard_weight": 0.5, "labels": target + most}
     refused(IndexError, f"labels must hold 0 to {most - 1}", L.linear_kl_div, x, whole, x, **more)
-    topk = L.TopKTeacher(torch.randn(ROWS, 2), torch.zeros(ROWS, 2, dtype=torch.int64))
-    refused(TypeError, "group needs all of the teacher's logits", L.linear_kl_div, x, whole, topk, **spread)
+    topk = L.TopKTeacher(torch.full((ROWS, 2), -1.0, requires_grad=True), torch.arange(2).repeat(ROWS, 1))
+    refused(ValueError, "values has no gradient, got a tensor that requires grad", L.linear_kl_div, x, whole, topk, **spread)
+    refused(ValueError, "gradient with group must be one of", L.linear_kl_div, x, whole, topk, **spread, gradient="forward")
     twice = L.cross_entropy(x.requires_grad_(), target, **spread)
     (gradient,) = torch.autograd.grad(twice, x, create_graph=True)
     refused(RuntimeError, "once_differentiable", gradient.sum().backward)
@@ -561,6 +620,7 @@ def main() -> None:
             check_rows(layout, name, mesh.get_group())
             check_tokens(layout, name, mesh)
             check_divergences(layout, name, mesh)
+            check_top_k(layout, name, mesh)
     if "three products" in sys.argv[1:]:
         check_three_products(mesh)
         check_precision(mesh)

@@ -23,23 +23,33 @@ from lossforge.patch.patching import patch as patch_names
 TESTED = "0.9"
 
 
-def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: Any = None) -> tuple[Tensor, Tensor]:
+Temperature = float | Tensor
+"""A number, or a tensor with one, one a sample, or one a token."""
+
+
+def _log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: Temperature, group: Any = None) -> tuple[Tensor, Tensor]:
     index = labels.long().view(hidden.shape[:-1])
-    options: Any = {"temperature": temperature, "outputs": ("entropy",)}
+    options: Any = {"temperature": _of_tokens(temperature, index), "outputs": ("entropy",)}
     if group is not None:
         options |= {"group": group, "classes": len(weight) * dist.get_world_size(group), "sum_input_gradient": False}
     logps, entropy = linear_selective_log_softmax(hidden, weight.to(hidden.dtype), index, **options)
     return logps, entropy
 
 
+def _of_tokens(temperature: Temperature, index: Tensor) -> Temperature:
+    """Return a tensor's temperatures as one a token."""
+    if not isinstance(temperature, Tensor):
+        return temperature
+    if temperature.numel() == index.numel():
+        return temperature.reshape(index.shape)
+    samples = temperature.reshape(-1, *(1,) * (index.ndim - 1))  # one a sample, or one for all
+    return samples.expand(index.shape)
+
+
 def _module(own: Any) -> Any:
     def forward(
-        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+        self: Any, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: Temperature = 1.0
     ) -> tuple[Tensor, Tensor]:
-        if not isinstance(temperature, (int, float)):
-            say_once("verl's own FusedLinearForPPO runs: a temperature that is a tensor is not in lossforge")
-            found: tuple[Tensor, Tensor] = own(self, hidden_states, vocab_weights, input_ids, temperature)
-            return found
         return _log_probs(hidden_states, vocab_weights, input_ids, temperature)
 
     return forward
@@ -50,7 +60,7 @@ def _function(own: Any) -> Any:
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         reduction: str = "none",
         dist_process_group: Any = None,
     ) -> tuple[Tensor, Tensor]:

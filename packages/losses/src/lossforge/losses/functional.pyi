@@ -19,6 +19,7 @@ from lossforge.losses.base.option_types import (
     Gradient,
     Independent,
     MarginStrategy,
+    MTPOutputs,
     PolicyOutput,
     ProcessGroup,
     Reduction,
@@ -35,6 +36,8 @@ from lossforge.losses.definitions.classes.draft import DraftOutput
 from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
 from lossforge.losses.definitions.language.drafting import DraftVocabulary, draft_confidence_weights, draft_decay_weights
 from lossforge.losses.definitions.language.experts import LoadBalancingOutput
+from lossforge.losses.definitions.language.linear import TopKLogps
+from lossforge.losses.definitions.language.multi_token import MTPOutput, mtp_targets
 from lossforge.losses.definitions.language.tokens import TokenLogps
 from lossforge.losses.definitions.preference.common import sequence_logps
 from lossforge.losses.definitions.preference.grpo import PolicyLossOutput, ValueLossOutput
@@ -46,8 +49,8 @@ from lossforge.losses.engine.linear.teacher import LinearTeacher, TopKTeacher
 
 __all__ = [
     "AlphaDivergence", "ClipCov", "CrossEntropyOutput", "DiscoPOP", "DivergenceOutput", "DrGRPO", "DraftOutput", "DraftVocabulary",
-    "FusedLinear", "KLCov", "KLPenalty", "LinearTeacher", "LoadBalancingOutput", "PolicyLossOutput", "SamplerCorrection", "Sapo",
-    "TokenLogps", "TopKTeacher", "TpoL", "ValueLossOutput", "Vespo", "arcface_loss", "asymmetric_loss_multi_label",
+    "FusedLinear", "KLCov", "KLPenalty", "LinearTeacher", "LoadBalancingOutput", "MTPOutput", "PolicyLossOutput", "SamplerCorrection",
+    "Sapo", "TokenLogps", "TopKLogps", "TopKTeacher", "TpoL", "ValueLossOutput", "Vespo", "arcface_loss", "asymmetric_loss_multi_label",
     "asymmetric_loss_single_label", "barlow_twins_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "box_iou_loss",
     "box_l1_loss", "box_smooth_l1_loss", "bradley_terry_loss", "channel_wise_kl_div", "circle_loss", "class_balanced_weight", "clip_loss",
     "clip_loss_from_features", "complete_box_iou_loss", "cosface_loss", "cosine_distance_with_logits", "cosine_embedding_loss", "cpo_loss",
@@ -57,17 +60,17 @@ __all__ = [
     "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "grpo_loss", "gwd_loss", "hinge_embedding_loss",
     "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy", "kfiou_loss", "kl_div",
     "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance", "linear_cross_entropy",
-    "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_objective", "linear_selective_log_softmax",
-    "linear_total_variation", "load_balancing_loss", "log_cosh_loss", "logit_adjusted_cross_entropy", "lovasz_hinge_loss",
-    "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multi_similarity_loss",
-    "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "nt_xent_loss", "ohem_cross_entropy", "orpo_loss",
-    "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy", "ppo_value_loss", "preference_bce", "preference_bce_with_logits",
-    "probiou_loss", "proxy_anchor_loss", "quality_focal_loss", "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss",
-    "selective_log_softmax", "sequence_logps", "siglip_loss", "siglip_loss_from_features", "sigmoid_focal_loss", "simpo_loss",
-    "sinkhorn_center", "smooth_l1_loss", "smoothed_binary_cross_entropy", "soft_margin_loss", "softmax_focal_loss",
-    "supervised_contrastive_loss", "symmetric_cross_entropy", "taylor_cross_entropy", "topk_kl_div_with_logits", "total_variation",
-    "total_variation_with_logits", "tpo_loss", "triplet_margin_loss", "tversky_loss", "two_way_loss", "varifocal_loss", "vicreg_loss",
-    "zlpr_loss",
+    "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_mtp_loss", "linear_objective",
+    "linear_selective_log_softmax", "linear_top_k", "linear_total_variation", "load_balancing_loss", "log_cosh_loss",
+    "logit_adjusted_cross_entropy", "lovasz_hinge_loss", "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mse_loss",
+    "mtp_targets", "multi_margin_loss", "multi_similarity_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
+    "nt_xent_loss", "ohem_cross_entropy", "orpo_loss", "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy",
+    "ppo_value_loss", "preference_bce", "preference_bce_with_logits", "probiou_loss", "proxy_anchor_loss", "quality_focal_loss",
+    "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss", "selective_log_softmax", "sequence_logps", "siglip_loss",
+    "siglip_loss_from_features", "sigmoid_focal_loss", "simpo_loss", "sinkhorn_center", "smooth_l1_loss", "smoothed_binary_cross_entropy",
+    "soft_margin_loss", "softmax_focal_loss", "supervised_contrastive_loss", "symmetric_cross_entropy", "taylor_cross_entropy",
+    "topk_kl_div_with_logits", "total_variation", "total_variation_with_logits", "tpo_loss", "triplet_margin_loss", "tversky_loss",
+    "two_way_loss", "varifocal_loss", "vicreg_loss", "zlpr_loss",
 ]
 
 def l1_loss(
@@ -885,6 +888,12 @@ def linear_entropy(
     group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
 ) -> Tensor: ...
 
+def linear_top_k(
+    input: Tensor, weight: Tensor, k: int, bias: Tensor | None = None, *, temperature: float = 1.0, scale: float = 1.0,
+    softcap: float | None = None, chunk: int | None = None, logits: Literal['float32', 'weight'] | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None,
+) -> TopKLogps: ...
+
 @overload
 def linear_kl_div(
     input: Tensor, weight: Tensor, teacher: Tensor | LinearTeacher | TopKTeacher, bias: Tensor | None = None, *, temperature: float = 1.0,
@@ -1025,6 +1034,34 @@ def linear_draft_loss(
     labels: Tensor | None = None, ignore_index: int = -100, normalizer: float | Tensor | None = None, empty: Empty = "nan",
     gradient: Gradient | None = None,
 ) -> Tensor | DraftOutput: ...
+
+@overload
+def linear_mtp_loss(
+    input: Tensor | Sequence[Tensor], weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
+    depth_weights: Sequence[float] | Tensor | None = None, token_weight: Tensor | None = None, ignore_index: int = -100, scale: float = 1.0,
+    softcap: float | None = None, normalizer: float | Tensor | None = None, outputs: tuple[()] = (), gradient: Gradient | None = None,
+    validate: bool | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+    logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, valid: int | None = None,
+    group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+) -> Tensor: ...
+@overload
+def linear_mtp_loss(
+    input: Tensor | Sequence[Tensor], weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
+    depth_weights: Sequence[float] | Tensor | None = None, token_weight: Tensor | None = None, ignore_index: int = -100, scale: float = 1.0,
+    softcap: float | None = None, normalizer: float | Tensor | None = None, outputs: tuple[MTPOutputs, *tuple[MTPOutputs, ...]],
+    gradient: Gradient | None = None, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+) -> MTPOutput: ...
+@overload
+def linear_mtp_loss(
+    input: Tensor | Sequence[Tensor], weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
+    depth_weights: Sequence[float] | Tensor | None = None, token_weight: Tensor | None = None, ignore_index: int = -100, scale: float = 1.0,
+    softcap: float | None = None, normalizer: float | Tensor | None = None, outputs: Sequence[MTPOutputs] = (),
+    gradient: Gradient | None = None, validate: bool | None = None, chunk: int | None = None,
+    accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False,
+    valid: int | None = None, group: ProcessGroup | DeviceMesh | None = None, classes: int | None = None, sum_input_gradient: bool = True,
+) -> Tensor | MTPOutput: ...
 
 @overload
 def grpo_loss(

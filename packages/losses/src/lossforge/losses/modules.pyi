@@ -19,6 +19,7 @@ from lossforge.losses.base.option_types import (
     Empty,
     Gradient,
     MarginStrategy,
+    MTPOutputs,
     PolicyOutput,
     Reduction,
     RowOutput,
@@ -35,6 +36,7 @@ from lossforge.losses.functional import (
     DrGRPO,
     KLCov,
     KLPenalty,
+    MTPOutput,
     PolicyLossOutput,
     Sapo,
     TpoL,
@@ -51,7 +53,7 @@ __all__ = [
     "GRPOLoss", "GWDLoss", "GaussianFocalLoss", "GaussianNLLLoss", "GeneralRobustLoss", "GeneralizedBoxIoULoss",
     "GeneralizedCrossEntropyLoss", "HingeEmbeddingLoss", "HuberLoss", "InfoNCELoss", "IoUAwareBCELoss", "JSDivWithLogitsLoss",
     "JaccardLoss", "KFIoULoss", "KLDLoss", "KLDivLoss", "KLDivWithLogitsLoss", "KTOLoss", "KoLeoLoss", "L1Loss", "LDAMLoss",
-    "LinearCosineDistanceLoss", "LinearCrossEntropyLoss", "LinearDraftLoss", "LinearJSDivLoss", "LinearKLDivLoss",
+    "LinearCosineDistanceLoss", "LinearCrossEntropyLoss", "LinearDraftLoss", "LinearJSDivLoss", "LinearKLDivLoss", "LinearMTPLoss",
     "LinearTotalVariationLoss", "LogCoshLoss", "LogitAdjustedCrossEntropyLoss", "LovaszHingeLoss", "LovaszSoftmaxLoss", "MSELoss",
     "MarginRankingLoss", "MatchabilityAwareLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss",
     "MultiSimilarityLoss", "NLLLoss", "NTXentLoss", "OHEMCrossEntropyLoss", "ORPOLoss", "PPOValueLoss", "PoissonNLLLoss",
@@ -1217,6 +1219,44 @@ class LinearKLDivLoss(LossModule, Generic[Result]):
         logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, shift: int = 0, sum_input_gradient: bool = True,
         scale: float = 1.0, softcap: float | None = None, hard_weight: float = 0.0, ignore_index: int = -100, empty: Empty = "nan",
         gradient: Gradient | None = None,
+    ) -> None: ...
+    def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
+    def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
+
+class LinearMTPLoss(LossModule, Generic[Result]):
+    depth_weights: Sequence[float] | Tensor | None
+    ignore_index: int
+    scale: float
+    softcap: float | None
+    outputs: Sequence[MTPOutputs]
+    gradient: Gradient | None
+    validate: bool | None
+    chunk: int | None
+    accumulate: Literal['float32', 'weight'] | None
+    logits: Literal['float32', 'weight'] | None
+    skip_ignored: bool
+    sum_input_gradient: bool
+    @overload
+    def __init__(
+        self: LinearMTPLoss[Tensor], *, depth_weights: Sequence[float] | Tensor | None = None, ignore_index: int = -100, scale: float = 1.0,
+        softcap: float | None = None, outputs: tuple[()] = (), gradient: Gradient | None = None, validate: bool | None = None,
+        chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LinearMTPLoss[MTPOutput], *, depth_weights: Sequence[float] | Tensor | None = None, ignore_index: int = -100,
+        scale: float = 1.0, softcap: float | None = None, outputs: tuple[MTPOutputs, *tuple[MTPOutputs, ...]],
+        gradient: Gradient | None = None, validate: bool | None = None, chunk: int | None = None,
+        accumulate: Literal['float32', 'weight'] | None = None, logits: Literal['float32', 'weight'] | None = None,
+        skip_ignored: bool = False, sum_input_gradient: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LinearMTPLoss[Tensor | MTPOutput], *, depth_weights: Sequence[float] | Tensor | None = None, ignore_index: int = -100,
+        scale: float = 1.0, softcap: float | None = None, outputs: Sequence[MTPOutputs] = (), gradient: Gradient | None = None,
+        validate: bool | None = None, chunk: int | None = None, accumulate: Literal['float32', 'weight'] | None = None,
+        logits: Literal['float32', 'weight'] | None = None, skip_ignored: bool = False, sum_input_gradient: bool = True,
     ) -> None: ...
     def forward(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...
     def __call__(self, input: Tensor, weight: Tensor, target: Any, bias: Tensor | None = None, **per_call: Any) -> Result: ...

@@ -23,6 +23,7 @@ RowOutput = Literal["z_loss", "lse", "entropy", "correct", "argmax", "log_p2", "
 DivergenceOutputs = Literal["entropy"]
 DraftOutputs = Literal["entropy", "acceptance"]
 DraftKind = Literal["lk", "log_tv", "tv", "kl", "ce"]
+MTPOutputs = Literal["losses"]
 RouterOutput = Literal["z_loss"]
 PolicyOutput = Literal["clipped_low", "clipped_high", "kl"]
 ValueOutput = Literal["clipped"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ def divergence_reference(a: DivergenceCall | TopKCall) -> tuple[Tensor | None, .
 @torch.no_grad()
 def _acceptance(a: DivergenceCall) -> Tensor:
     """Return Σ min(p, q) of each row, 0 in rows that are left out."""
-    _, keep = _counts(a)
+    _, keep = rows_that_count(a)
     x, teacher = (torch.where(keep.unsqueeze(1), t.to(_dtype(a)), 0.0) for t in (a.x, a.target))
     each = seen(x, a.logit_scale, a.softcap), seen(teacher, a.target_scale, a.target_softcap)
     p, q = (relative(t, 1).div(a.temperature).softmax(1) for t in each)
@@ -164,20 +164,20 @@ def _mass(a: DivergenceCall, teacher: Tensor, keep: Tensor) -> Tensor:
 @torch.no_grad()
 def _entropy(a: DivergenceCall | TopKCall) -> Tensor:
     """Return the entropy of each row's softened softmax, 0 in rows that are left out."""
-    _, keep = _counts(a)
+    _, keep = rows_that_count(a)
     x = torch.where(keep.unsqueeze(1), accurate(a.x), 0.0)
     lp = relative(seen(x, a.logit_scale, a.softcap), 1).div(a.temperature).log_softmax(1)
     p = lp.exp()
     return torch.where(keep, -(p * torch.where(p == 0, 0.0, lp)).sum(1), 0.0).to(_dtype(a))
 
 
-def _dtype(a: DivergenceCall | TopKCall) -> torch.dtype:
+def _dtype(a: DivergenceCall | TopKCall[Any]) -> torch.dtype:
     return torch.float64 if torch.float64 in (a.x.dtype, a.target.dtype) else torch.float32
 
 
-def _counts(a: DivergenceCall | TopKCall) -> tuple[Tensor | None, Tensor]:
+def rows_that_count(a: DivergenceCall | TopKCall[Any]) -> tuple[Tensor | None, Tensor]:
     """Return the weights of rows, and which rows count."""
-    keep = torch.ones_like(a.x[:, 0], dtype=torch.bool)
+    keep = torch.ones((a.x.shape[0], *a.x.shape[2:]), dtype=torch.bool, device=a.x.device)
     weight = None if a.weight is None else a.weight.to(_dtype(a))
     if a.labels is not None:
         keep = keep & (a.labels != a.ignore_index)
@@ -190,7 +190,7 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
     x, teacher = a.x.to(dtype), a.target.to(dtype)
     if isinstance(a, DivergenceCall):
         teacher = centred(teacher, a.center)
-    weight, keep = _counts(a)
+    weight, keep = rows_that_count(a)
     x, teacher = (torch.where(keep.unsqueeze(1), t, 0.0) for t in (x, teacher))
 
     def of_rows(x: Tensor, teacher: Tensor) -> Tensor:
@@ -209,7 +209,9 @@ def _reference(a: DivergenceCall | TopKCall) -> Tensor:
             mass = () if a.target_lse is None else (_mass(a, vectors[1], keep),)
             soft = FORMULAS[a.loss].reference(*((lq, lp) if a.swap else (lp, lq)), *a.hyper, *mass).sum(1)
         else:
-            soft = _topk(a, lp, teacher, keep)
+            entries = TopKEntries.of(a._replace(target=teacher), keep, lp.shape[1])
+            near = entries.classes.clamp(0, lp.shape[1] - 1)
+            soft = top_k_values(a, torch.where(entries.member, lp.gather(1, near), -torch.inf), entries)
         return soft if hard is None else a.soft_weight * soft + hard
 
     counts = keep.to(dtype) if weight is None else torch.where(keep, weight, 0.0)
@@ -242,22 +244,43 @@ def seen(x: Tensor, scale: float, softcap: float | None) -> Tensor:
     return capped(relative(x, 1) if softcap is None and nonzero(scale - 1) else x, scale, softcap)
 
 
-def _topk(a: TopKCall, lp: Tensor, given: Tensor, keep: Tensor) -> Tensor:
-    index = torch.where(keep.unsqueeze(1), a.indices.long(), -1)
-    classes = lp.shape[1]
-    member = (index >= 0) & (index < classes)
-    lq = torch.where(index == -1, -torch.inf, given)
-    index = torch.where(lq == -torch.inf, -1, index)
-    member = member & (index != -1)
-    if a.renormalize:
-        # a row without entries: nothing, rather than nan from a softmax of nothing
-        some = (lq > -torch.inf).any(1, keepdim=True)
-        lq = torch.where(some, relative(torch.where(some, lq, 0.0), 1).div(a.temperature).log_softmax(1), -torch.inf)
-    else:
-        lq = torch.where(lq.exp().sum(1, keepdim=True) > MOST, torch.nan, lq)
-    own = torch.where(member, lp.gather(1, index.clamp(0, classes - 1)), -torch.inf)
-    values = FORMULAS[a.loss].reference(own, lq, a.tail, a.reverse).sum(1)
-    return torch.where(((index != -1) & ~member).any(1), torch.nan, values)
+class TopKEntries(NamedTuple):
+    """A teacher's entries of each row.
+
+    Attributes:
+        classes: (N, K, d…), class indices, -1 for no entry.
+        log_q: the teacher's log-probabilities, renormalised where they are to be; -inf for no entry.
+        member: which entries are classes.
+        wrong: (N, d…), whether an entry is out of range.
+    """
+
+    classes: Tensor
+    log_q: Tensor
+    member: Tensor
+    wrong: Tensor
+
+    @staticmethod
+    def of(a: TopKCall[Any], keep: Tensor, count: int) -> "TopKEntries":
+        """Return the entries of the rows to keep, `count` the number of classes."""
+        given = torch.where(keep.unsqueeze(1), a.target.to(_dtype(a)), 0.0)
+        index = torch.where(keep.unsqueeze(1), a.indices.long(), -1)
+        member = (index >= 0) & (index < count)
+        lq = torch.where(index == -1, -torch.inf, given)
+        index = torch.where(lq == -torch.inf, -1, index)
+        member = member & (index != -1)
+        if a.renormalize:
+            # a row without entries: nothing, rather than nan from a softmax of nothing
+            some = (lq > -torch.inf).any(1, keepdim=True)
+            lq = torch.where(some, relative(torch.where(some, lq, 0.0), 1).div(a.temperature).log_softmax(1), -torch.inf)
+        else:
+            lq = torch.where(lq.exp().sum(1, keepdim=True) > MOST, torch.nan, lq)
+        return TopKEntries(index, lq, member, ((index != -1) & ~member).any(1))
+
+
+def top_k_values(a: TopKCall[Any], own: Tensor, entries: TopKEntries) -> Tensor:
+    """Return the divergences of rows. own: the student's log-probabilities at the entries, -inf where there is none."""
+    values = FORMULAS[a.loss].reference(own, entries.log_q, a.tail, a.reverse).sum(1)
+    return torch.where(entries.wrong, torch.nan, values)
 
 
 _OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}

@@ -172,8 +172,6 @@ def cross_entropy_of_index(
     call = RowwiseCall("cross_entropy", input, target, ignore_index=ignore_index, reduction=reduction, outputs=outputs)
     call = call._replace(row_scale=row_scale)
     if group is not None:
-        if row_scale is not None:
-            raise ValueError("temperature must be a number where group is given, got a tensor")
         return over_processes(call, options, group, None, "index")
     return rowwise_results(call, options, target_name="index").returning(tuple)
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -48,11 +48,14 @@ from lossforge.losses.definitions.language.tokens import (
     softened,
     with_outputs,
 )
+from lossforge.losses.engine.linear.entries import top_k_of
 from lossforge.losses.engine.linear.fuse import (
     OPTIONS,
     FusedLinear,
     LinearOptions,
+    LogitsDtype,
     check_all_rows,
+    chunked,
     fuse_linear,
     fused,
     layer_of,
@@ -64,7 +67,7 @@ from lossforge.losses.engine.linear.teacher import LinearTeacher, Teacher, TopKT
 from lossforge.losses.engine.parallel.shards import local_layer
 from lossforge.losses.templates import divergence
 
-__all__ = ["FusedLinear", "LinearTeacher", "TopKTeacher", "fuse_linear"]
+__all__ = ["FusedLinear", "LinearTeacher", "TopKLogps", "TopKTeacher", "fuse_linear"]
 
 
 LINEAR = TemplateDocs(
@@ -236,7 +239,7 @@ def linear_selective_log_softmax(
     Args:
         index: tokens, one a row or K. Of several, the rows of weight that they name are copied, K · H numbers a row, and the gradient of
             weight is the sum of two.
-        temperature: T above 0; or one a row, (…), without gradient, which excludes group.
+        temperature: T above 0; or one a row, (…), without gradient.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
         outputs: names of what to give as well, in this order: "z_loss" (lse²), "lse" (ln Σⱼ exp(xⱼ / T)) and "entropy" (of softmax(x / T)),
@@ -358,7 +361,7 @@ def linear_entropy(
     H = -Σⱼ pⱼ ln pⱼ, p = softmax(x / T), x = scale · (input · weightᵀ + bias). With a soft cap x is softcap · tanh(x / softcap).
 
     Args:
-        temperature: T above 0; or one a row, (…), without gradient, which excludes group.
+        temperature: T above 0; or one a row, (…), without gradient.
         scale: above 0; the logits become scale · x, as the model has them, before the cap.
         softcap: the logits become softcap · tanh(x / softcap), before they are divided by T.
 
@@ -377,6 +380,73 @@ def linear_entropy(
     given |= _softened(temperature, softcap, scale, head, False)
     given["outputs"] = [False, False, True, *[False] * 4]
     return fused(cross_entropy_of_index, head, given, linear, ("target",), _entropy)
+
+
+class TopKLogps(NamedTuple):
+    """The likeliest classes of each row.
+
+    Attributes:
+        values: (…, K), their log-probabilities at temperature T, in nats, the largest first.
+        indices: (…, K), int64, their classes.
+        lse: (…), log-sum-exp of x / T over all classes, in nats: values + lse are the softened logits.
+    """
+
+    values: Tensor
+    indices: Tensor
+    lse: Tensor
+
+
+class TopKOptions(TypedDict, total=False):
+    chunk: int | None
+    logits: LogitsDtype | None
+    group: ProcessGroup | DeviceMesh | None
+    classes: int | None
+
+
+@public(LINEAR)
+def linear_top_k(
+    input: Tensor,  # (…, H)
+    weight: Tensor,  # (C, H)
+    k: int,
+    bias: Tensor | None = None,  # (C,)
+    *,
+    temperature: Positive = 1.0,
+    scale: Positive = 1.0,
+    softcap: float | None = None,
+    **options: Unpack[TopKOptions],
+) -> TopKLogps:
+    """Return the K likeliest classes of each row of a linear layer's output, without a gradient, from one product and no kept logits.
+
+    With them a teacher is asked for its log-probabilities of the student's own candidates: the reverse divergence on the student's
+    support is linear_kl_div(..., TopKTeacher(teacher's values, indices), reverse=True). As a TopKTeacher, values and indices are a teacher.
+
+    Of equal logits any may be taken, and in any order, as torch.topk does.
+
+    Args:
+        k: K, the number of classes, from 1 to C.
+        temperature: T above 0.
+        scale: above 0; the logits become scale · x, before the cap.
+        softcap: the logits become softcap · tanh(x / softcap), before they are divided by T; None for none.
+
+    Returns:
+        TopKLogps, in float32 (float64 for float64).
+
+    Examples:
+        >>> hidden, head = torch.randn(6, 32), torch.nn.Linear(32, 100)
+        >>> values, indices, lse = linear_top_k(hidden, head.weight, 8, head.bias)
+    """
+    layer, shards, others = local_layer((input, weight, bias), options)
+    head, (_, linear) = layer_of(*layer), split(others)
+    k = checks.whole_number("k", k)
+    count = shards["group"].classes if shards else head.weight.shape[0]
+    if not 1 <= k <= count:
+        raise ValueError(f"k must be from 1 to the number of classes, {count}, got {k}")
+    softening = softened(checks.number("temperature", temperature, 0.0, exclusive=True), softcap, scale)
+    lead = head.input.shape[:-1]
+    with torch.no_grad():
+        found = top_k_of(chunked(head.with_input(head.input.reshape(-1, head.input.shape[-1])), linear), k, *softening, **shards)
+    values, indices, lse = found
+    return TopKLogps(values.view(*lead, k), indices.view(*lead, k), lse.view(lead))
 
 
 def _negated(results: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -432,8 +502,8 @@ def linear_kl_div(
     LinearTeacher no logits are kept either. "batchmean" is the mean over all rows: input counts as (N, H).
 
     Args:
-        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group a LinearTeacher or logits, of this process's
-            classes, and torch.compile then breaks its graph.
+        teacher: the teacher's logits (…, C), a LinearTeacher, or a TopKTeacher. With group, torch.compile breaks its graph; a LinearTeacher
+            or logits are of this process's classes, a TopKTeacher's indices count all classes, and it takes four products.
         reverse: KL(student ‖ teacher). Of a TopKTeacher also a number in [0, 1], its share beside that of KL(teacher ‖ student).
         renormalize: of a TopKTeacher: q = softmax(values / T) over the K.
         tail: of a TopKTeacher: the classes that are not among the K count as one more.

@@ -174,7 +174,7 @@ def _each(make: Callable[[Any], Any], results: Any) -> Any:
     return made([make(t) for t in results])
 
 
-def _chunked(head: Head, linear: LinearOptions) -> Head:
+def chunked(head: Head, linear: LinearOptions) -> Head:
     """Return the layer with how its logits are computed."""
     chunk, accumulate, logits = (linear.get(name) for name in ("chunk", "accumulate", "logits"))
     checks.one_of("logits", logits, (None, "float32", "weight"))
@@ -205,7 +205,7 @@ def fused(
     """
     if given.get("inplace"):
         raise ValueError("inplace=True needs logits, which a fused loss does not have")
-    head = _chunked(head, linear)
+    head = chunked(head, linear)
     lead = tuple(head.input.shape[:-1])
     of_rows = "labels" in (checks.keywords(function) or ())  # a divergence, whose weights have an entry a row
     rows = _Rows(lead, head.weight.shape[0], ("pos_weight", "alpha") if of_rows else ("weight", "group", "pos_weight", "alpha"))

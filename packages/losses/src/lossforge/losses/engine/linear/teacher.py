@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lossforge.losses.base import checks
 from lossforge.losses.engine.linear.fuse import fused, layer_of, split
+from lossforge.losses.engine.parallel import topk
 from lossforge.losses.engine.parallel.divergence import over_processes, own_part
 from lossforge.losses.engine.parallel.shards import Shards, local_layer
 
@@ -71,9 +72,11 @@ def by_teacher(
         if "tail" not in (checks.keywords(function) or ()):
             name = f"linear_{function.__name__.removesuffix('_with_logits')}"
             raise TypeError(f"{name} {NEEDED}: linear_kl_div takes it")
-        if shards:
-            raise TypeError(f"group {NEEDED}")
-        return fused(function, head, {"values": teacher.values, "indices": teacher.indices, **given}, linear, ("values", "indices"))
+        of_teacher = {"values": teacher.values, "indices": teacher.indices, **given}
+        if not shards:
+            return fused(function, head, of_teacher, linear, ("values", "indices"))
+        checked = fused(function, topk.of_all_classes(shards["group"], head), of_teacher, linear, ("values", "indices"))
+        return topk.over_processes(shards["group"], head, checked)
     if not isinstance(teacher, (Tensor, LinearTeacher)):
         raise TypeError(f"teacher must be logits, a LinearTeacher or a TopKTeacher, got {type(teacher).__name__}")
     hard_weight = given.pop("hard_weight", 0.0) if shards else 0.0

@@ -209,4 +209,5 @@ def _logits_at(own: RowwiseCall[Any], index: Tensor) -> Tensor:
     else:
         z = accurate(x.gather(1, index.unsqueeze(1)).squeeze(1))
     z = z * own.logit_scale
-    return z if own.softcap is None else own.softcap * torch.tanh(z / own.softcap)
+    z = z if own.softcap is None else own.softcap * torch.tanh(z / own.softcap)
+    return z if own.row_scale is None else z * own.row_scale.to(z.dtype)
