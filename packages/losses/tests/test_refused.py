@@ -39,7 +39,7 @@ CALLS = {
     **dict.fromkeys(("supervised_contrastive_loss", "multi_similarity_loss", "circle_loss"), (X, INDEX)),
     "proxy_anchor_loss": (X, X, INDEX),
     "gist_embed_loss": (X, X, X, X),
-    "sinkhorn_center": (X,),
+    **dict.fromkeys(("mean_center", "sinkhorn_center"), (X,)),
     "draft_decay_weights": (INDEX, 4.0),
     "draft_confidence_weights": (X,),
     "koleo_loss": (X,),

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossforge.losses import barlow_twins_loss, dino_loss, koleo_loss, plain_torch, sinkhorn_center, vicreg_loss
+from lossforge.losses import barlow_twins_loss, dino_loss, koleo_loss, mean_center, plain_torch, sinkhorn_center, vicreg_loss
 from lossforge.losses.testing import error
 
 generator = torch.Generator().manual_seed(0)
@@ -76,6 +76,15 @@ def test_sinkhorn(samples, prototypes, iterations, dtype, plain, device):
         found = ((scores.double() - center) / 0.05).softmax(1)
         assert center.dtype == torch.float32
         torch.testing.assert_close(found, sinkhorn(scores, iterations), rtol=2e-4, atol=1e-7)
+
+
+def test_mean_center(device):
+    """DINO's update_center, in one process."""
+    scores, center = normal(20, 7, device=device), normal(7, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = 0.8 * center.double() + 0.2 * scores.to(dtype).double().mean(0)
+        torch.testing.assert_close(mean_center(scores.to(dtype), center, 0.8), expected.float())
+    torch.testing.assert_close(mean_center(scores.double().requires_grad_()), scores.double().mean(0))
 
 
 @PATHS
@@ -209,10 +218,11 @@ def test_two_views_of_different_dtypes(ours, device):
     ("message", "call"),
     [
         ("scores must have shape", lambda: sinkhorn_center(torch.zeros(3))),
+        ("center must have one entry a class", lambda: mean_center(torch.zeros(3, 2), torch.zeros(3))),
         ("iterations must be at least 1", lambda: sinkhorn_center(torch.zeros(3, 2), iterations=0)),
         ("temperature must be finite and above 0", lambda: sinkhorn_center(torch.zeros(3, 2), 0.0)),
         ("center must have one entry a class", lambda: dino_loss(torch.zeros(3, 2), torch.zeros(3, 2), center=torch.zeros(3))),
-        ("input must have shape .* at least two rows", lambda: koleo_loss(torch.zeros(1, 2))),
+        ("input must have shape .* at least 2 rows", lambda: koleo_loss(torch.zeros(1, 2))),
         ("input2 must have the shape of input1", lambda: vicreg_loss(torch.zeros(3, 2), torch.zeros(2, 2))),
     ],
 )

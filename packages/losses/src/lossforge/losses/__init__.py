@@ -273,6 +273,7 @@ __all__ = [
     "matching_cost",
     "max_iou_assign",
     "mcc_loss",
+    "mean_center",
     "mse_loss",
     "multi_margin_loss",
     "multi_similarity_loss",

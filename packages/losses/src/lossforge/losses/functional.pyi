@@ -32,7 +32,7 @@ from lossforge.losses.definitions.classes.classification import class_balanced_w
 from lossforge.losses.definitions.classes.cross_entropy import CrossEntropyOutput
 from lossforge.losses.definitions.classes.divergence import DivergenceOutput
 from lossforge.losses.definitions.classes.draft import DraftOutput
-from lossforge.losses.definitions.features.self_distillation import sinkhorn_center
+from lossforge.losses.definitions.features.self_distillation import mean_center, sinkhorn_center
 from lossforge.losses.definitions.language.drafting import DraftVocabulary, draft_confidence_weights, draft_decay_weights
 from lossforge.losses.definitions.language.experts import LoadBalancingOutput
 from lossforge.losses.definitions.language.tokens import TokenLogps
@@ -59,7 +59,7 @@ __all__ = [
     "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance", "linear_cross_entropy",
     "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_objective", "linear_selective_log_softmax",
     "linear_total_variation", "load_balancing_loss", "log_cosh_loss", "logit_adjusted_cross_entropy", "lovasz_hinge_loss",
-    "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multi_similarity_loss",
+    "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mean_center", "mse_loss", "multi_margin_loss", "multi_similarity_loss",
     "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "nt_xent_loss", "ohem_cross_entropy", "orpo_loss",
     "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy", "ppo_value_loss", "preference_bce", "preference_bce_with_logits",
     "probiou_loss", "proxy_anchor_loss", "quality_focal_loss", "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss",
@@ -676,13 +676,16 @@ def dino_loss(
     validate: bool | None = None, normalizer: float | Tensor | None = None,
 ) -> Tensor: ...
 
-def koleo_loss(input: Tensor, eps: float = 1e-08) -> Tensor: ...
+def koleo_loss(input: Tensor, eps: float = 1e-08, *, group: ProcessGroup | DeviceMesh | None = None) -> Tensor: ...
 
 def vicreg_loss(
-    input1: Tensor, input2: Tensor, lambda_param: float = 25.0, mu_param: float = 25.0, nu_param: float = 1.0, eps: float = 0.0001,
+    input1: Tensor, input2: Tensor, lambda_param: float = 25.0, mu_param: float = 25.0, nu_param: float = 1.0, eps: float = 0.0001, *,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
-def barlow_twins_loss(input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05) -> Tensor: ...
+def barlow_twins_loss(
+    input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05, *, group: ProcessGroup | DeviceMesh | None = None,
+) -> Tensor: ...
 
 @overload
 def draft_loss_with_logits(
@@ -767,17 +770,19 @@ def multi_similarity_loss(
     features: Tensor, labels: Tensor, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, reduction: Reduction = "mean", *,
     epsilon: float | None = None, normalize: bool = True, gathered: Tensor | None = None, gathered_labels: Tensor | None = None,
     offset: int = 0, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
 def circle_loss(
     features: Tensor, labels: Tensor, margin: float = 0.4, gamma: float = 80.0, reduction: Reduction = "mean", *, normalize: bool = True,
     gathered: Tensor | None = None, gathered_labels: Tensor | None = None, offset: int = 0, empty: Empty = "nan",
-    gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    gradient: Gradient | None = None, normalizer: float | Tensor | None = None, group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
 def proxy_anchor_loss(
     features: Tensor, proxies: Tensor, labels: Tensor, margin: float = 0.1, alpha: float = 32.0, reduction: Reduction = "mean", *,
     normalize: bool = True, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Tensor: ...
 
 @overload
