@@ -43,6 +43,7 @@ CALLS = {
     "draft_decay_weights": (INDEX, 4.0),
     "draft_confidence_weights": (X,),
     "koleo_loss": (X,),
+    "gram_anchoring_loss": (X, X),
     **dict.fromkeys(("vicreg_loss", "barlow_twins_loss"), (X, X)),
     **dict.fromkeys(("zlpr_loss", "two_way_loss"), (X, MASK)),
     "jsd_cross_entropy": (X.repeat(2, 1), INDEX[:2]),
@@ -120,7 +121,7 @@ RANGES = {
     "at least 0": "center_rewards_coefficient desirable_weight undesirable_weight cpo_alpha tpo_alpha epsilon_high lambda_param mu_param "
     "nu_param gamma p q hardness smooth_nr smooth_dr margin min_side radius iou_weight alpha eps epsilon beta",
     "above 0": "temperature base_temperature cliprange_value tp tn",
-    "at least 0 and at most 1": "smoothing positive negative least lambd importance_sample_ratio",
+    "at least 0 and at most 1": "smoothing positive negative least lambd importance_sample_ratio momentum",
     "at least 0 and at most 0.5": "label_smoothing",
     "at least 1": "oversample_ratio",
     "above 1": "delta",

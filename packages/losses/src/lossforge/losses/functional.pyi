@@ -54,17 +54,17 @@ __all__ = [
     "cross_entropy", "dice_ce_loss", "dice_loss", "dino_loss", "dist_loss", "distance_box_iou_loss", "distribution_balanced_loss",
     "distribution_focal_loss", "dkd_loss", "dpo_loss", "draft_confidence_weights", "draft_decay_weights", "draft_loss_with_logits",
     "efficient_box_iou_loss", "focal_tversky_loss", "fuse_linear", "gaussian_focal_loss", "gaussian_nll_loss", "general_robust_loss",
-    "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "grpo_loss", "gwd_loss", "hinge_embedding_loss",
-    "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy", "kfiou_loss", "kl_div",
-    "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance", "linear_cross_entropy",
-    "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_objective", "linear_selective_log_softmax",
-    "linear_total_variation", "load_balancing_loss", "log_cosh_loss", "logit_adjusted_cross_entropy", "lovasz_hinge_loss",
-    "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mean_center", "mse_loss", "multi_margin_loss", "multi_similarity_loss",
-    "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "nt_xent_loss", "ohem_cross_entropy", "orpo_loss",
-    "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy", "ppo_value_loss", "preference_bce", "preference_bce_with_logits",
-    "probiou_loss", "proxy_anchor_loss", "quality_focal_loss", "quantile_loss", "rotated_iou_loss", "scylla_box_iou_loss",
-    "selective_log_softmax", "sequence_logps", "siglip_loss", "siglip_loss_from_features", "sigmoid_focal_loss", "simpo_loss",
-    "sinkhorn_center", "smooth_l1_loss", "smoothed_binary_cross_entropy", "soft_margin_loss", "softmax_focal_loss",
+    "generalized_box_iou_loss", "generalized_cross_entropy", "gist_embed_loss", "gram_anchoring_loss", "grpo_loss", "gwd_loss",
+    "hinge_embedding_loss", "huber_loss", "ia_bce_loss", "info_nce_loss", "jaccard_loss", "js_div_with_logits", "jsd_cross_entropy",
+    "kfiou_loss", "kl_div", "kl_div_with_logits", "kld_loss", "koleo_loss", "kto_loss", "l1_loss", "ldam_loss", "linear_cosine_distance",
+    "linear_cross_entropy", "linear_draft_loss", "linear_entropy", "linear_js_div", "linear_kl_div", "linear_objective",
+    "linear_selective_log_softmax", "linear_total_variation", "load_balancing_loss", "log_cosh_loss", "logit_adjusted_cross_entropy",
+    "lovasz_hinge_loss", "lovasz_softmax_loss", "mal_loss", "margin_ranking_loss", "mean_center", "mse_loss", "multi_margin_loss",
+    "multi_similarity_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss", "nt_xent_loss", "ohem_cross_entropy",
+    "orpo_loss", "poisson_nll_loss", "poly_binary_cross_entropy", "poly_cross_entropy", "ppo_value_loss", "preference_bce",
+    "preference_bce_with_logits", "probiou_loss", "proxy_anchor_loss", "quality_focal_loss", "quantile_loss", "rotated_iou_loss",
+    "scylla_box_iou_loss", "selective_log_softmax", "sequence_logps", "siglip_loss", "siglip_loss_from_features", "sigmoid_focal_loss",
+    "simpo_loss", "sinkhorn_center", "smooth_l1_loss", "smoothed_binary_cross_entropy", "soft_margin_loss", "softmax_focal_loss",
     "supervised_contrastive_loss", "symmetric_cross_entropy", "taylor_cross_entropy", "topk_kl_div_with_logits", "total_variation",
     "total_variation_with_logits", "tpo_loss", "triplet_margin_loss", "tversky_loss", "two_way_loss", "varifocal_loss", "vicreg_loss",
     "zlpr_loss",
@@ -685,6 +685,11 @@ def vicreg_loss(
 
 def barlow_twins_loss(
     input1: Tensor, input2: Tensor, lambda_param: float = 0.005, eps: float = 1e-05, *, group: ProcessGroup | DeviceMesh | None = None,
+) -> Tensor: ...
+
+def gram_anchoring_loss(
+    input: Tensor, target: Tensor, img_level: bool = True, *, normalize: bool = True, remove_neg: bool = False,
+    remove_only_teacher_neg: bool = False,
 ) -> Tensor: ...
 
 @overload

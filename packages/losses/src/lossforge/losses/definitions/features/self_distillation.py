@@ -14,6 +14,7 @@ from lossforge.losses.base.option_types import BatchReduction, DeviceMesh, NonNe
 from lossforge.losses.base.options import CappedDivergenceOptions, DivergenceOptions
 from lossforge.losses.base.record import SCALAR, CheckedCall, TemplateDocs
 from lossforge.losses.base.state import kernels_apply, without_autocast
+from lossforge.losses.engine.gram import gram_difference
 from lossforge.losses.engine.operators import ANY_DEVICE, define, launched
 from lossforge.losses.engine.parallel import spread
 from lossforge.losses.engine.parallel.batch import Batch, batch_of
@@ -382,3 +383,55 @@ def barlow_twins_loss(
         a, b = _standardised(a, eps, batch), _standardised(b, eps, batch)
         own = batch.summed((a * b).sum(0)) / batch.total
         return batch.for_own_rows((1 - own).square().sum() + weight * _others(a, b, batch) / batch.total**2)
+
+
+@public(FEATURES, Module("GramAnchoringLoss", "Gram anchoring of patches as DINOv3's GramLoss"))
+def gram_anchoring_loss(
+    input: Tensor,  # (B, N, D), (N, D)
+    target: Tensor,  # as input
+    img_level: bool = True,
+    *,
+    normalize: bool = True,
+    remove_neg: bool = False,
+    remove_only_teacher_neg: bool = False,
+) -> Tensor:
+    """Gram anchoring: the difference of two models' similarities of patches, as DINOv3's GramLoss (Siméoni et al. 2025, arXiv 2508.10104).
+
+    L = ‖X Xᵀ - Y Yᵀ‖² / N², X and Y the features of N patches over their lengths: the mean over all pairs of patches, and over pictures.
+
+    All is computed from X - Y, in float32: a student that is near its teacher loses no digits. For more than 2 D patches the squares come
+    from D × D products of features, and no matrix of similarities is in memory. For fewer the matrix is computed, of at most twice the
+    features' size. With remove_neg or remove_only_teacher_neg it is computed in blocks of rows, from both matrices, whose difference loses
+    what they share. torch.compile differentiates the whole matrix where that is the way.
+
+    When to use it: Take it late in a long self-supervised training, against an earlier teacher, so that features of patches stay good for
+    dense tasks.
+
+    When not: Leave it where features of the teacher itself must be met; `dino_loss` and `mse` compare each patch with its own.
+
+    Args:
+        input: the student's patches (B, N, D) of B pictures, or (N, D) of one, of any floating dtype.
+        target: the teacher's, in the shape of input. It has no gradient.
+        img_level: compare the patches of each picture among themselves; False: those of the batch, as one picture of B · N patches.
+        normalize: divide each patch's features by their length first, in float32 (float64 for float64): DINOv3's apply_norm.
+        remove_neg: set similarities below 0 to 0, in both. DINOv3's class does so by default; its configurations and paper do not.
+        remove_only_teacher_neg: set the teacher's alone to 0.
+
+    Examples:
+        >>> student, teacher = torch.randn(2, 49, 32, requires_grad=True), torch.randn(2, 49, 32)
+        >>> gram_anchoring_loss(student, teacher).backward()
+    """
+    checks.whole("input", input)
+    checks.floating_beside("target", target, input, "input")
+    checks.fits("input", input, input.ndim in (2, 3), "have shape (B, N, D) or (N, D)")
+    checks.fits("target", target, target.shape == input.shape, "have the shape of input, {}", tuple(input.shape))
+    checks.without_gradient("target", target)
+    if remove_neg and remove_only_teacher_neg:
+        raise ValueError("remove_neg and remove_only_teacher_neg exclude each other, got both")
+    dtype = torch.promote_types(input.dtype, target.dtype)
+    pictures = input.shape[0] if img_level and input.ndim == 3 else 1
+    x, y = (accurate(t.to(dtype)).reshape(-1, t.shape[-1]) for t in (input, target))
+    if normalize:
+        x, y = unit_rows(x), unit_rows(y)
+    x, y = (t.view(pictures, len(t) // max(pictures, 1), t.shape[-1]) for t in (x, y))
+    return gram_difference(x, y, "both" if remove_neg else "target" if remove_only_teacher_neg else "none")
