@@ -196,12 +196,12 @@ def distribution_balanced_loss(
 
 def zlpr_loss(
     input: Tensor, target: Tensor, reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
-    inplace: bool = False, normalizer: float | Tensor | None = None,
+    inplace: bool = False, normalizer: float | Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def two_way_loss(
     input: Tensor, target: Tensor, tp: float = 4.0, tn: float = 1.0, reduction: ScalarReduction = "mean", *, empty: Empty = "nan",
-    gradient: Gradient | None = None,
+    gradient: Gradient | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def nll_loss(
@@ -221,30 +221,31 @@ def kl_div(
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-06, reduction: Reduction = "mean", *,
     empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
-    validate: bool | None = None,
+    mask: Tensor | None = None, validate: bool | None = None,
 ) -> Tensor: ...
 
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, size_average: bool | None = None, eps: float = 1e-08,
     reduce: bool | None = None, reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None,
-    normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+    normalizer: float | Tensor | None = None, weight: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def soft_margin_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: Reduction = "mean", *,
     empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None, weight: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def hinge_embedding_loss(
     input: Tensor, target: Tensor, margin: float = 1.0, size_average: bool | None = None, reduce: bool | None = None,
     reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
-    weight: Tensor | None = None,
+    weight: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, size_average: bool | None = None, reduce: bool | None = None,
     reduction: Reduction = "mean", *, empty: Empty = "nan", gradient: Gradient | None = None, normalizer: float | Tensor | None = None,
-    weight: Tensor | None = None,
+    weight: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor: ...
 
 def multi_margin_loss(
